@@ -1,0 +1,1 @@
+//! A thin skin over the engine.

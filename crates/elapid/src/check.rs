@@ -1,0 +1,147 @@
+//! The one shared check of every op: its gradients against finite differences, and the same bits
+//! on any number of threads.
+//!
+//! The loss is the sum of all outputs under fixed random weights. Differences are taken with the
+//! four-point stencil `(8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h`, whose error falls with h^4, so
+//! that h can be large enough for f32 noise to stay near 1e-5 of the loss.
+
+use crate::device::Device;
+use crate::rng::Rng;
+use crate::tape::{Gradients, Tape, Var};
+use crate::tensor::Tensor;
+
+/// An input of a checked op.
+#[derive(Clone)]
+pub struct Input {
+    shape: Vec<usize>,
+    data: Vec<f32>,
+}
+
+impl Input {
+    /// Normal numbers with this deviation; the seed tells inputs of one check apart.
+    pub fn normal(seed: u64, shape: &[usize], deviation: f32) -> Input {
+        Input::map(seed, shape, |x| x * deviation)
+    }
+
+    /// `f` of standard normal numbers.
+    pub fn map(seed: u64, shape: &[usize], f: impl Fn(f32) -> f32) -> Input {
+        let rng = Rng::new(seed, 0xC4EC);
+        let n_elem = shape.iter().product::<usize>() as u64;
+        let data = (0..n_elem).map(|n| f(rng.normal(n) as f32)).collect();
+        Input { shape: shape.to_vec(), data }
+    }
+
+    /// As a tensor on a device.
+    pub fn tensor(&self, device: &Device) -> Tensor {
+        Tensor::from_f32(device, &self.shape, &self.data)
+    }
+}
+
+/// At most this many elements of an input are moved, spread over it.
+const N_MOVED_MAX: usize = 48;
+const STEP: f32 = 0.02;
+const TOLERANCE: f64 = 1e-3;
+
+/// Checks the gradients of `op` by every input.
+pub fn check_gradients(inputs: &[Input], op: impl Fn(&Tape, &[Var]) -> Vec<Var>) {
+    let device = Device::cpu(1).expect("one thread");
+    let (outputs, grads) = run(&device, inputs, &op);
+    for n_threads in [2, 3] {
+        let device = Device::cpu(n_threads).expect("threads");
+        let (outputs_again, grads_again) = run(&device, inputs, &op);
+        assert!(outputs == outputs_again, "outputs differ in bits on {n_threads} threads");
+        assert!(grads == grads_again, "gradients differ in bits on {n_threads} threads");
+    }
+    for idx in 0..inputs.len() {
+        compare(idx, &grads[idx], inputs, &|inputs| weighted_sum(&device, inputs, &op));
+    }
+}
+
+fn compare(idx: usize, grad: &[f32], inputs: &[Input], loss: &dyn Fn(&[Input]) -> f64) {
+    let input = &inputs[idx];
+    assert_eq!(grad.len(), input.data.len(), "input {idx}: length of the gradient");
+    let mean_square = grad.iter().map(|g| (*g as f64).powi(2)).sum::<f64>() / grad.len() as f64;
+    let stride = input.data.len().div_ceil(N_MOVED_MAX).max(1);
+    // An odd stride meets every residue of the usual power-of-two axes.
+    let stride = if stride == 1 { 1 } else { stride | 1 };
+    for element in (0..input.data.len()).step_by(stride) {
+        let at = |steps: f32| {
+            let mut moved = inputs.to_vec();
+            moved[idx].data[element] += steps * STEP;
+            loss(&moved)
+        };
+        let slope = 8.0 * (at(1.0) - at(-1.0)) - (at(2.0) - at(-2.0));
+        let want = slope / (12.0 * STEP as f64);
+        let got = grad[element] as f64;
+        let scale = want.abs().max(mean_square.sqrt()).max(1e-2);
+        assert!(
+            (got - want).abs() <= TOLERANCE * scale,
+            "input {idx}, element {element} of {:?}: backward says {got:.6}, \
+             finite difference says {want:.6}",
+            input.shape
+        );
+    }
+}
+
+type Outputs = Vec<Vec<f32>>;
+
+/// Outputs and gradients by every input.
+fn run(
+    device: &Device,
+    inputs: &[Input],
+    op: &impl Fn(&Tape, &[Var]) -> Vec<Var>,
+) -> (Outputs, Outputs) {
+    let tape = Tape::new();
+    let tensors: Vec<Tensor> = inputs.iter().map(|input| input.tensor(device)).collect();
+    let vars: Vec<Var> = tensors.iter().enumerate().map(|(key, x)| tape.leaf(key, x)).collect();
+    let outputs = op(&tape, &vars);
+    let values = outputs.iter().map(|output| output.value().f32().to_vec()).collect();
+    let seeds = outputs.into_iter().enumerate().map(|(idx, output)| {
+        let shape = output.value().shape().to_vec();
+        let weights = Input::normal(1000 + idx as u64, &shape, 1.0).tensor(device);
+        (output, weights)
+    });
+    let mut grads = Gradients::default();
+    tape.walk(seeds.collect(), &mut grads);
+    let grad = |key: usize| match grads.get(key) {
+        Some(grad) => grad.f32().to_vec(),
+        None => vec![0.0; inputs[key].data.len()],
+    };
+    (values, (0..inputs.len()).map(grad).collect())
+}
+
+fn weighted_sum(device: &Device, inputs: &[Input], op: &impl Fn(&Tape, &[Var]) -> Vec<Var>) -> f64 {
+    let vars: Vec<Var> = inputs.iter().map(|input| Var::constant(input.tensor(device))).collect();
+    let outputs = op(&Tape::off(), &vars);
+    let mut sum = 0.0;
+    for (idx, output) in outputs.iter().enumerate() {
+        let rng = Rng::new(1000 + idx as u64, 0xC4EC);
+        for (n, &y) in output.value().f32().iter().enumerate() {
+            sum += y as f64 * rng.normal(n as u64) as f32 as f64;
+        }
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "input 0, element 0 of [3]: backward says")]
+    fn a_wrong_gradient_is_caught() {
+        check_gradients(&[Input::normal(1, &[3], 1.0)], |tape, vars| {
+            let x = vars[0].value().clone();
+            let mut y = x.to_f32();
+            y.f32_mut().iter_mut().for_each(|y| *y *= *y);
+            // The true gradient is 2 x dy.
+            vec![tape.record("square", &[&vars[0]], y, move |dy| {
+                let mut dx = dy.to_f32();
+                for (dx, x) in dx.f32_mut().iter_mut().zip(x.f32()) {
+                    *dx *= 2.01 * x;
+                }
+                vec![Some(dx)]
+            })]
+        });
+    }
+}

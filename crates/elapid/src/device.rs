@@ -1,0 +1,63 @@
+//! Where tensors live and kernels run.
+//!
+//! An enum, matched outside the loops: `let Device::Cpu(cpu) = device` stops compiling in every op
+//! the day a second kind of device is added, which is the list of what is to do then.
+
+use crate::cpu::{Cpu, MemoryUse};
+use crate::error::{Error, Result};
+use std::sync::Arc;
+
+/// A device; clones share its threads and buffers.
+#[derive(Clone)]
+pub enum Device {
+    /// The processor.
+    Cpu(Arc<Cpu>),
+}
+
+impl Device {
+    /// The processor with `n_threads` threads.
+    pub fn cpu(n_threads: usize) -> Result<Device> {
+        let cpu = Cpu::new(n_threads).map_err(|error| Error::Device {
+            problem: format!("cannot start {n_threads} threads: {error}"),
+            hint: "use a smaller `--threads`".into(),
+        })?;
+        Ok(Device::Cpu(Arc::new(cpu)))
+    }
+
+    /// Device by the name a person types: `auto` or `cpu`.
+    pub fn by_name(name: &str, n_threads: usize) -> Result<Device> {
+        match name {
+            "auto" | "cpu" => Device::cpu(n_threads),
+            _ => Err(Error::Device {
+                problem: format!("there is no device `{name}`"),
+                hint: "this build knows `--device cpu` and `--device auto`".into(),
+            }),
+        }
+    }
+
+    /// Runs `f` where the device's threads are: its kernels then start without crossing threads.
+    pub fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        let Device::Cpu(cpu) = self;
+        cpu.run(f)
+    }
+
+    /// Bytes in use and reserved.
+    pub fn memory(&self) -> MemoryUse {
+        let Device::Cpu(cpu) = self;
+        cpu.pool().usage()
+    }
+
+    /// In words, for the first lines of a run.
+    pub fn describe(&self) -> String {
+        let Device::Cpu(cpu) = self;
+        let n_threads = cpu.n_threads();
+        let plural = if n_threads == 1 { "" } else { "s" };
+        format!("cpu, {n_threads} thread{plural}, {}", cpu.instruction_set())
+    }
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.describe())
+    }
+}

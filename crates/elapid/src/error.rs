@@ -1,0 +1,131 @@
+//! The one error type: every message a person can meet, made here, each with what to do next.
+//!
+//! Errors are for the world (files, configurations, sizes asked for). Our own mistakes are
+//! assertions and panic with their numbers.
+
+use thiserror::Error as ThisError;
+
+/// What can go wrong because of the world.
+#[derive(Debug, ThisError)]
+#[non_exhaustive]
+pub enum Error {
+    /// The family is not one we know.
+    #[error(
+        "{file} says `model_type: \"{family}\"`\n\nhint: supported are {}",
+        crate::config::FAMILIES.join(", ")
+    )]
+    UnknownFamily {
+        /// File the configuration came from.
+        file: String,
+        /// What it said.
+        family: String,
+    },
+    /// A configuration key is missing, of the wrong type, out of range or not supported.
+    #[error("{file}: `{key}`: {problem}\n\nhint: {hint}")]
+    Config {
+        /// File the configuration came from.
+        file: String,
+        /// The key at fault.
+        key: String,
+        /// What is wrong with it, with the value.
+        problem: String,
+        /// What to do.
+        hint: String,
+    },
+    /// A file does not follow its format.
+    #[error("{file}: {problem}\n\nhint: {hint}")]
+    Format {
+        /// The file.
+        file: String,
+        /// What is wrong, with the numbers.
+        problem: String,
+        /// What to do.
+        hint: String,
+    },
+    /// The configuration asks for a tensor that no file holds.
+    #[error(
+        "the weights hold no tensor `{name}`, the config asks for one of shape {shape:?}\n\n\
+         hint: config.json and the weights may belong to different models"
+    )]
+    MissingTensor {
+        /// Its name.
+        name: String,
+        /// The shape asked for.
+        shape: Vec<usize>,
+    },
+    /// A file holds a tensor that the configuration does not ask for.
+    #[error(
+        "`{name}` in {file} belongs to no layer of this config\n\n\
+         hint: config.json and the weights may belong to different models"
+    )]
+    ExtraTensor {
+        /// Its name.
+        name: String,
+        /// The file.
+        file: String,
+    },
+    /// A tensor has another shape than the configuration asks for.
+    #[error(
+        "`{name}` in {file} has shape {got:?}, the config asks for {want:?}\n\n\
+         hint: config.json and the weights may belong to different models"
+    )]
+    WrongShape {
+        /// Its name.
+        name: String,
+        /// The file.
+        file: String,
+        /// Shape in the file.
+        got: Vec<usize>,
+        /// Shape of the configuration.
+        want: Vec<usize>,
+    },
+    /// A pattern that should select parameters selects none.
+    #[error("no parameter matches {pattern:?}\n\nhint: names look like {example}")]
+    NoMatch {
+        /// The pattern.
+        pattern: String,
+        /// A name that exists.
+        example: String,
+    },
+    /// Token ids, targets or lengths that the model cannot take.
+    #[error("{problem}\n\nhint: {hint}")]
+    Input {
+        /// What is wrong, with the numbers.
+        problem: String,
+        /// What to do.
+        hint: String,
+    },
+    /// A device that is not there.
+    #[error("{problem}\n\nhint: {hint}")]
+    Device {
+        /// What is wrong.
+        problem: String,
+        /// What to do.
+        hint: String,
+    },
+}
+
+/// Our results.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// A configuration error.
+    pub fn config(file: &str, key: &str, problem: impl Into<String>, hint: &str) -> Error {
+        Error::Config {
+            file: file.into(),
+            key: key.into(),
+            problem: problem.into(),
+            hint: hint.into(),
+        }
+    }
+
+    /// A format error.
+    pub fn format(file: &str, problem: impl Into<String>, hint: &str) -> Error {
+        Error::Format { file: file.into(), problem: problem.into(), hint: hint.into() }
+    }
+
+    /// An input error.
+    pub fn input(problem: impl Into<String>, hint: &str) -> Error {
+        Error::Input { problem: problem.into(), hint: hint.into() }
+    }
+}

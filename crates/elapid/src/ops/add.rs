@@ -1,0 +1,75 @@
+//! Sum of two tensors of one shape: `y = a + b`.
+//!
+//! Backward: both gradients are `dy` itself, shared and not copied.
+
+use crate::cpu::F32s;
+use crate::device::Device;
+use crate::tape::{Tape, Var};
+use crate::tensor::Tensor;
+use pulp::{Simd, WithSimd};
+
+/// Numbers a task works on: large enough to hide its start, small enough to share out.
+const PIECE: usize = 1 << 15;
+
+/// `a + b`.
+pub fn add(tape: &Tape, a: &Var, b: &Var) -> Var {
+    let y = sum(a.value(), b.value());
+    tape.record("add", &[a, b], y, |dy| vec![Some(dy.clone()), Some(dy)])
+}
+
+/// `sum + x`, in the storage of `sum` when nobody else holds it.
+pub fn add_into(mut sum_so_far: Tensor, x: &Tensor) -> Tensor {
+    if !sum_so_far.is_unique() {
+        return sum(&sum_so_far, x);
+    }
+    x.expect_shape("add: gradient", sum_so_far.shape());
+    let Device::Cpu(cpu) = x.device().clone();
+    cpu.each_piece(sum_so_far.f32_mut(), PIECE, |idx, y| {
+        cpu.simd(AddInto { x: &x.f32()[idx * PIECE..], y });
+    });
+    sum_so_far
+}
+
+fn sum(a: &Tensor, b: &Tensor) -> Tensor {
+    b.expect_shape("add: b", a.shape());
+    let Device::Cpu(cpu) = a.device();
+    let mut y = Tensor::uninit(a.device(), a.shape());
+    cpu.each_piece(y.f32_mut(), PIECE, |idx, y| {
+        let from = idx * PIECE;
+        y.copy_from_slice(&a.f32()[from..from + y.len()]);
+        cpu.simd(AddInto { x: &b.f32()[from..], y });
+    });
+    y
+}
+
+/// `y += x`
+struct AddInto<'a> {
+    x: &'a [f32],
+    y: &'a mut [f32],
+}
+
+impl WithSimd for AddInto<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let AddInto { x, y } = self;
+        let x = &x[..y.len()];
+        for at in (0..y.len()).step_by(F32s::<S>::LANES) {
+            (F32s::load(simd, &y[at..]) + F32s::load(simd, &x[at..])).store(&mut y[at..]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{Input, check_gradients};
+
+    #[test]
+    fn gradients() {
+        for n in [1, 19, 70_001] {
+            let inputs = [Input::normal(1, &[n], 1.0), Input::normal(2, &[n], 1.0)];
+            check_gradients(&inputs, |tape, vars| vec![add(tape, &vars[0], &vars[1])]);
+        }
+    }
+}

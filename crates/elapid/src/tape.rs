@@ -1,0 +1,360 @@
+//! Records operations and replays them backward.
+//!
+//! An op computes its outputs, then tells the tape its name, its inputs and a closure that turns
+//! the gradients of the outputs into gradients of the inputs. `backward` walks the records in
+//! reverse. Each closure owns what it needs and is dropped once it has run, so memory is freed as
+//! the walk proceeds. Where gradients meet they are summed in the order of the walk, which is fixed.
+//!
+//! A `Var` whose gradient nobody wants has no slot, and an op all of whose inputs are such is not
+//! recorded: what is frozen costs nothing. A span under `checkpoint` keeps only its inputs and is
+//! run again when the walk reaches it.
+
+use crate::ops::add::add_into;
+use crate::tensor::Tensor;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+/// A value in a computation.
+#[derive(Clone)]
+pub struct Var {
+    value: Tensor,
+    slot: Option<usize>,
+}
+
+impl Var {
+    /// A value without gradient.
+    pub fn constant(value: Tensor) -> Var {
+        Var { value, slot: None }
+    }
+
+    /// The numbers.
+    pub fn value(&self) -> &Tensor {
+        &self.value
+    }
+
+    /// Whether somebody wants its gradient.
+    pub fn needs_grad(&self) -> bool {
+        self.slot.is_some()
+    }
+}
+
+/// Gradients of leaves by their keys, in the order of the keys.
+#[derive(Default)]
+pub struct Gradients(BTreeMap<usize, Tensor>);
+
+impl Gradients {
+    /// Adds to the gradient of a leaf.
+    pub fn add(&mut self, key: usize, grad: Tensor) {
+        let sum = add_up(self.0.remove(&key), grad);
+        self.0.insert(key, sum);
+    }
+
+    /// The gradient of a leaf, if the loss depends on it.
+    pub fn get(&self, key: usize) -> Option<&Tensor> {
+        self.0.get(&key)
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &Tensor)> {
+        self.0.iter().map(|(&key, grad)| (key, grad))
+    }
+
+    /// All of them, to change.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Tensor)> {
+        self.0.iter_mut().map(|(&key, grad)| (key, grad))
+    }
+}
+
+/// Gradients of outputs in, gradients of inputs out; `None` where there is none or none is wanted.
+type Backward<'a> =
+    Box<dyn FnOnce(Vec<Option<Tensor>>, &mut Gradients) -> Vec<Option<Tensor>> + 'a>;
+
+struct Record<'a> {
+    op: &'static str,
+    inputs: Vec<Option<usize>>,
+    first_output: usize,
+    n_outputs: usize,
+    backward: Backward<'a>,
+}
+
+#[derive(Default)]
+struct Recording<'a> {
+    records: Vec<Record<'a>>,
+    n_slots: usize,
+    leaves: BTreeMap<usize, usize>,
+    /// Bytes live on the device at the start and after the last record.
+    bytes_start: usize,
+    bytes_last: usize,
+    bytes_by_op: BTreeMap<&'static str, usize>,
+}
+
+/// The record of one computation.
+pub struct Tape<'a> {
+    /// `None`: nothing is recorded.
+    recording: Option<RefCell<Recording<'a>>>,
+}
+
+impl<'a> Tape<'a> {
+    /// A tape that records.
+    pub fn new() -> Tape<'a> {
+        Tape { recording: Some(RefCell::default()) }
+    }
+
+    /// A tape that records nothing: for generation and evaluation.
+    pub fn off() -> Tape<'a> {
+        Tape { recording: None }
+    }
+
+    /// Whether ops are recorded.
+    pub fn is_recording(&self) -> bool {
+        self.recording.is_some()
+    }
+
+    /// A value whose gradient is wanted. The same key gives the same leaf: a tied weight has one.
+    pub fn leaf(&self, key: usize, value: &Tensor) -> Var {
+        let Some(recording) = &self.recording else { return Var::constant(value.clone()) };
+        let mut recording = recording.borrow_mut();
+        let fresh = recording.n_slots;
+        let slot = *recording.leaves.entry(key).or_insert(fresh);
+        if slot == fresh {
+            recording.n_slots += 1;
+        }
+        Var { value: value.clone(), slot: Some(slot) }
+    }
+
+    /// Records an op with one output.
+    pub fn record(
+        &self,
+        op: &'static str,
+        inputs: &[&Var],
+        output: Tensor,
+        backward: impl FnOnce(Tensor) -> Vec<Option<Tensor>> + 'a,
+    ) -> Var {
+        let one = move |mut douts: Vec<Option<Tensor>>| match douts.pop().flatten() {
+            Some(dout) => backward(dout),
+            None => Vec::new(),
+        };
+        self.record_many(op, inputs, vec![output], one).pop().expect("one output")
+    }
+
+    /// Records an op with several outputs; those that nobody used have no gradient.
+    pub fn record_many(
+        &self,
+        op: &'static str,
+        inputs: &[&Var],
+        outputs: Vec<Tensor>,
+        backward: impl FnOnce(Vec<Option<Tensor>>) -> Vec<Option<Tensor>> + 'a,
+    ) -> Vec<Var> {
+        if !inputs.iter().any(|input| input.needs_grad()) {
+            return outputs.into_iter().map(Var::constant).collect();
+        }
+        self.push(op, inputs, outputs, Box::new(move |douts, _| backward(douts)))
+    }
+
+    fn push(
+        &self,
+        op: &'static str,
+        inputs: &[&Var],
+        outputs: Vec<Tensor>,
+        backward: Backward<'a>,
+    ) -> Vec<Var> {
+        let Some(recording) = &self.recording else {
+            return outputs.into_iter().map(Var::constant).collect();
+        };
+        let mut recording = recording.borrow_mut();
+        let live = outputs.first().map_or(0, |output| output.device().memory().live);
+        if recording.records.is_empty() {
+            recording.bytes_start = live.saturating_sub(outputs.iter().map(Tensor::n_bytes).sum());
+            recording.bytes_last = recording.bytes_start;
+        }
+        let grown = live.saturating_sub(recording.bytes_last);
+        *recording.bytes_by_op.entry(op).or_default() += grown;
+        recording.bytes_last = live;
+        let first_output = recording.n_slots;
+        recording.n_slots += outputs.len();
+        let inputs = inputs.iter().map(|input| input.slot).collect();
+        recording.records.push(Record {
+            op,
+            inputs,
+            first_output,
+            n_outputs: outputs.len(),
+            backward,
+        });
+        let slots = first_output..;
+        outputs
+            .into_iter()
+            .zip(slots)
+            .map(|(value, slot)| Var { value, slot: Some(slot) })
+            .collect()
+    }
+
+    /// Runs `span` without keeping what is inside; it is run again in backward.
+    ///
+    /// Costs one more forward of the span, saves everything it would have kept but its inputs.
+    pub fn checkpoint(
+        &self,
+        inputs: &[&Var],
+        span: impl Fn(&Tape<'a>, &[Var]) -> Vec<Var> + 'a,
+    ) -> Vec<Var> {
+        let values: Vec<Tensor> = inputs.iter().map(|input| input.value.clone()).collect();
+        let wanted: Vec<bool> = inputs.iter().map(|input| input.needs_grad()).collect();
+        let constants: Vec<Var> = values.iter().cloned().map(Var::constant).collect();
+        let outputs = span(&Tape::off(), &constants);
+        let outputs = outputs.into_iter().map(|output| output.value).collect();
+        let backward = move |douts: Vec<Option<Tensor>>, grads: &mut Gradients| {
+            let inner = Tape::new();
+            // Keys from the top, which no parameter has.
+            let key = |idx: usize| usize::MAX - idx;
+            let input = |(idx, value): (usize, Tensor)| {
+                if wanted[idx] { inner.leaf(key(idx), &value) } else { Var::constant(value) }
+            };
+            let vars: Vec<Var> = values.into_iter().enumerate().map(input).collect();
+            let outputs = span(&inner, &vars);
+            drop(vars);
+            let seeds: Vec<(Var, Tensor)> = outputs
+                .into_iter()
+                .zip(douts)
+                .filter_map(|(output, dout)| Some((output, dout?)))
+                .collect();
+            inner.walk(seeds, grads);
+            (0..wanted.len()).map(|idx| grads.0.remove(&key(idx))).collect()
+        };
+        self.push("checkpoint", inputs, outputs, Box::new(backward))
+    }
+
+    /// Bytes that became live since the first record: what the tape and its outputs hold.
+    pub fn bytes_held(&self) -> usize {
+        self.recording.as_ref().map_or(0, |recording| {
+            let recording = recording.borrow();
+            recording.bytes_last.saturating_sub(recording.bytes_start)
+        })
+    }
+
+    /// `bytes_held` by op, largest first.
+    pub fn bytes_by_op(&self) -> Vec<(&'static str, usize)> {
+        let Some(recording) = &self.recording else { return Vec::new() };
+        let mut list: Vec<_> = recording.borrow().bytes_by_op.clone().into_iter().collect();
+        list.sort_by_key(|&(op, bytes)| (std::cmp::Reverse(bytes), op));
+        list
+    }
+
+    /// Adds to `grads` the gradients of `scale * loss` by every leaf.
+    pub fn backward(self, loss: &Var, scale: f32, grads: &mut Gradients) {
+        let mut seed = Tensor::uninit(loss.value.device(), loss.value.shape());
+        assert_eq!(seed.n_elem(), 1, "the loss is one number, not {:?}", loss.value.shape());
+        seed.f32_mut()[0] = scale;
+        self.walk(vec![(loss.clone(), seed)], grads);
+    }
+
+    /// Replays the records backward from the given gradients of some outputs.
+    pub(crate) fn walk(self, seeds: Vec<(Var, Tensor)>, grads: &mut Gradients) {
+        let Some(recording) = self.recording else { return };
+        let recording = recording.into_inner();
+        let mut slots: Vec<Option<Tensor>> = vec![None; recording.n_slots];
+        for (var, seed) in seeds {
+            if let Some(slot) = var.slot {
+                slots[slot] = Some(add_up(slots[slot].take(), seed));
+            }
+        }
+        for record in recording.records.into_iter().rev() {
+            let outputs = record.first_output..record.first_output + record.n_outputs;
+            let douts: Vec<_> = outputs.map(|slot| slots[slot].take()).collect();
+            if douts.iter().all(Option::is_none) {
+                continue;
+            }
+            let dinputs = (record.backward)(douts, grads);
+            assert_eq!(dinputs.len(), record.inputs.len(), "gradients of {}", record.op);
+            for (slot, grad) in record.inputs.iter().zip(dinputs) {
+                if let (Some(slot), Some(grad)) = (slot, grad) {
+                    slots[*slot] = Some(add_up(slots[*slot].take(), grad));
+                }
+            }
+        }
+        for (key, slot) in recording.leaves {
+            if let Some(grad) = slots[slot].take() {
+                grads.add(key, grad);
+            }
+        }
+    }
+}
+
+impl Default for Tape<'_> {
+    fn default() -> Self {
+        Tape::new()
+    }
+}
+
+fn add_up(sum: Option<Tensor>, grad: Tensor) -> Tensor {
+    match sum {
+        Some(sum) => add_into(sum, &grad),
+        None => grad,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::ops::{add::add, scale::scale};
+
+    fn vector(device: &Device, data: &[f32]) -> Tensor {
+        Tensor::from_f32(device, &[data.len()], data)
+    }
+
+    #[test]
+    fn gradients_meet_where_a_value_is_used_twice() {
+        let device = Device::cpu(1).unwrap();
+        let tape = Tape::new();
+        let x = tape.leaf(7, &vector(&device, &[3.0]));
+        let tied = tape.leaf(7, &vector(&device, &[3.0]));
+        let y = add(&tape, &scale(&tape, &x, 2.0), &add(&tape, &x, &tied));
+        let mut grads = Gradients::default();
+        tape.backward(&y, 10.0, &mut grads);
+        assert_eq!(grads.get(7).unwrap().f32(), [40.0]);
+    }
+
+    #[test]
+    fn what_is_frozen_is_not_recorded() {
+        let device = Device::cpu(1).unwrap();
+        let tape = Tape::new();
+        let x = Var::constant(vector(&device, &[3.0]));
+        assert!(!scale(&tape, &x, 2.0).needs_grad());
+        assert_eq!(tape.bytes_held(), 0);
+    }
+
+    #[test]
+    fn a_checkpoint_keeps_less_and_gives_the_same_gradients() {
+        let device = Device::cpu(1).unwrap();
+        let chain = |tape: &Tape, x: &Var, w: &Var| {
+            let mut y = x.clone();
+            for _ in 0..4 {
+                y = crate::ops::activation::gated(tape, crate::ops::activation::Kind::Silu, &y, w);
+            }
+            y
+        };
+        let n = 1 << 10;
+        let x_value = vector(&device, &vec![0.3; n]);
+        let w_value = vector(&device, &vec![0.7; n]);
+        let run = |checkpointed: bool| {
+            let tape = Tape::new();
+            let x = tape.leaf(0, &x_value);
+            let w_value = &w_value;
+            let y = if checkpointed {
+                let span = move |tape: &Tape, vars: &[Var]| {
+                    vec![chain(tape, &vars[0], &tape.leaf(1, w_value))]
+                };
+                tape.checkpoint(&[&x], span).pop().unwrap()
+            } else {
+                chain(&tape, &x, &tape.leaf(1, w_value))
+            };
+            let held = tape.bytes_held();
+            let mut grads = Gradients::default();
+            tape.walk(vec![(y, vector(&device, &vec![1.0; n]))], &mut grads);
+            let bits = |key| grads.get(key).unwrap().f32().to_vec();
+            (held, bits(0), bits(1))
+        };
+        let (plain, checkpointed) = (run(false), run(true));
+        assert!(checkpointed.0 < plain.0, "{} < {}", checkpointed.0, plain.0);
+        assert_eq!((plain.1, plain.2), (checkpointed.1, checkpointed.2));
+    }
+}

@@ -1,0 +1,279 @@
+//! A tensor: shape, dtype and storage. No arithmetic: that is what ops are for.
+//!
+//! Always dense and row-major, so a kernel needs lengths and no strides. Clones share storage; a
+//! view is another shape of the same bytes or a range of rows. Writing needs the only handle.
+
+use crate::cpu::Buffer;
+use crate::device::Device;
+use crate::quant;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes owned by somebody else, such as a memory-mapped file.
+pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// How numbers are stored. Arithmetic is in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DType {
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// The upper half of an f32.
+    BF16,
+    /// A block format of ggml.
+    Block(quant::BlockType),
+}
+
+impl DType {
+    /// Numbers in one block and the bytes it takes.
+    pub fn block(self) -> (usize, usize) {
+        match self {
+            DType::F32 => (1, 4),
+            DType::F16 | DType::BF16 => (1, 2),
+            DType::Block(block) => (block.n_elem(), block.n_bytes()),
+        }
+    }
+
+    /// Bytes that `n_elem` numbers take, if they fill whole blocks and the count fits.
+    pub fn n_bytes(self, n_elem: usize) -> Option<usize> {
+        let (per_block, bytes) = self.block();
+        if n_elem.is_multiple_of(per_block) {
+            (n_elem / per_block).checked_mul(bytes)
+        } else {
+            None
+        }
+    }
+}
+
+enum Storage {
+    Pooled(Buffer),
+    Shared(SharedBytes),
+}
+
+impl Storage {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Storage::Pooled(buffer) => buffer.bytes(),
+            Storage::Shared(bytes) => (**bytes).as_ref(),
+        }
+    }
+}
+
+/// A dense array on a device.
+#[derive(Clone)]
+pub struct Tensor {
+    shape: Vec<usize>,
+    dtype: DType,
+    device: Device,
+    storage: Arc<Storage>,
+    /// First byte within the storage.
+    offset: usize,
+}
+
+impl Tensor {
+    /// f32 numbers that nobody has set yet: the caller writes every one.
+    pub fn uninit(device: &Device, shape: &[usize]) -> Tensor {
+        let Device::Cpu(cpu) = device;
+        let buffer = cpu.pool().take(shape.iter().product::<usize>() * 4);
+        Tensor {
+            shape: shape.to_vec(),
+            dtype: DType::F32,
+            device: device.clone(),
+            storage: Arc::new(Storage::Pooled(buffer)),
+            offset: 0,
+        }
+    }
+
+    /// f32 zeros.
+    pub fn zeros(device: &Device, shape: &[usize]) -> Tensor {
+        let mut tensor = Tensor::uninit(device, shape);
+        tensor.f32_mut().fill(0.0);
+        tensor
+    }
+
+    /// f32 numbers copied from a slice.
+    pub fn from_f32(device: &Device, shape: &[usize], data: &[f32]) -> Tensor {
+        let mut tensor = Tensor::uninit(device, shape);
+        tensor.f32_mut().copy_from_slice(data);
+        tensor
+    }
+
+    /// Numbers that stay where they are, at `offset` in `bytes`.
+    ///
+    /// The caller has checked that they are there; f32 at an odd address are copied.
+    pub fn from_shared(
+        device: &Device,
+        shape: &[usize],
+        dtype: DType,
+        bytes: SharedBytes,
+        offset: usize,
+    ) -> Tensor {
+        let n_elem = shape.iter().product::<usize>();
+        let n_bytes = dtype.n_bytes(n_elem).expect("shape fills whole blocks");
+        let data = &(*bytes).as_ref()[offset..offset + n_bytes];
+        if !(data.as_ptr() as usize).is_multiple_of(4) {
+            let Device::Cpu(cpu) = device;
+            let mut buffer = cpu.pool().take(n_bytes);
+            buffer.bytes_mut().copy_from_slice(data);
+            let storage = Arc::new(Storage::Pooled(buffer));
+            return Tensor {
+                shape: shape.to_vec(),
+                dtype,
+                device: device.clone(),
+                storage,
+                offset: 0,
+            };
+        }
+        let storage = Arc::new(Storage::Shared(bytes));
+        Tensor { shape: shape.to_vec(), dtype, device: device.clone(), storage, offset }
+    }
+
+    /// Lengths of the axes.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// How the numbers are stored.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where they are.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// How many numbers.
+    pub fn n_elem(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// How many bytes they take.
+    pub fn n_bytes(&self) -> usize {
+        self.dtype.n_bytes(self.n_elem()).expect("a tensor fills whole blocks")
+    }
+
+    /// As a matrix: the last axis is the columns, all others together the rows.
+    pub fn dims2(&self) -> (usize, usize) {
+        let cols = self.shape.last().copied().unwrap_or(1);
+        (if cols == 0 { 0 } else { self.n_elem() / cols }, cols)
+    }
+
+    /// The raw bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.storage.bytes()[self.offset..self.offset + self.n_bytes()]
+    }
+
+    /// The numbers of an f32 tensor.
+    pub fn f32(&self) -> &[f32] {
+        assert_eq!(self.dtype, DType::F32, "read as f32");
+        bytemuck::cast_slice(self.bytes())
+    }
+
+    /// The numbers of an f32 tensor, to write. Panics when another handle shares the storage.
+    pub fn f32_mut(&mut self) -> &mut [f32] {
+        assert_eq!(self.dtype, DType::F32, "written as f32");
+        let (offset, n_bytes) = (self.offset, self.n_bytes());
+        match Arc::get_mut(&mut self.storage) {
+            Some(Storage::Pooled(buffer)) => {
+                bytemuck::cast_slice_mut(&mut buffer.bytes_mut()[offset..offset + n_bytes])
+            }
+            _ => panic!("a shared tensor of shape {:?} was written", self.shape),
+        }
+    }
+
+    /// Whether this is the only handle, so that `f32_mut` may be called.
+    pub fn is_unique(&mut self) -> bool {
+        matches!(Arc::get_mut(&mut self.storage), Some(Storage::Pooled(_)))
+    }
+
+    /// A copy in f32 with storage of its own.
+    pub fn to_f32(&self) -> Tensor {
+        let mut out = Tensor::uninit(&self.device, &self.shape);
+        self.read_f32(0, out.f32_mut());
+        out
+    }
+
+    /// Decodes `out.len()` numbers from element `first` on; both on block boundaries.
+    pub fn read_f32(&self, first: usize, out: &mut [f32]) {
+        let begin = self.dtype.n_bytes(first).expect("first element on a block boundary");
+        let n_bytes = self.dtype.n_bytes(out.len()).expect("whole blocks");
+        let bytes = &self.bytes()[begin..begin + n_bytes];
+        match self.dtype {
+            DType::F32 => out.copy_from_slice(bytemuck::cast_slice(bytes)),
+            DType::F16 => {
+                for (y, x) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                    *y = half::f16::from_le_bytes(*x).to_f32();
+                }
+            }
+            DType::BF16 => {
+                for (y, x) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                    *y = half::bf16::from_le_bytes(*x).to_f32();
+                }
+            }
+            DType::Block(block) => block.decode(bytes, out),
+        }
+    }
+
+    /// The same numbers under another shape.
+    pub fn reshape(&self, shape: &[usize]) -> Tensor {
+        let n_elem: usize = shape.iter().product();
+        assert_eq!(n_elem, self.n_elem(), "reshape of {:?} to {shape:?}", self.shape);
+        Tensor { shape: shape.to_vec(), ..self.clone() }
+    }
+
+    /// A range along the first axis, sharing storage.
+    pub fn rows(&self, range: Range<usize>) -> Tensor {
+        assert!(range.end <= self.shape[0], "rows {range:?} of {:?}", self.shape);
+        let mut shape = self.shape.clone();
+        let per_row: usize = shape[1..].iter().product();
+        let skip = self.dtype.n_bytes(range.start * per_row).expect("rows on block boundaries");
+        shape[0] = range.len();
+        Tensor { shape, offset: self.offset + skip, ..self.clone() }
+    }
+
+    /// Panics with who, expected and got unless the shape is `want`.
+    pub fn expect_shape(&self, what: &str, want: &[usize]) {
+        assert!(self.shape == want, "{what}: expected shape {want:?}, got {:?}", self.shape);
+    }
+}
+
+impl std::fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}{:?}", self.dtype, self.shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_view_of_rows_shares_the_bytes() {
+        let device = Device::cpu(1).unwrap();
+        let x = Tensor::from_f32(&device, &[3, 2], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(x.rows(1..3).f32(), [2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(x.rows(1..2).reshape(&[2]).shape(), [2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "a shared tensor of shape [2] was written")]
+    fn writing_a_shared_tensor_panics() {
+        let device = Device::cpu(1).unwrap();
+        let mut x = Tensor::zeros(&device, &[2]);
+        let _other = x.clone();
+        x.f32_mut()[0] = 1.0;
+    }
+
+    #[test]
+    fn halves_decode_exactly_also_at_odd_addresses() {
+        let device = Device::cpu(1).unwrap();
+        let mut bytes = vec![0u8];
+        bytes.extend(half::bf16::from_f32(-2.5).to_le_bytes());
+        bytes.extend(half::bf16::from_f32(0.15625).to_le_bytes());
+        let x = Tensor::from_shared(&device, &[2], DType::BF16, Arc::new(bytes), 1);
+        assert_eq!(x.to_f32().f32(), [-2.5, 0.15625]);
+    }
+}

@@ -640,13 +640,21 @@ def with_adapter(model, base, settings, seed):
     return model.eval()
 
 
+def save_adapter(model, out):
+    model.save_pretrained(out)
+    os.remove(out + "/README.md")
+    with open(out + "/adapter_config.json") as file:
+        config = json.load(file)
+    config["target_modules"].sort()  # a set, in no fixed order
+    save_json(config, out + "/adapter_config.json")
+
+
 def make_lora_set(name, out, seed, override, steps, batch, seq):
     base, settings = LORA[name]
     plain = build(base, seed, override)
     ids, labels = make_batch(seed, batch, seq, plain.config.vocab_size)
     model = with_adapter(copy.deepcopy(plain), base, settings, seed)
-    model.save_pretrained(out + "/adapter")
-    os.remove(out + "/adapter/README.md")
+    save_adapter(model, out + "/adapter")
 
     def short(tensors):
         return {k.replace(".default", ""): v for k, v in tensors.items()}

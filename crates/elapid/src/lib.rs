@@ -27,6 +27,7 @@
 //! No terminal, no network, no async runtime, no environment, no clock, no paths: bytes come in,
 //! bytes go out.
 
+#[cfg(test)]
 mod check;
 pub mod cpu;
 pub mod device;

@@ -133,13 +133,11 @@ impl<S: Simd> F32s<S> {
         let p = p.mul_add(r, self.same(1.666_666_5e-1));
         let p = p.mul_add(r, self.same(0.5));
         let p = (p * r).mul_add(r, r + self.same(1.0));
-        // n reaches 128, whose power of two does not fit an f32: the last factor of two is split off.
+        // Adding n to the exponent of e^r reaches 2^128 (1 - small), which 2^n by itself cannot.
         let s = self.simd;
-        let bits = s.transmute_u32s_f32s(shifted.v);
-        let exponent =
-            s.wrapping_dyn_shl_u32s(s.add_u32s(bits, s.splat_u32s(126)), s.splat_u32s(23));
-        let scale = self.with(s.transmute_f32s_u32s(exponent));
-        let y = p * scale * self.same(2.0);
+        let n_bits = s.wrapping_dyn_shl_u32s(s.transmute_u32s_f32s(shifted.v), s.splat_u32s(23));
+        let y = s.add_u32s(s.transmute_u32s_f32s(p.v), n_bits);
+        let y = self.with(s.transmute_f32s_u32s(y));
         let y = self.select_less(self.same(-87.336_54), self.same(0.0), y);
         self.same(88.722_84).select_less(self, self.same(f32::INFINITY), y)
     }

@@ -4,5 +4,11 @@
 //! `backward` are private and pure. Work is cut by shape and never by the number of threads.
 
 pub mod activation;
+pub mod adamw;
 pub mod add;
+pub mod embedding;
+pub mod grad_norm;
+pub mod head_loss;
+pub mod linear;
+pub mod norm;
 pub mod scale;

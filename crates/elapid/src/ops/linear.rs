@@ -1,0 +1,470 @@
+//! Linear map: `y = x @ w^T + bias + scale (x @ a^T) @ b^T`.
+//!
+//! The weight may be stored in f16, bf16 or a block format; it is then decoded a panel of rows at
+//! a time, and is frozen. The last term is a low-rank adapter, absent for most.
+//!
+//!     dx = dy @ w + du @ a           u = x @ a^T,   du = scale dy @ b
+//!     dw = dy^T @ x                  da = du^T @ x
+//!     dbias = sum over rows of dy    db = scale dy^T @ u
+//!
+//! | name   | shape            |          | name | shape            |
+//! |--------|------------------|----------|------|------------------|
+//! | `x`    | (n_tok, d_in)    |          | `a`  | (rank, d_in)     |
+//! | `w`    | (d_out, d_in)    |          | `b`  | (d_out, rank)    |
+//! | `bias` | (d_out)          |          | `y`  | (n_tok, d_out)   |
+//!
+//! Three forms: `linear`; `linear_split`, whose columns go to several outputs without a copy; and
+//! `linear_grouped`, where runs of rows have weights of their own: experts, multiplied in blocks.
+//! Gradients are made only for operands that want them. Kept: `x` and `u`.
+
+use super::norm::sum_rows;
+use crate::cpu::{Mat, MatMut, Scope};
+use crate::device::Device;
+use crate::tape::{Tape, Var};
+use crate::tensor::{DType, Tensor};
+use std::ops::Range;
+
+/// The operands on the right.
+#[derive(Clone)]
+pub struct Linear {
+    /// (d_out, d_in), in any dtype.
+    pub weight: Var,
+    /// (d_out).
+    pub bias: Option<Var>,
+    /// Low-rank addition.
+    pub adapter: Option<Adapter>,
+}
+
+/// A low-rank addition to a weight: `scale * b @ a`.
+#[derive(Clone)]
+pub struct Adapter {
+    /// (rank, d_in).
+    pub a: Var,
+    /// (d_out, rank).
+    pub b: Var,
+    /// Factor of the product.
+    pub scale: f32,
+}
+
+/// Decoded weight rows held at a time, in numbers: a panel stays in the second-level cache.
+const PANEL: usize = 1 << 17;
+/// Rows of dy that one task sums for the bias.
+const N_ROWS: usize = 64;
+
+impl From<Var> for Linear {
+    fn from(weight: Var) -> Linear {
+        Linear { weight, bias: None, adapter: None }
+    }
+}
+
+impl Linear {
+    /// Width of the result.
+    pub fn d_out(&self) -> usize {
+        self.weight.value().shape()[0]
+    }
+
+    /// Everything a gradient may go to, in the order of `Grads::into_list`.
+    pub(super) fn inputs(&self) -> Vec<&Var> {
+        let adapter = self.adapter.iter().flat_map(|adapter| [&adapter.a, &adapter.b]);
+        std::iter::once(&self.weight).chain(&self.bias).chain(adapter).collect()
+    }
+
+    pub(super) fn operands(&self) -> Operands {
+        let weight = self.weight.value().clone();
+        assert_eq!(weight.shape().len(), 2, "linear: weight of shape {:?}", weight.shape());
+        assert!(
+            weight.dtype() == DType::F32 || !self.weight.needs_grad(),
+            "linear: a weight in {:?} cannot be trained",
+            weight.dtype()
+        );
+        Operands {
+            weight,
+            bias: self.bias.as_ref().map(|bias| bias.value().clone()),
+            adapter: self.adapter.as_ref().map(|adapter| {
+                (adapter.a.value().clone(), adapter.b.value().clone(), adapter.scale)
+            }),
+            wants: self.inputs().iter().map(|var| var.needs_grad()).collect(),
+        }
+    }
+}
+
+/// `x @ w^T + ...`.
+pub fn linear(tape: &Tape, x: &Var, linear: &Linear) -> Var {
+    linear_split(tape, x, linear, &[linear.d_out()]).pop().expect("one output")
+}
+
+/// The same, its columns cut into outputs of these widths.
+pub fn linear_split(tape: &Tape, x: &Var, linear: &Linear, widths: &[usize]) -> Vec<Var> {
+    assert_eq!(widths.iter().sum::<usize>(), linear.d_out(), "linear: widths {widths:?}");
+    let operands = linear.operands();
+    let x_value = x.value().clone();
+    let pieces = cut(widths);
+    let u = operands.low_rank(&x_value);
+    let outputs = pieces.iter().map(|rows| operands.forward(rows.clone(), &x_value, u.as_ref()));
+    let outputs = outputs.collect();
+    let mut inputs = linear.inputs();
+    inputs.insert(0, x);
+    let wants_dx = x.needs_grad();
+    tape.record_many("linear", &inputs, outputs, move |dys| {
+        let mut dx = wants_dx.then(|| Tensor::uninit(x_value.device(), x_value.shape()));
+        let mut grads = operands.grads();
+        let mut beta = 0.0;
+        for (rows, dy) in pieces.iter().zip(&dys) {
+            if let Some(dy) = dy {
+                let dx = dx.as_mut().map(|dx| (dx.f32_mut(), beta));
+                operands.backward(rows.clone(), &x_value, u.as_ref(), dy.f32(), dx, &mut grads);
+                beta = 1.0;
+            }
+        }
+        let mut list = grads.into_list(&operands);
+        list.insert(0, dx);
+        list
+    })
+}
+
+/// `y[i..j] = x[i..j] @ w_e^T + ...` for each expert e and its rows `offsets[e]..offsets[e + 1]`.
+///
+/// Experts without rows are skipped: at 8 of 128, more than nine in ten are empty in a batch of one.
+pub fn linear_grouped(tape: &Tape, x: &Var, offsets: &[usize], experts: &[Linear]) -> Var {
+    let (n_tok, d_in) = x.value().dims2();
+    assert_eq!(offsets.len(), experts.len() + 1, "linear: one offset more than experts");
+    assert_eq!((offsets[0], offsets[experts.len()]), (0, n_tok), "linear: offsets {offsets:?}");
+    let d_out = experts.first().map_or(0, Linear::d_out);
+    let device = x.value().device();
+    let mut y = Tensor::uninit(device, &[n_tok, d_out]);
+    let runs: Vec<Range<usize>> = offsets.windows(2).map(|pair| pair[0]..pair[1]).collect();
+    let operands: Vec<Operands> = experts.iter().map(Linear::operands).collect();
+    let mut kept = Vec::with_capacity(experts.len());
+    for (rows, operands) in runs.iter().zip(&operands) {
+        let x_rows = x.value().rows(rows.clone());
+        let u = if rows.is_empty() { None } else { operands.low_rank(&x_rows) };
+        if !rows.is_empty() {
+            let y_rows = &mut y.f32_mut()[rows.start * d_out..rows.end * d_out];
+            operands.forward_into(0..d_out, &x_rows, u.as_ref(), y_rows);
+        }
+        kept.push(u);
+    }
+    let inputs: Vec<&Var> =
+        std::iter::once(x).chain(experts.iter().flat_map(Linear::inputs)).collect();
+    let (x_value, wants_dx) = (x.value().clone(), x.needs_grad());
+    tape.record("grouped linear", &inputs, y, move |dy| {
+        let mut dx = wants_dx.then(|| Tensor::uninit(x_value.device(), x_value.shape()));
+        let mut list = vec![None];
+        for ((rows, operands), u) in runs.iter().zip(&operands).zip(&kept) {
+            let mut grads = operands.grads();
+            if !rows.is_empty() {
+                let dy = &dy.f32()[rows.start * d_out..rows.end * d_out];
+                let dx = dx.as_mut();
+                let dx = dx.map(|dx| (&mut dx.f32_mut()[rows.start * d_in..rows.end * d_in], 0.0));
+                let x_rows = x_value.rows(rows.clone());
+                operands.backward(0..d_out, &x_rows, u.as_ref(), dy, dx, &mut grads);
+            }
+            list.extend(grads.into_list(operands));
+        }
+        list[0] = dx;
+        list
+    })
+}
+
+/// Widths to ranges.
+fn cut(widths: &[usize]) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let mut range = |&width: &usize| {
+        end += width;
+        end - width..end
+    };
+    widths.iter().map(&mut range).collect()
+}
+
+/// The values on the right, and which of them want gradients (in the order of `Linear::inputs`).
+pub(super) struct Operands {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    adapter: Option<(Tensor, Tensor, f32)>,
+    wants: Vec<bool>,
+}
+
+/// Gradients of the operands, summed over calls of `backward`.
+pub(super) struct Grads {
+    /// In the order of `Linear::inputs`; `None` where none is wanted.
+    list: Vec<Option<Tensor>>,
+    /// Rows of the weight that have been written at least once.
+    written: Vec<Range<usize>>,
+}
+
+impl Grads {
+    /// In the order of `Linear::inputs`; rows that no gradient reached are zero.
+    pub(super) fn into_list(mut self, operands: &Operands) -> Vec<Option<Tensor>> {
+        if let Some(dw) = &mut self.list[0] {
+            let (d_out, d_in) = operands.weight.dims2();
+            let mut at = 0;
+            self.written.sort_by_key(|rows| rows.start);
+            for rows in self.written.iter().chain([&(d_out..d_out)]) {
+                if rows.start > at {
+                    dw.f32_mut()[at * d_in..rows.start * d_in].fill(0.0);
+                }
+                at = at.max(rows.end);
+            }
+        }
+        self.list
+    }
+}
+
+impl Operands {
+    /// Empty gradients for what wants them.
+    pub(super) fn grads(&self) -> Grads {
+        let tensors = std::iter::once(&self.weight)
+            .chain(&self.bias)
+            .chain(self.adapter.iter().flat_map(|(a, b, _)| [a, b]));
+        let list = tensors.zip(&self.wants).enumerate().map(|(idx, (tensor, &wanted))| {
+            // The weight's gradient is large and written whole; the others start from zero.
+            wanted.then(|| match idx {
+                0 => Tensor::uninit(tensor.device(), tensor.shape()),
+                _ => Tensor::zeros(tensor.device(), tensor.shape()),
+            })
+        });
+        Grads { list: list.collect(), written: Vec::new() }
+    }
+
+    /// `u = x @ a^T`.
+    pub(super) fn low_rank(&self, x: &Tensor) -> Option<Tensor> {
+        let (a, _, _) = self.adapter.as_ref()?;
+        let Device::Cpu(cpu) = x.device();
+        let ((n_tok, d_in), rank) = (x.dims2(), a.shape()[0]);
+        let mut u = Tensor::uninit(x.device(), &[n_tok, rank]);
+        let out = MatMut::new(u.f32_mut(), n_tok, rank);
+        let (x, a) = (Mat::new(x.f32(), n_tok, d_in), Mat::new(a.f32(), rank, d_in));
+        cpu.gemm(out, 0.0, 1.0, x, a.t(), Scope::Machine);
+        Some(u)
+    }
+
+    /// Columns `rows` of the result (rows of the weight).
+    fn forward(&self, rows: Range<usize>, x: &Tensor, u: Option<&Tensor>) -> Tensor {
+        let mut y = Tensor::uninit(x.device(), &[x.dims2().0, rows.len()]);
+        self.forward_into(rows, x, u, y.f32_mut());
+        y
+    }
+
+    pub(super) fn forward_into(
+        &self,
+        rows: Range<usize>,
+        x: &Tensor,
+        u: Option<&Tensor>,
+        y: &mut [f32],
+    ) {
+        let Device::Cpu(cpu) = x.device();
+        let ((n_tok, d_in), d_out) = (x.dims2(), rows.len());
+        assert_eq!(d_in, self.weight.shape()[1], "linear: width of x");
+        let mut beta = 0.0;
+        if let Some(bias) = &self.bias {
+            y.chunks_exact_mut(d_out).for_each(|y| y.copy_from_slice(&bias.f32()[rows.clone()]));
+            beta = 1.0;
+        }
+        let x = Mat::new(x.f32(), n_tok, d_in);
+        self.each_panel(rows.clone(), |panel, w| {
+            let at = panel.start - rows.start;
+            let out = MatMut::strided(&mut y[at..], n_tok, panel.len(), d_out);
+            cpu.gemm(out, beta, 1.0, x, Mat::new(w, panel.len(), d_in).t(), Scope::Machine);
+        });
+        if let (Some((_, b, scale)), Some(u)) = (&self.adapter, u) {
+            let rank = b.shape()[1];
+            let b = Mat::new(&b.f32()[rows.start * rank..], d_out, rank);
+            let u = Mat::new(u.f32(), n_tok, rank);
+            cpu.gemm(MatMut::new(y, n_tok, d_out), 1.0, *scale, u, b.t(), Scope::Machine);
+        }
+    }
+
+    /// Inverts `forward_into` for the same rows; `dx` is (where, factor of what is there).
+    pub(super) fn backward(
+        &self,
+        rows: Range<usize>,
+        x: &Tensor,
+        u: Option<&Tensor>,
+        dy: &[f32],
+        mut dx: Option<(&mut [f32], f32)>,
+        grads: &mut Grads,
+    ) {
+        let device = x.device();
+        let Device::Cpu(cpu) = device;
+        let ((n_tok, d_in), d_out) = (x.dims2(), rows.len());
+        let (x_mat, dy_mat) = (Mat::new(x.f32(), n_tok, d_in), Mat::new(dy, n_tok, d_out));
+        if let Some((dx, beta)) = &mut dx {
+            self.each_panel(rows.clone(), |panel, w| {
+                let at = panel.start - rows.start;
+                let dy = Mat::strided(&dy[at..], n_tok, panel.len(), d_out);
+                let out = MatMut::new(dx, n_tok, d_in);
+                cpu.gemm(out, *beta, 1.0, dy, Mat::new(w, panel.len(), d_in), Scope::Machine);
+                *beta = 1.0;
+            });
+        }
+        if let Some(dw) = &mut grads.list[0] {
+            let beta = if grads.written.contains(&rows) { 1.0 } else { 0.0 };
+            let out = &mut dw.f32_mut()[rows.start * d_in..rows.end * d_in];
+            let out = MatMut::new(out, d_out, d_in);
+            cpu.gemm(out, beta, 1.0, dy_mat.t(), x_mat, Scope::Machine);
+            grads.written.push(rows.clone());
+        }
+        if self.bias.is_some()
+            && let Some(dbias) = &mut grads.list[1]
+        {
+            let sums = sum_pieces(device, dy, d_out);
+            for (dbias, sum) in dbias.f32_mut()[rows.clone()].iter_mut().zip(sums.f32()) {
+                *dbias += sum;
+            }
+        }
+        if let (Some((a, b, scale)), Some(u)) = (&self.adapter, u) {
+            let at = 1 + self.bias.is_some() as usize;
+            let rank = a.shape()[0];
+            let b = Mat::new(&b.f32()[rows.start * rank..], d_out, rank);
+            let mut du = Tensor::uninit(device, &[n_tok, rank]);
+            let out = MatMut::new(du.f32_mut(), n_tok, rank);
+            cpu.gemm(out, 0.0, *scale, dy_mat, b, Scope::Machine);
+            let du = Mat::new(du.f32(), n_tok, rank);
+            if let Some(da) = &mut grads.list[at] {
+                let out = MatMut::new(da.f32_mut(), rank, d_in);
+                cpu.gemm(out, 1.0, 1.0, du.t(), x_mat, Scope::Machine);
+            }
+            if let Some(db) = &mut grads.list[at + 1] {
+                let out = &mut db.f32_mut()[rows.start * rank..rows.end * rank];
+                let u = Mat::new(u.f32(), n_tok, rank);
+                let out = MatMut::new(out, d_out, rank);
+                cpu.gemm(out, 1.0, *scale, dy_mat.t(), u, Scope::Machine);
+            }
+            if let Some((dx, _)) = dx {
+                let out = MatMut::new(dx, n_tok, d_in);
+                cpu.gemm(out, 1.0, 1.0, du, Mat::new(a.f32(), rank, d_in), Scope::Machine);
+            }
+        }
+    }
+
+    /// Calls `f` with runs of weight rows in f32: all at once if they are stored so.
+    fn each_panel(&self, rows: Range<usize>, mut f: impl FnMut(Range<usize>, &[f32])) {
+        let d_in = self.weight.shape()[1];
+        if self.weight.dtype() == DType::F32 {
+            return f(rows.clone(), &self.weight.f32()[rows.start * d_in..rows.end * d_in]);
+        }
+        let device = self.weight.device();
+        let Device::Cpu(cpu) = device;
+        let n_rows = (PANEL / d_in.max(1)).max(16);
+        let mut scratch = Tensor::uninit(device, &[n_rows.min(rows.len()), d_in]);
+        for start in rows.clone().step_by(n_rows) {
+            let panel = start..rows.end.min(start + n_rows);
+            let w = &mut scratch.f32_mut()[..panel.len() * d_in];
+            cpu.each_piece(w, 16 * d_in, |idx, w| {
+                self.weight.read_f32((panel.start + idx * 16) * d_in, w);
+            });
+            f(panel, w);
+        }
+    }
+}
+
+/// Column sums of (n, d), per piece of rows, then over the pieces in order.
+fn sum_pieces(device: &Device, dy: &[f32], d: usize) -> Tensor {
+    let Device::Cpu(cpu) = device;
+    let n_pieces = (dy.len() / d).div_ceil(N_ROWS);
+    let mut parts = Tensor::zeros(device, &[n_pieces, d]);
+    cpu.each_piece(parts.f32_mut(), d, |idx, part| {
+        let rows = &dy[idx * N_ROWS * d..dy.len().min((idx + 1) * N_ROWS * d)];
+        for row in rows.chunks_exact(d) {
+            for (part, dy) in part.iter_mut().zip(row) {
+                *part += dy;
+            }
+        }
+    });
+    sum_rows(&parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{Input, check_gradients};
+    use std::sync::Arc;
+
+    fn with_adapter(v: &[Var]) -> Linear {
+        let adapter = Adapter { a: v[3].clone(), b: v[4].clone(), scale: 1.5 };
+        Linear { weight: v[1].clone(), bias: Some(v[2].clone()), adapter: Some(adapter) }
+    }
+
+    fn operands(n_tok: usize, d_in: usize, d_out: usize) -> Vec<Input> {
+        vec![
+            Input::normal(1, &[n_tok, d_in], 1.0),
+            Input::normal(2, &[d_out, d_in], 0.5),
+            Input::normal(3, &[d_out], 0.5),
+            Input::normal(4, &[2, d_in], 0.5),
+            Input::normal(5, &[d_out, 2], 0.5),
+        ]
+    }
+
+    #[test]
+    fn gradients() {
+        for (n_tok, d_in, d_out) in [(1, 1, 3), (5, 7, 9), (130, 33, 20)] {
+            let inputs = operands(n_tok, d_in, d_out);
+            check_gradients(&inputs[..2], |tape, v| {
+                vec![linear(tape, &v[0], &v[1].clone().into())]
+            });
+            check_gradients(&inputs, |tape, v| vec![linear(tape, &v[0], &with_adapter(v))]);
+            check_gradients(&inputs, |tape, v| {
+                linear_split(tape, &v[0], &with_adapter(v), &[d_out - 2, 2])
+            });
+            // An output that nobody uses.
+            check_gradients(&inputs, |tape, v| {
+                linear_split(tape, &v[0], &with_adapter(v), &[d_out - 2, 2]).split_off(1)
+            });
+        }
+    }
+
+    #[test]
+    fn gradients_of_groups() {
+        let mut inputs = operands(9, 5, 4);
+        inputs.extend(operands(1, 5, 4).split_off(1).into_iter());
+        inputs.extend(operands(1, 5, 4).split_off(1).into_iter());
+        check_gradients(&inputs, |tape, v| {
+            let expert = |at: usize| {
+                let mut list = vec![v[0].clone()];
+                list.extend_from_slice(&v[at..at + 4]);
+                with_adapter(&list)
+            };
+            let experts = [expert(1), expert(5), expert(9)];
+            vec![linear_grouped(tape, &v[0], &[0, 3, 3, 9], &experts)]
+        });
+    }
+
+    #[test]
+    fn a_frozen_weight_gets_no_gradient_and_passes_one_on() {
+        let device = Device::cpu(2).unwrap();
+        let inputs = operands(3, 4, 5);
+        let tape = Tape::new();
+        let x = tape.leaf(0, &inputs[0].tensor(&device));
+        let weight = Var::constant(inputs[1].tensor(&device));
+        let y = linear(&tape, &x, &weight.into());
+        let mut grads = crate::tape::Gradients::default();
+        let seed = Tensor::zeros(&device, &[3, 5]);
+        tape.walk(vec![(y, seed)], &mut grads);
+        assert_eq!(grads.iter().count(), 1);
+    }
+
+    #[test]
+    fn a_weight_in_bf16_gives_what_its_decoded_values_give() {
+        let device = Device::cpu(2).unwrap();
+        let (n_tok, d_in, d_out) = (3, 40, 5000);
+        let inputs = operands(n_tok, d_in, d_out);
+        let exact = inputs[1].tensor(&device);
+        let bytes: Vec<u8> =
+            exact.f32().iter().flat_map(|&w| half::bf16::from_f32(w).to_le_bytes()).collect();
+        let stored = Tensor::from_shared(&device, &[d_out, d_in], DType::BF16, Arc::new(bytes), 0);
+        let dy = Input::normal(9, &[n_tok, d_out], 1.0).tensor(&device);
+        let run = |weight: Tensor| {
+            let tape = Tape::new();
+            let x = tape.leaf(0, &inputs[0].tensor(&device));
+            let y = linear(&tape, &x, &Var::constant(weight).into());
+            let mut out = y.value().f32().to_vec();
+            let mut grads = crate::tape::Gradients::default();
+            tape.walk(vec![(y, dy.clone())], &mut grads);
+            out.extend_from_slice(grads.get(0).unwrap().f32());
+            out
+        };
+        let (got, want) = (run(stored.clone()), run(stored.to_f32()));
+        let worst = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst < 1e-4, "{worst}");
+    }
+}

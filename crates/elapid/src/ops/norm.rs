@@ -1,0 +1,307 @@
+//! RMSNorm, alone and fused with the residual addition before it.
+//!
+//! For each row of `d` numbers, with `r = 1 / sqrt(mean(x^2) + eps)`:
+//!
+//!     y = w x r
+//!     dx = r (w dy - x r^2 mean(w dy x))          dw = sum over rows of dy x r
+//!
+//! Fused: `sum = h + factor branch`, `y = norm(sum)`; both are outputs, because the residual stream
+//! goes on. Backward: the gradient of `sum` from both sides is that of `h`, and times `factor` that
+//! of `branch`.
+//!
+//! | name         | shape                  |                                             |
+//! |--------------|------------------------|---------------------------------------------|
+//! | `x`, `h`     | (n_tok, n * d)         | rows of d: whole tokens, or heads of tokens |
+//! | `w`          | (d)                    | absent for the norms of Falcon-Mamba        |
+//!
+//! Kept for backward: the normed input and one `r` per row.
+
+use crate::cpu::F32s;
+use crate::device::Device;
+use crate::tape::{Tape, Var};
+use crate::tensor::Tensor;
+use pulp::{Simd, WithSimd};
+
+/// Rows one task works on; sums over rows are made per task, then over tasks in order.
+const N_ROWS: usize = 64;
+
+/// `norm(x)`, over rows of `d` numbers.
+pub fn rms_norm(tape: &Tape, x: &Var, w: Option<&Var>, d: usize, eps: f32) -> Var {
+    let w_value = w.map(|w| w.value().clone());
+    let (y, r) = forward(x.value(), w_value.as_ref(), d, eps);
+    let x_value = x.value().clone();
+    let inputs: Vec<&Var> = std::iter::once(x).chain(w).collect();
+    let wants_dw = w.is_some_and(Var::needs_grad);
+    tape.record("norm", &inputs, y, move |dy| {
+        let norm = Normed { x: &x_value, w: w_value.as_ref(), r: &r, d };
+        let (dx, dw) = backward(&norm, &dy, None, wants_dw);
+        if w_value.is_some() { vec![Some(dx), dw] } else { vec![Some(dx)] }
+    })
+}
+
+/// `(h + factor * branch, norm of it)`, over rows of `d` numbers.
+pub fn add_norm(tape: &Tape, h: &Var, branch: &Var, factor: f32, w: &Var, eps: f32) -> (Var, Var) {
+    branch.value().expect_shape("add_norm: branch", h.value().shape());
+    let d = w.value().n_elem();
+    let sum = sum_forward(h.value(), branch.value(), factor);
+    let w_value = w.value().clone();
+    let (y, r) = forward(&sum, Some(&w_value), d, eps);
+    let sum_kept = sum.clone();
+    let wants_dw = w.needs_grad();
+    let backward = move |mut douts: Vec<Option<Tensor>>| {
+        let (dy, dsum) = (douts.pop().flatten(), douts.pop().flatten());
+        let norm = Normed { x: &sum_kept, w: Some(&w_value), r: &r, d };
+        let (dh, dw) = match (dy, dsum) {
+            (Some(dy), dsum) => backward(&norm, &dy, dsum.as_ref(), wants_dw),
+            (None, Some(dsum)) => (dsum, None),
+            (None, None) => return vec![None, None, None],
+        };
+        let dbranch = if factor == 1.0 { dh.clone() } else { scaled(&dh, factor) };
+        vec![Some(dh), Some(dbranch), dw]
+    };
+    let mut outputs = tape.record_many("add norm", &[h, branch, w], vec![sum, y], backward);
+    let y = outputs.pop().expect("two outputs");
+    (outputs.pop().expect("two outputs"), y)
+}
+
+fn sum_forward(h: &Tensor, branch: &Tensor, factor: f32) -> Tensor {
+    let Device::Cpu(cpu) = h.device();
+    let mut sum = Tensor::uninit(h.device(), h.shape());
+    let len = N_ROWS * h.dims2().1;
+    cpu.each_piece(sum.f32_mut(), len, |idx, sum| {
+        let (h, branch) = (&h.f32()[idx * len..], &branch.f32()[idx * len..]);
+        cpu.simd(AddScaled { h, branch, factor, sum });
+    });
+    sum
+}
+
+fn scaled(x: &Tensor, factor: f32) -> Tensor {
+    let mut y = x.to_f32();
+    y.f32_mut().iter_mut().for_each(|y| *y *= factor);
+    y
+}
+
+fn forward(x: &Tensor, w: Option<&Tensor>, d: usize, eps: f32) -> (Tensor, Tensor) {
+    let Device::Cpu(cpu) = x.device();
+    let n_rows = x.n_elem() / d;
+    assert_eq!(n_rows * d, x.n_elem(), "norm: rows of {d} in {:?}", x.shape());
+    if let Some(w) = w {
+        w.expect_shape("norm: w", &[d]);
+    }
+    let mut y = Tensor::uninit(x.device(), x.shape());
+    let mut r = Tensor::uninit(x.device(), &[n_rows]);
+    let w = w.map(Tensor::f32);
+    let pieces = y.f32_mut().chunks_mut(N_ROWS * d).zip(r.f32_mut().chunks_mut(N_ROWS));
+    cpu.map(pieces.enumerate().collect(), |(idx, (y, r))| {
+        let x = &x.f32()[idx * N_ROWS * d..][..y.len()];
+        cpu.simd(Forward { x, w, d, eps, y, r });
+    });
+    (y, r)
+}
+
+/// What `forward` leaves for `backward`.
+struct Normed<'a> {
+    x: &'a Tensor,
+    w: Option<&'a Tensor>,
+    r: &'a Tensor,
+    d: usize,
+}
+
+/// Inverts `forward`; `dsum`, the gradient that reaches x on another way, is added.
+fn backward(
+    norm: &Normed,
+    dy: &Tensor,
+    dsum: Option<&Tensor>,
+    wants_dw: bool,
+) -> (Tensor, Option<Tensor>) {
+    let device = norm.x.device();
+    let Device::Cpu(cpu) = device;
+    let d = norm.d;
+    let mut dx = Tensor::uninit(device, norm.x.shape());
+    let n_tasks = (norm.x.n_elem() / d).div_ceil(N_ROWS);
+    let mut dw_parts = Tensor::uninit(device, &[if wants_dw { n_tasks } else { 0 }, d]);
+    let mut parts: Vec<Option<&mut [f32]>> = if wants_dw {
+        dw_parts.f32_mut().chunks_mut(d).map(Some).collect()
+    } else {
+        (0..n_tasks).map(|_| None).collect()
+    };
+    let pieces = dx.f32_mut().chunks_mut(N_ROWS * d).zip(parts.drain(..));
+    cpu.map(pieces.enumerate().collect(), |(idx, (dx, dw))| {
+        let range = idx * N_ROWS * d..idx * N_ROWS * d + dx.len();
+        cpu.simd(Backward {
+            x: &norm.x.f32()[range.clone()],
+            w: norm.w.map(Tensor::f32),
+            r: &norm.r.f32()[idx * N_ROWS..],
+            dy: &dy.f32()[range.clone()],
+            dsum: dsum.map(|dsum| &dsum.f32()[range.clone()]),
+            d,
+            dx,
+            dw,
+        });
+    });
+    let dw = wants_dw.then(|| sum_rows(&dw_parts));
+    (dx, dw)
+}
+
+/// Sum over the first axis, in order: (n, d) to (d).
+pub(super) fn sum_rows(parts: &Tensor) -> Tensor {
+    let (_, d) = parts.dims2();
+    let mut sum = Tensor::zeros(parts.device(), &[d]);
+    let total = sum.f32_mut();
+    for part in parts.f32().chunks_exact(d.max(1)) {
+        for (total, part) in total.iter_mut().zip(part) {
+            *total += part;
+        }
+    }
+    sum
+}
+
+/// `sum = h + factor * branch`
+struct AddScaled<'a> {
+    h: &'a [f32],
+    branch: &'a [f32],
+    factor: f32,
+    sum: &'a mut [f32],
+}
+
+impl WithSimd for AddScaled<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let AddScaled { h, branch, factor, sum } = self;
+        let (h, branch) = (&h[..sum.len()], &branch[..sum.len()]);
+        let factor = F32s::splat(simd, factor);
+        for at in (0..sum.len()).step_by(F32s::<S>::LANES) {
+            let branch = F32s::load(simd, &branch[at..]);
+            branch.mul_add(factor, F32s::load(simd, &h[at..])).store(&mut sum[at..]);
+        }
+    }
+}
+
+struct Forward<'a> {
+    x: &'a [f32],
+    w: Option<&'a [f32]>,
+    d: usize,
+    eps: f32,
+    y: &'a mut [f32],
+    r: &'a mut [f32],
+}
+
+impl WithSimd for Forward<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Forward { x, w, d, eps, y, r } = self;
+        for ((x, y), r) in x.chunks_exact(d).zip(y.chunks_exact_mut(d)).zip(r) {
+            let mut squares = F32s::zero(simd);
+            for at in (0..d).step_by(F32s::<S>::LANES) {
+                let x = F32s::load(simd, &x[at..]);
+                squares = x.mul_add(x, squares);
+            }
+            *r = 1.0 / (squares.sum() / d as f32 + eps).sqrt();
+            let r = F32s::splat(simd, *r);
+            for at in (0..d).step_by(F32s::<S>::LANES) {
+                let normed = F32s::load(simd, &x[at..]) * r;
+                let out = match w {
+                    Some(w) => normed * F32s::load(simd, &w[at..]),
+                    None => normed,
+                };
+                out.store(&mut y[at..]);
+            }
+        }
+    }
+}
+
+struct Backward<'a> {
+    x: &'a [f32],
+    w: Option<&'a [f32]>,
+    r: &'a [f32],
+    dy: &'a [f32],
+    dsum: Option<&'a [f32]>,
+    d: usize,
+    dx: &'a mut [f32],
+    dw: Option<&'a mut [f32]>,
+}
+
+impl WithSimd for Backward<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Backward { x, w, r, dy, dsum, d, dx, mut dw } = self;
+        if let Some(dw) = &mut dw {
+            dw.fill(0.0);
+        }
+        for (row, dx) in dx.chunks_exact_mut(d).enumerate() {
+            let (x, dy) = (&x[row * d..][..d], &dy[row * d..][..d]);
+            let dsum = dsum.map(|dsum| &dsum[row * d..][..d]);
+            let r = F32s::splat(simd, r[row]);
+            let mut dot = F32s::zero(simd);
+            for at in (0..d).step_by(F32s::<S>::LANES) {
+                let (x, dy) = (F32s::load(simd, &x[at..]), F32s::load(simd, &dy[at..]));
+                let wdy = match w {
+                    Some(w) => dy * F32s::load(simd, &w[at..]),
+                    None => dy,
+                };
+                dot = wdy.mul_add(x, dot);
+                if let Some(dw) = &mut dw {
+                    (dy * x).mul_add(r, F32s::load(simd, &dw[at..])).store(&mut dw[at..]);
+                }
+            }
+            let pull = r * r * F32s::splat(simd, -dot.sum() / d as f32);
+            for at in (0..d).step_by(F32s::<S>::LANES) {
+                let (x, dy) = (F32s::load(simd, &x[at..]), F32s::load(simd, &dy[at..]));
+                let wdy = match w {
+                    Some(w) => dy * F32s::load(simd, &w[at..]),
+                    None => dy,
+                };
+                let through = x.mul_add(pull, wdy);
+                let out = match dsum {
+                    Some(dsum) => through.mul_add(r, F32s::load(simd, &dsum[at..])),
+                    None => through * r,
+                };
+                out.store(&mut dx[at..]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{Input, check_gradients};
+
+    #[test]
+    fn gradients() {
+        // One row; rows per head; widths off the vector; more rows than a task takes.
+        for (rows, n, d) in [(1, 1, 1), (3, 2, 19), (2, 4, 16), (130, 1, 33)] {
+            let x = Input::normal(1, &[rows, n * d], 1.0);
+            let w = Input::normal(2, &[d], 1.0);
+            check_gradients(&[x.clone(), w.clone()], |tape, v| {
+                vec![rms_norm(tape, &v[0], Some(&v[1]), d, 1e-2)]
+            });
+            check_gradients(&[x], |tape, v| vec![rms_norm(tape, &v[0], None, d, 1e-2)]);
+        }
+        for factor in [1.0, 0.22] {
+            let inputs = [
+                Input::normal(1, &[70, 19], 1.0),
+                Input::normal(2, &[70, 19], 1.0),
+                Input::normal(3, &[19], 1.0),
+            ];
+            check_gradients(&inputs, |tape, v| {
+                let (sum, y) = add_norm(tape, &v[0], &v[1], factor, &v[2], 1e-2);
+                vec![sum, y]
+            });
+            check_gradients(&inputs, |tape, v| {
+                vec![add_norm(tape, &v[0], &v[1], factor, &v[2], 1e-2).1]
+            });
+        }
+    }
+
+    #[test]
+    fn eps_is_inside_the_root() {
+        let device = Device::cpu(1).unwrap();
+        let x = Tensor::from_f32(&device, &[1, 2], &[1e-3, -1e-3]);
+        let (y, _) = forward(&x, None, 2, 1e-6);
+        assert!((y.f32()[0] - 1e-3 / 2e-6f32.sqrt()).abs() < 1e-6);
+    }
+}

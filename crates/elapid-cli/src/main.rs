@@ -1,1 +1,38 @@
-fn main() {}
+//! The one binary `elapid`: commands, files, reports. What models compute is in the engine.
+
+mod commands;
+mod files;
+mod report;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Trains, adapts and serves small language models on your own machine.
+#[derive(Parser)]
+#[command(name = "elapid", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Info(commands::info::Info),
+    Check(commands::check::Check),
+    Bench(commands::bench::Bench),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Info(args) => args.run(),
+        Command::Check(args) => args.run(),
+        Command::Bench(args) => args.run(),
+    };
+    match done {
+        Ok(code) => code,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            ExitCode::from(1)
+        }
+    }
+}

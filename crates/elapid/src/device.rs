@@ -3,7 +3,7 @@
 //! An enum, matched outside the loops: `let Device::Cpu(cpu) = device` stops compiling in every op
 //! the day a second kind of device is added, which is the list of what is to do then.
 
-use crate::cpu::{Cpu, MemoryUse};
+use crate::cpu::{Cpu, Mat, MatMut, MemoryUse, Scope};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
@@ -45,6 +45,16 @@ impl Device {
     pub fn memory(&self) -> MemoryUse {
         let Device::Cpu(cpu) = self;
         cpu.pool().usage()
+    }
+
+    /// A matrix product of this size, to be timed: (m, k) @ (k, n), in f32.
+    pub fn product_probe(&self, m: usize, n: usize, k: usize) -> impl FnMut() + use<> {
+        let Device::Cpu(cpu) = self.clone();
+        let (a, b, mut c) = (vec![0.5; m * k], vec![0.25; k * n], vec![0.0; m * n]);
+        move || {
+            let out = MatMut::new(&mut c, m, n);
+            cpu.gemm(out, 0.0, 1.0, Mat::new(&a, m, k), Mat::new(&b, k, n), Scope::Machine);
+        }
     }
 
     /// In words, for the first lines of a run.

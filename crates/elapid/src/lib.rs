@@ -27,17 +27,24 @@
 //! No terminal, no network, no async runtime, no environment, no clock, no paths: bytes come in,
 //! bytes go out.
 
+pub mod batch;
 #[cfg(test)]
 mod check;
+pub mod config;
 pub mod cpu;
 pub mod device;
 pub mod error;
+pub mod formats;
+pub mod golden;
+mod layer;
+pub mod model;
 pub mod ops;
+pub mod optim;
 pub mod quant;
 pub mod rng;
 pub mod segment;
+pub mod state;
 pub mod tape;
 pub mod tensor;
-mod config {
-    pub const FAMILIES: &[&str] = &["x"];
-}
+pub mod train;
+pub mod weights;

@@ -121,7 +121,8 @@ impl<S: Simd> F32s<S> {
     pub fn exp(self) -> Self {
         // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits of the mantissa.
         let magic = self.same(12_582_912.0);
-        let x = self.max(self.same(-87.336_54)).min(self.same(88.722_84));
+        // In this order a NaN stays one.
+        let x = self.same(88.722_84).min(self.same(-87.336_54).max(self));
         let shifted = x.mul_add(self.same(std::f32::consts::LOG2_E), magic);
         let n = shifted - magic;
         let r = n.mul_add(self.same(-0.693_145_75), x);
@@ -140,6 +141,29 @@ impl<S: Simd> F32s<S> {
         let y = self.with(s.transmute_f32s_u32s(y));
         let y = self.select_less(self.same(-87.336_54), self.same(0.0), y);
         self.same(88.722_84).select_less(self, self.same(f32::INFINITY), y)
+    }
+
+    /// `2^self` for `self <= 0`, at two thirds the cost of `exp`: 1 at 0, and 0 below -127.
+    ///
+    /// Good to 2 units in the last place down to -126; from there to zero it is some number
+    /// below 1.2e-38.
+    #[inline(always)]
+    pub fn exp2_of_negative(self) -> Self {
+        let s = self.simd;
+        let magic = self.same(12_582_912.0);
+        // In this order a NaN stays one.
+        let x = self.same(-127.0).max(self);
+        let shifted = x + magic;
+        let r = x - (shifted - magic);
+        let p = self.same(1.326_502_2e-3);
+        let p = p.mul_add(r, self.same(9.671_539e-3));
+        let p = p.mul_add(r, self.same(5.550_718_7e-2));
+        let p = p.mul_add(r, self.same(2.402_224_1e-1));
+        let p = p.mul_add(r, self.same(6.931_47e-1));
+        let p = p.mul_add(r, self.same(1.0));
+        // At -127 the polynomial is 1 and its exponent plus n is that of zero.
+        let n_bits = s.wrapping_dyn_shl_u32s(s.transmute_u32s_f32s(shifted.v), s.splat_u32s(23));
+        self.with(s.transmute_f32s_u32s(s.add_u32s(s.transmute_u32s_f32s(p.v), n_bits)))
     }
 
     /// Natural logarithm of a positive, normal number.

@@ -12,31 +12,9 @@
 
 use crate::cpu::F32s;
 use crate::device::Device;
+use crate::optim::AdamW;
 use crate::tensor::Tensor;
 use pulp::{Simd, WithSimd};
-
-/// The settings of one step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
-    /// Learning rate.
-    pub lr: f64,
-    /// Memory of the first moment.
-    pub beta1: f64,
-    /// Memory of the second moment.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Decoupled weight decay.
-    pub weight_decay: f64,
-    /// Factor of the gradient: below one when it is clipped.
-    pub grad_scale: f64,
-}
-
-impl Default for AdamW {
-    fn default() -> AdamW {
-        AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, grad_scale: 1.0 }
-    }
-}
 
 const PIECE: usize = 1 << 14;
 

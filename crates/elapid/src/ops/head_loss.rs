@@ -16,21 +16,12 @@
 //! Tokens of weight zero are skipped: a masked prompt costs nothing.
 
 use super::linear::Linear;
+use crate::batch::Targets;
 use crate::cpu::F32s;
 use crate::device::Device;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use pulp::{Simd, WithSimd};
-
-/// What the loss is about.
-pub struct Targets<'a> {
-    /// The token wanted after each token.
-    pub ids: &'a [u32],
-    /// Weight of each; zero leaves it out.
-    pub weights: &'a [f32],
-    /// What the weighted sum is divided by: usually the sum of the weights of the whole batch.
-    pub norm: f32,
-}
 
 /// The loss and what each token added to it.
 pub struct Loss {

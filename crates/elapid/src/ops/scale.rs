@@ -1,4 +1,5 @@
-//! Multiplication by a constant: `y = factor * x`, as Granite and Falcon-H1 do all over.
+//! Multiplication by constants: `y = factor * x`, one factor for all columns or one for each run of
+//! columns, as Granite and Falcon-H1 do all over.
 //!
 //! Backward: `dx = factor * dy`.
 
@@ -6,23 +7,36 @@ use crate::device::Device;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 
-const PIECE: usize = 1 << 15;
+/// Rows one task works on.
+const N_ROWS: usize = 64;
 
 /// `factor * x`; a factor of one is free.
 pub fn scale(tape: &Tape, x: &Var, factor: f32) -> Var {
-    if factor == 1.0 {
-        return x.clone();
-    }
-    let y = scaled(x.value(), factor);
-    tape.record("scale", &[x], y, move |dy| vec![Some(scaled(&dy, factor))])
+    scale_columns(tape, x, &[(x.value().dims2().1, factor)])
 }
 
-fn scaled(x: &Tensor, factor: f32) -> Tensor {
+/// Runs of columns as (width, factor), each multiplied by its factor; all ones are free.
+pub fn scale_columns(tape: &Tape, x: &Var, runs: &[(usize, f32)]) -> Var {
+    if runs.iter().all(|run| run.1 == 1.0) {
+        return x.clone();
+    }
+    let factors: Vec<f32> =
+        runs.iter().flat_map(|&(width, factor)| std::iter::repeat_n(factor, width)).collect();
+    let y = scaled(x.value(), &factors);
+    tape.record("scale", &[x], y, move |dy| vec![Some(scaled(&dy, &factors))])
+}
+
+fn scaled(x: &Tensor, factors: &[f32]) -> Tensor {
     let Device::Cpu(cpu) = x.device();
+    let (_, d) = x.dims2();
+    assert_eq!(d, factors.len(), "scale: columns");
     let mut y = Tensor::uninit(x.device(), x.shape());
-    cpu.each_piece(y.f32_mut(), PIECE, |idx, y| {
-        for (y, x) in y.iter_mut().zip(&x.f32()[idx * PIECE..]) {
-            *y = factor * x;
+    cpu.each_piece(y.f32_mut(), N_ROWS * d, |idx, y| {
+        let x = &x.f32()[idx * N_ROWS * d..];
+        for (y, x) in y.chunks_exact_mut(d).zip(x.chunks_exact(d)) {
+            for ((y, x), factor) in y.iter_mut().zip(x).zip(factors) {
+                *y = factor * x;
+            }
         }
     });
     y
@@ -35,7 +49,10 @@ mod tests {
 
     #[test]
     fn gradients() {
-        let inputs = [Input::normal(1, &[3, 7], 1.0)];
-        check_gradients(&inputs, |tape, vars| vec![scale(tape, &vars[0], -1.7)]);
+        let inputs = [Input::normal(1, &[70, 7], 1.0)];
+        check_gradients(&inputs, |tape, v| vec![scale(tape, &v[0], -1.7)]);
+        check_gradients(&inputs, |tape, v| {
+            vec![scale_columns(tape, &v[0], &[(2, 0.5), (4, 1.0), (1, -3.0)])]
+        });
     }
 }

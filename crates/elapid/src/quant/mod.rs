@@ -1,30 +1,178 @@
-//! Block formats of ggml: how many numbers share a block, and how to read them.
+//! Block formats of ggml: numbers stored in blocks of small integers with shared scales.
+//!
+//! | format | numbers | bytes | a number is                 |                                     |
+//! |--------|---------|-------|-----------------------------|-------------------------------------|
+//! | Q4_0   | 32      | 18    | `d (q - 8)`                 | q of 4 bits                         |
+//! | Q4_1   | 32      | 20    | `d q + m`                   | q of 4 bits                         |
+//! | Q5_0   | 32      | 22    | `d (q - 16)`                | q of 5 bits, the fifth kept apart   |
+//! | Q5_1   | 32      | 24    | `d q + m`                   | q of 5 bits, the fifth kept apart   |
+//! | Q8_0   | 32      | 34    | `d q`                       | q a signed byte                     |
+//! | Q2K    | 256     | 84    | `(d s) q - (m t)`           | 16 groups; q 2 bits, s and t 4      |
+//! | Q3K    | 256     | 110   | `(d (s - 32)) (q - 4)`      | 16 groups; q 3 bits, s 6            |
+//! | Q4K    | 256     | 144   | `(d s) q - (m t)`           | 8 groups; q 4 bits, s and t 6       |
+//! | Q5K    | 256     | 176   | `(d s) q - (m t)`           | 8 groups; q 5 bits, s and t 6       |
+//! | Q6K    | 256     | 210   | `(d s) (q - 32)`            | 16 groups; q 6 bits, s a signed byte|
+//!
+//! d and m are f16, one each per block; s and t are small integers, one each per group. Products
+//! and sums are rounded to f32 one by one, in the order of the brackets, as ggml does: decoded
+//! numbers have the same bits as there. Everything is little-endian.
+//!
+//! Not here: dot products on blocks; encoding, but for Q8_0; the importance-matrix formats (IQ),
+//! ternary and MX formats.
+
+mod k;
+mod legacy;
+
+pub use self::legacy::encode_q8_0;
+
+use pulp::{Simd, WithSimd};
 
 /// A block format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockType {
-    /// 32 signed bytes and one f16 scale.
+    /// 4 bits, one scale for 32.
+    Q4_0,
+    /// 4 bits, scale and minimum for 32.
+    Q4_1,
+    /// 5 bits, one scale for 32.
+    Q5_0,
+    /// 5 bits, scale and minimum for 32.
+    Q5_1,
+    /// 8 bits, one scale for 32.
     Q8_0,
+    /// 2 bits, scales and minima for 16 under scales for 256.
+    Q2K,
+    /// 3 bits, scales for 16 under a scale for 256.
+    Q3K,
+    /// 4 bits, scales and minima for 32 under scales for 256.
+    Q4K,
+    /// 5 bits, scales and minima for 32 under scales for 256.
+    Q5K,
+    /// 6 bits, scales for 16 under a scale for 256.
+    Q6K,
+}
+
+/// What is fixed about a format.
+struct Facts {
+    n_elem: usize,
+    n_bytes: usize,
+    name: &'static str,
+    ggml_id: u32,
 }
 
 impl BlockType {
+    /// Every format.
+    pub const ALL: [BlockType; 10] = [
+        BlockType::Q4_0,
+        BlockType::Q4_1,
+        BlockType::Q5_0,
+        BlockType::Q5_1,
+        BlockType::Q8_0,
+        BlockType::Q2K,
+        BlockType::Q3K,
+        BlockType::Q4K,
+        BlockType::Q5K,
+        BlockType::Q6K,
+    ];
+
+    fn facts(self) -> Facts {
+        let (n_elem, n_bytes, name, ggml_id) = match self {
+            BlockType::Q4_0 => (legacy::N_ELEM, legacy::Q4_0_BYTES, "q4_0", 2),
+            BlockType::Q4_1 => (legacy::N_ELEM, legacy::Q4_1_BYTES, "q4_1", 3),
+            BlockType::Q5_0 => (legacy::N_ELEM, legacy::Q5_0_BYTES, "q5_0", 6),
+            BlockType::Q5_1 => (legacy::N_ELEM, legacy::Q5_1_BYTES, "q5_1", 7),
+            BlockType::Q8_0 => (legacy::N_ELEM, legacy::Q8_0_BYTES, "q8_0", 8),
+            BlockType::Q2K => (k::N_ELEM, k::Q2K_BYTES, "q2_k", 10),
+            BlockType::Q3K => (k::N_ELEM, k::Q3K_BYTES, "q3_k", 11),
+            BlockType::Q4K => (k::N_ELEM, k::Q4K_BYTES, "q4_k", 12),
+            BlockType::Q5K => (k::N_ELEM, k::Q5K_BYTES, "q5_k", 13),
+            BlockType::Q6K => (k::N_ELEM, k::Q6K_BYTES, "q6_k", 14),
+        };
+        Facts { n_elem, n_bytes, name, ggml_id }
+    }
+
     /// Numbers in a block.
     pub fn n_elem(self) -> usize {
-        32
+        self.facts().n_elem
     }
 
     /// Bytes of a block.
     pub fn n_bytes(self) -> usize {
-        34
+        self.facts().n_bytes
+    }
+
+    /// As people write it: `q4_k`.
+    pub fn name(self) -> &'static str {
+        self.facts().name
+    }
+
+    /// Its number in GGUF files.
+    pub fn ggml_id(self) -> u32 {
+        self.facts().ggml_id
+    }
+
+    /// The format with this number in GGUF files, if it is one of these.
+    pub fn from_ggml_id(id: u32) -> Option<BlockType> {
+        BlockType::ALL.into_iter().find(|block| block.ggml_id() == id)
     }
 
     /// Decodes whole blocks.
     pub fn decode(self, bytes: &[u8], out: &mut [f32]) {
-        for (block, out) in bytes.chunks_exact(34).zip(out.chunks_exact_mut(32)) {
-            let scale = half::f16::from_le_bytes([block[0], block[1]]).to_f32();
-            for (y, &q) in out.iter_mut().zip(&block[2..]) {
-                *y = scale * (q as i8) as f32;
-            }
+        let Facts { n_elem, n_bytes, name, .. } = self.facts();
+        assert!(
+            bytes.len().is_multiple_of(n_bytes) && bytes.len() / n_bytes * n_elem == out.len(),
+            "{name}: {} bytes for {} numbers",
+            bytes.len(),
+            out.len()
+        );
+        pulp::Arch::new().dispatch(Decode { block: self, bytes, out });
+    }
+}
+
+/// Decodes with the widest instruction set: the loops are plain, the compiler makes the vectors.
+struct Decode<'a> {
+    block: BlockType,
+    bytes: &'a [u8],
+    out: &'a mut [f32],
+}
+
+impl WithSimd for Decode<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Decode { block, bytes, out } = self;
+        match block {
+            BlockType::Q4_0 => blocks(bytes, out, legacy::decode_q4_0),
+            BlockType::Q4_1 => blocks(bytes, out, legacy::decode_q4_1),
+            BlockType::Q5_0 => blocks(bytes, out, legacy::decode_q5_0),
+            BlockType::Q5_1 => blocks(bytes, out, legacy::decode_q5_1),
+            BlockType::Q8_0 => blocks(bytes, out, legacy::decode_q8_0),
+            BlockType::Q2K => blocks(bytes, out, k::decode_q2k),
+            BlockType::Q3K => blocks(bytes, out, k::decode_q3k),
+            BlockType::Q4K => blocks(bytes, out, k::decode_q4k),
+            BlockType::Q5K => blocks(bytes, out, k::decode_q5k),
+            BlockType::Q6K => blocks(bytes, out, k::decode_q6k),
         }
     }
 }
+
+/// Runs `decode` on each block of `N` bytes and `M` numbers.
+#[inline(always)]
+fn blocks<const N: usize, const M: usize>(
+    bytes: &[u8],
+    out: &mut [f32],
+    decode: impl Fn(&[u8; N], &mut [f32; M]),
+) {
+    for (block, out) in bytes.as_chunks::<N>().0.iter().zip(out.as_chunks_mut::<M>().0) {
+        decode(block, out);
+    }
+}
+
+/// The f16 at byte `AT` of a block.
+#[inline(always)]
+fn f16_at<const AT: usize>(block: &[u8]) -> f32 {
+    half::f16::from_le_bytes([block[AT], block[AT + 1]]).to_f32()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,296 @@
+//! `elapid bench`: training speed beside PyTorch and beside the limit of the machine.
+
+use crate::report::{Done, Failure, count, n_threads_default};
+use elapid::batch::{Batch, Targets};
+use elapid::config::Config;
+use elapid::device::Device;
+use elapid::model::Model;
+use elapid::optim::AdamW;
+use elapid::rng::Rng;
+use elapid::train::{StepSettings, Trainer};
+use elapid::weights::Weights;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+/// Measure training steps: tokens/s, share of the machine's matrix-product rate, peak memory.
+///
+/// One step is forward, backward and AdamW in f32 on random tokens. The limit is what matrix products
+/// alone would take: 6 flops per parameter and token at the rate measured in the same run. With
+/// --torch the PyTorch script is run in turn with ours, and ratios are printed.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  elapid bench\n  elapid bench --models mamba --reps 15\n  \
+    elapid bench --torch 'python bench_train_torch.py' --receipt bench.json")]
+pub struct Bench {
+    /// Which shapes, separated by commas
+    #[arg(long, value_delimiter = ',', default_value = "llama,mamba,mamba2")]
+    models: Vec<String>,
+    /// Sequences in a batch
+    #[arg(long, default_value_t = 8)]
+    batch: usize,
+    /// Tokens in a sequence
+    #[arg(long, default_value_t = 256)]
+    context: usize,
+    /// Width
+    #[arg(long, default_value_t = 384)]
+    d_model: usize,
+    /// Layers
+    #[arg(long, default_value_t = 6)]
+    layers: usize,
+    /// Vocabulary
+    #[arg(long, default_value_t = 8192)]
+    vocab: usize,
+    /// Timed steps; the median and the best are printed
+    #[arg(long, default_value_t = 9)]
+    reps: usize,
+    /// Threads [default: all]
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Command that runs the PyTorch script, to measure beside
+    #[arg(long)]
+    torch: Option<String>,
+    /// File to write every figure to, as JSON
+    #[arg(long)]
+    receipt: Option<PathBuf>,
+    /// Print one JSON object per figure
+    #[arg(long)]
+    json: bool,
+}
+
+/// PyTorch runs to put beside each of our models: (model, further flags).
+const RIVALS: &[(&str, &[&str])] = &[
+    ("llama", &["--model", "llama"]),
+    ("llama", &["--model", "llama", "--compile"]),
+    ("mamba", &["--model", "mamba"]),
+    ("mamba", &["--model", "mamba_mambapy"]),
+    ("mamba", &["--model", "mambapy_native"]),
+    ("mamba2", &["--model", "mamba2"]),
+];
+
+impl Bench {
+    pub fn run(&self) -> Done<ExitCode> {
+        let mut figures = Vec::new();
+        // One process per model: peak memory is a property of a process.
+        if let [model] = self.models.as_slice()
+            && self.torch.is_none()
+        {
+            let figure = self.measure(model)?;
+            self.print(&figure);
+            figures.push(figure);
+        } else {
+            for model in &self.models {
+                figures.extend(self.beside(model)?);
+            }
+        }
+        if let Some(path) = &self.receipt {
+            let text = json!({"version": env!("CARGO_PKG_VERSION"), "figures": figures});
+            let written = std::fs::write(path, format!("{text:#}\n"));
+            written.map_err(|error| {
+                Failure::new(
+                    format!("cannot write {}: {error}", path.display()),
+                    "choose another --receipt",
+                )
+            })?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn n_threads(&self) -> usize {
+        self.threads.unwrap_or_else(n_threads_default)
+    }
+
+    /// Ours in a process of its own, then PyTorch's, with ratios.
+    fn beside(&self, model: &str) -> Done<Vec<Value>> {
+        let own = std::env::current_exe()
+            .map_err(|error| Failure::new(error, "run one model at a time: --models llama"))?;
+        let mut command = Command::new(own);
+        let sizes = [
+            ("--batch", self.batch),
+            ("--context", self.context),
+            ("--d-model", self.d_model),
+            ("--layers", self.layers),
+            ("--vocab", self.vocab),
+            ("--reps", self.reps),
+            ("--threads", self.n_threads()),
+        ];
+        command.args(["bench", "--json", "--models", model]);
+        for (flag, value) in sizes {
+            command.args([flag, &value.to_string()]);
+        }
+        let ours = last_json_line(command)?;
+        self.print(&ours);
+        let mut figures = vec![ours.clone()];
+        let Some(torch) = &self.torch else { return Ok(figures) };
+        for (_, flags) in RIVALS.iter().filter(|rival| rival.0 == model) {
+            let mut words = torch.split_whitespace();
+            let program = words.next().ok_or_else(|| {
+                Failure::new(
+                    "--torch is empty",
+                    "give the command, as in --torch 'python script.py'",
+                )
+            })?;
+            let mut command = Command::new(program);
+            command.args(words).args(*flags);
+            let threads = self.n_threads().to_string();
+            command.args(["--threads", &threads, "--B", &self.batch.to_string()]);
+            command.args(["--T", &self.context.to_string(), "--d", &self.d_model.to_string()]);
+            command.args([
+                "--layers",
+                &self.layers.to_string(),
+                "--vocab",
+                &self.vocab.to_string(),
+            ]);
+            let theirs = last_json_line(command)?;
+            print_rival(&flags[1..].join(" "), &ours, &theirs);
+            figures.push(theirs);
+        }
+        Ok(figures)
+    }
+
+    fn measure(&self, name: &str) -> Done<Value> {
+        let device = Device::cpu(self.n_threads())?;
+        let config = Config::from_json("bench", &self.config(name)?)?;
+        let model = Model::new(config);
+        let weights = Weights::init(&device, model.specs(), 0);
+        let n_params = weights.n_elem();
+        let mut trainer = Trainer::new(model, weights);
+        let (batch, target_ids) = self.random_batch();
+        let target_weights = vec![1.0; target_ids.len()];
+        let norm = target_ids.len() as f32;
+        let targets = Targets { ids: &target_ids, weights: &target_weights, norm };
+        let adamw = AdamW { weight_decay: 0.1, ..AdamW::default() };
+        let settings = StepSettings { adamw, clip_norm: None };
+        let (mut times_ms, mut rates) = (Vec::new(), Vec::new());
+        let mut tape_bytes = 0;
+        // Products are timed between the steps, so that both see the same machine.
+        let mut product = device.product_probe(2048, 2048, 2048);
+        for rep in 0..self.reps + 2 {
+            let begin = Instant::now();
+            let report = device.run(|| trainer.step(&batch, &targets, &settings))?;
+            let elapsed_ms = begin.elapsed().as_secs_f64() * 1e3;
+            tape_bytes = report.tape_bytes;
+            let begin = Instant::now();
+            product();
+            let rate = 2.0 * 2048f64.powi(3) / begin.elapsed().as_secs_f64() / 1e9;
+            if rep >= 2 {
+                times_ms.push(elapsed_ms);
+                rates.push(rate);
+            }
+        }
+        times_ms.sort_by(f64::total_cmp);
+        rates.sort_by(f64::total_cmp);
+        let n_tok = (self.batch * self.context) as f64;
+        let (best_ms, median_ms) = (times_ms[0], times_ms[times_ms.len() / 2]);
+        let gflops = rates[rates.len() / 2];
+        let limit = gflops * 1e9 / (6.0 * n_params as f64);
+        let tok_s = n_tok / median_ms * 1e3;
+        Ok(json!({
+            "bench": "train", "engine": "elapid", "model": name, "params": n_params,
+            "device": device.describe(), "threads": self.n_threads(), "B": self.batch,
+            "T": self.context, "d": self.d_model, "layers": self.layers, "vocab": self.vocab,
+            "step_min_ms": best_ms, "step_med_ms": median_ms,
+            "tok_s_best": n_tok / best_ms * 1e3, "tok_s_med": tok_s,
+            "gemm_gflops": gflops, "limit_tok_s": limit, "share_of_limit": tok_s / limit,
+            "tape_mb": tape_bytes as f64 / (1 << 20) as f64, "peak_rss_mb": peak_rss_mb(),
+        }))
+    }
+
+    fn print(&self, figure: &Value) {
+        if self.json {
+            println!("{figure}");
+            return;
+        }
+        let number = |key: &str| figure[key].as_f64().unwrap_or(f64::NAN);
+        println!(
+            "train   {:<7} {} params  {:.0} ms  {:.0} tok/s (best {:.0})  {:.0}% of the product \
+             limit {:.0} tok/s at {:.0} GFLOP/s  peak {:.0} MB",
+            figure["model"].as_str().unwrap_or_default(),
+            count(number("params")),
+            number("step_med_ms"),
+            number("tok_s_med"),
+            number("tok_s_best"),
+            100.0 * number("share_of_limit"),
+            number("limit_tok_s"),
+            number("gemm_gflops"),
+            number("peak_rss_mb"),
+        );
+    }
+
+    fn random_batch(&self) -> (Batch, Vec<u32>) {
+        let rng = Rng::new(0, 0);
+        let n_tok = self.batch * self.context;
+        let id = |n: usize| rng.below(n as u64, self.vocab as u64) as u32;
+        let tokens: Vec<u32> = (0..n_tok).map(id).collect();
+        let sequences: Vec<&[u32]> = tokens.chunks(self.context).collect();
+        (Batch::from_sequences(&sequences), (n_tok..2 * n_tok).map(id).collect())
+    }
+
+    /// The shapes of the PyTorch script.
+    fn config(&self, name: &str) -> Done<String> {
+        let (d, layers, vocab) = (self.d_model, self.layers, self.vocab);
+        let common = json!({
+            "model_type": name, "vocab_size": vocab, "hidden_size": d, "num_hidden_layers": layers,
+            "tie_word_embeddings": true, "initializer_range": 0.02,
+        });
+        let more = match name {
+            "llama" => json!({
+                "intermediate_size": 1024, "num_attention_heads": 6,
+                "num_key_value_heads": 6, "max_position_embeddings": self.context,
+            }),
+            "mamba" => json!({"state_size": 16, "expand": 2}),
+            "mamba2" => json!({
+                "state_size": 128, "expand": 2, "head_dim": 64,
+                "num_heads": d * 2 / 64, "n_groups": 1,
+            }),
+            other => {
+                let problem = format!("there is no shape `{other}`");
+                return Err(Failure::new(problem, "known are llama, mamba, mamba2"));
+            }
+        };
+        let mut config = common;
+        if let (Value::Object(config), Value::Object(more)) = (&mut config, more) {
+            config.extend(more);
+        }
+        Ok(config.to_string())
+    }
+}
+
+fn print_rival(name: &str, ours: &Value, theirs: &Value) {
+    let ratio = |key: &str| {
+        ours[key].as_f64().unwrap_or(f64::NAN) / theirs[key].as_f64().unwrap_or(f64::NAN)
+    };
+    println!(
+        "torch   {name:<16} {:.0} tok/s (best {:.0})  peak {:.0} MB  we are {:.2}x as fast \
+         (best {:.2}x) in {:.2}x the memory",
+        theirs["tok_s_med"].as_f64().unwrap_or(f64::NAN),
+        theirs["tok_s_best"].as_f64().unwrap_or(f64::NAN),
+        theirs["peak_rss_mb"].as_f64().unwrap_or(f64::NAN),
+        ratio("tok_s_med"),
+        ratio("tok_s_best"),
+        ratio("peak_rss_mb"),
+    );
+}
+
+/// Runs a program and reads the last line of its output that is a JSON object.
+fn last_json_line(mut command: Command) -> Done<Value> {
+    let shown = format!("{command:?}");
+    let output = command.output().map_err(|error| {
+        Failure::new(format!("cannot run {shown}: {error}"), "check the command")
+    })?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());
+    line.ok_or_else(|| {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let tail: Vec<&str> = errors.lines().rev().take(3).collect();
+        Failure::new(format!("{shown} printed no figures: {tail:?}"), "run it by itself")
+    })
+}
+
+/// The most memory this process ever held, in MiB, where the system tells.
+fn peak_rss_mb() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    let kib: f64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some((kib / 1024.0).round())
+}

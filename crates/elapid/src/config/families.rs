@@ -1,0 +1,671 @@
+//! The config.json of each Hugging Face family, as a list of layers. The only file that knows
+//! families: their keys, defaults, schedules and tensor names.
+
+use super::keys::Keys;
+use super::*;
+use crate::ops::rope::RopeScaling;
+use crate::ops::router::Score;
+
+const LLAMA_FF: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+
+/// Reads the config of one family.
+pub(super) fn config(family: &str, keys: &Keys) -> Result<Config> {
+    let reader = Reader { keys, family };
+    match family {
+        "mamba" | "falcon_mamba" => reader.mamba(),
+        "mamba2" => reader.mamba2(),
+        "llama" | "mistral" | "qwen2" | "qwen3" | "mixtral" | "qwen2_moe" | "olmoe" | "dots1" => {
+            reader.llama()
+        }
+        "jamba" | "bamba" | "granitemoehybrid" | "falcon_h1" => reader.hybrid(),
+        _ => Err(Error::UnknownFamily { file: keys.file().into(), family: family.into() }),
+    }
+}
+
+struct Reader<'a> {
+    keys: &'a Keys,
+    family: &'a str,
+}
+
+impl Reader<'_> {
+    /// What all families share; `layers` and names are filled in by the caller.
+    fn base(&self, tied_default: bool) -> Result<Config> {
+        let keys = self.keys;
+        Ok(Config {
+            family: self.family.into(),
+            n_vocab: keys.size("vocab_size")?,
+            d_model: keys.size("hidden_size")?,
+            n_ctx: keys.size_opt("max_position_embeddings")?,
+            layers: Vec::new(),
+            tied: keys.bool_or("tie_word_embeddings", tied_default)?,
+            eps: 0.0,
+            embed_scale: 1.0,
+            logit_scale: 1.0,
+            balance_scale: 0.0,
+            init_std: keys.float_or("initializer_range", 0.02)?,
+            embed_name: "model.embed_tokens.weight".into(),
+            norm_name: "model.norm.weight".into(),
+        })
+    }
+
+    fn n_layer(&self) -> Result<usize> {
+        let n_layer = self.keys.size("num_hidden_layers")?;
+        if n_layer > 10_000 {
+            return Err(self.keys.wrong("num_hidden_layers", format!("{n_layer} is out of range")));
+        }
+        Ok(n_layer)
+    }
+
+    fn delta_init(&self) -> Result<DeltaInit> {
+        let default = DeltaInit::default();
+        Ok(DeltaInit {
+            min: self.keys.float_or("time_step_min", default.min)?,
+            max: self.keys.float_or("time_step_max", default.max)?,
+            floor: self.keys.float_or("time_step_floor", default.floor)?,
+        })
+    }
+
+    /// Only SiLU is in use among these families, under two names.
+    fn activation(&self) -> Result<Kind> {
+        match self.keys.str_or("hidden_act", "silu")? {
+            "silu" | "swish" => Ok(Kind::Silu),
+            "gelu_new" | "gelu_pytorch_tanh" => Ok(Kind::Gelu),
+            "relu" => Ok(Kind::Relu),
+            other => Err(self.keys.wrong(
+                "hidden_act",
+                format!("is \"{other}\"; known are silu, gelu_new, gelu_pytorch_tanh, relu"),
+            )),
+        }
+    }
+
+    fn mamba_act(&self) -> Result<()> {
+        match self.activation()? {
+            Kind::Silu => Ok(()),
+            other => Err(self.keys.wrong("hidden_act", format!("{other:?} in a Mamba block"))),
+        }
+    }
+
+    fn backbone(&self, tied_default: bool) -> Result<Config> {
+        let mut config = self.base(tied_default)?;
+        config.init_std = self.keys.float_or("initializer_range", 0.1)?;
+        config.eps = self.keys.float_or("layer_norm_epsilon", 1e-5)?;
+        config.embed_name = "backbone.embeddings.weight".into();
+        config.norm_name = "backbone.norm_f.weight".into();
+        Ok(config)
+    }
+
+    /// A layer of a pure Mamba model.
+    fn backbone_layer(&self, idx: usize, eps: f32, mixer: MixerConfig) -> LayerConfig {
+        LayerConfig {
+            mixer_norm: format!("backbone.layers.{idx}.norm.weight"),
+            mixer,
+            feed_forward_norm: String::new(),
+            feed_forward: FeedForwardConfig::None,
+            eps,
+            residual_scale: 1.0,
+        }
+    }
+
+    fn mamba(&self) -> Result<Config> {
+        let keys = self.keys;
+        self.mamba_act()?;
+        let mut config = self.backbone(true)?;
+        let d_inner = match keys.size_opt("intermediate_size")? {
+            Some(d_inner) => d_inner,
+            None => config.d_model * keys.size_or("expand", 2)?,
+        };
+        let inner_norm = match self.family {
+            "falcon_mamba" => InnerNorm::Plain { eps: keys.float_or("mixer_rms_eps", 1e-6)? },
+            _ => InnerNorm::None,
+        };
+        for idx in 0..self.n_layer()? {
+            let mixer = MixerConfig::Mamba1(Mamba1Config {
+                prefix: format!("backbone.layers.{idx}.mixer"),
+                d_inner,
+                d_state: keys.size_or("state_size", 16)?,
+                d_conv: keys.size_or("conv_kernel", 4)?,
+                delta_rank: self.delta_rank("time_step_rank", config.d_model)?,
+                proj_bias: keys.bool_or("use_bias", false)?,
+                conv_bias: keys.bool_or("use_conv_bias", true)?,
+                inner_norm: inner_norm.clone(),
+                delta_init: self.delta_init()?,
+            });
+            config.layers.push(self.backbone_layer(idx, config.eps, mixer));
+        }
+        Ok(config)
+    }
+
+    /// A number, or "auto" for a sixteenth of the width.
+    fn delta_rank(&self, key: &str, d_model: usize) -> Result<usize> {
+        if self.keys.get(key).is_some_and(|value| value == "auto") {
+            return Ok(d_model.div_ceil(16));
+        }
+        self.keys.size_or(key, d_model.div_ceil(16))
+    }
+
+    fn delta_limit(&self) -> Result<(f32, f32)> {
+        match self.keys.floats("time_step_limit")?.as_deref() {
+            None => Ok((0.0, f32::INFINITY)),
+            Some(&[low, high]) if low <= high => Ok((low, high)),
+            Some(other) => {
+                Err(self.keys.wrong("time_step_limit", format!("is {other:?}, not [low, high]")))
+            }
+        }
+    }
+
+    fn mamba2(&self) -> Result<Config> {
+        let keys = self.keys;
+        self.mamba_act()?;
+        let mut config = self.backbone(false)?;
+        let d_head = keys.size_or("head_dim", 64)?;
+        let n_head = keys.size_or("num_heads", 128)?;
+        let d_inner = config.d_model.saturating_mul(keys.size_or("expand", 2)?);
+        if n_head.checked_mul(d_head) != Some(d_inner) {
+            let problem = format!("{n_head} heads of {d_head} do not fill {d_inner} channels");
+            return Err(keys.wrong("num_heads", problem));
+        }
+        for idx in 0..self.n_layer()? {
+            let bias = keys.bool_or("use_bias", false)?;
+            let mixer = MixerConfig::Mamba2(Mamba2Config {
+                prefix: format!("backbone.layers.{idx}.mixer"),
+                n_head,
+                d_head,
+                n_group: keys.size_or("n_groups", 8)?,
+                d_state: keys.size_or("state_size", 128)?,
+                d_conv: keys.size_or("conv_kernel", 4)?,
+                in_bias: bias,
+                out_bias: bias,
+                conv_bias: keys.bool_or("use_conv_bias", true)?,
+                norm: Some((Order::GateFirst, config.eps)),
+                delta_limit: self.delta_limit()?,
+                scales: Mamba2Scales::default(),
+                delta_init: self.delta_init()?,
+            });
+            config.layers.push(self.backbone_layer(idx, config.eps, mixer));
+        }
+        Ok(config)
+    }
+
+    fn llama(&self) -> Result<Config> {
+        let keys = self.keys;
+        let mut config = self.base(false)?;
+        let eps_default = if matches!(self.family, "mixtral" | "olmoe") { 1e-5 } else { 1e-6 };
+        config.eps = keys.float_or("rms_norm_eps", eps_default)?;
+        if matches!(self.family, "mixtral" | "qwen2_moe" | "olmoe") {
+            config.balance_scale = keys.float_or("router_aux_loss_coef", 0.001)?;
+        }
+        for idx in 0..self.n_layer()? {
+            let at = format!("model.layers.{idx}");
+            config.layers.push(LayerConfig {
+                mixer_norm: format!("{at}.input_layernorm.weight"),
+                mixer: MixerConfig::Attention(self.attention(idx, &config)?),
+                feed_forward_norm: format!("{at}.post_attention_layernorm.weight"),
+                feed_forward: self.llama_feed_forward(idx)?,
+                eps: config.eps,
+                residual_scale: 1.0,
+            });
+        }
+        Ok(config)
+    }
+
+    /// Grouped heads of any family that has attention.
+    fn attention(&self, idx: usize, config: &Config) -> Result<AttentionConfig> {
+        let keys = self.keys;
+        let n_head = keys.size("num_attention_heads")?;
+        let n_kv_default = if self.family == "mixtral" { 8 } else { n_head };
+        let d_head = match keys.size_opt("head_dim")? {
+            Some(d_head) => d_head,
+            None if self.family == "qwen3" => 128,
+            None if n_head > 0 && config.d_model.is_multiple_of(n_head) => config.d_model / n_head,
+            None => {
+                let problem = format!("{n_head} do not divide a width of {}", config.d_model);
+                return Err(keys.wrong("num_attention_heads", problem));
+            }
+        };
+        let bias = keys.bool_or("attention_bias", false)?;
+        let qkv_bias = match self.family {
+            "qwen2" => true,
+            "qwen2_moe" => keys.bool_or("qkv_bias", true)?,
+            _ => bias,
+        };
+        let qk_norm = match self.family {
+            "qwen3" | "dots1" => QkNorm::Head,
+            "olmoe" => QkNorm::Whole,
+            _ => QkNorm::None,
+        };
+        let scale = match self.family {
+            "granitemoehybrid" => keys.float_or("attention_multiplier", 1.0)?,
+            _ => (d_head as f64).powf(-0.5) as f32,
+        };
+        let n_kv_head = keys.size_or("num_key_value_heads", n_kv_default)?;
+        let falcon = self.family == "falcon_h1";
+        let factor = |key: &str| if falcon { keys.float_or(key, 1.0) } else { Ok(1.0) };
+        Ok(AttentionConfig {
+            prefix: format!("model.layers.{idx}.self_attn"),
+            dims: Attention { n_head, n_kv_head, d_head, scale, window: self.window(idx)? },
+            qkv_bias,
+            out_bias: bias && !matches!(self.family, "qwen2" | "qwen2_moe"),
+            qk_norm,
+            qk_eps: config.eps,
+            clip: match self.family {
+                "olmoe" => keys.float_opt("clip_qkv")?.map(|clip| clip as f32),
+                _ => None,
+            },
+            rope: self.rope(d_head)?,
+            in_scale: factor("attention_in_multiplier")?,
+            key_scale: factor("key_multiplier")?,
+            out_scale: factor("attention_out_multiplier")?,
+        })
+    }
+
+    /// The sliding window of layer `idx`, by the rules of each family.
+    fn window(&self, idx: usize) -> Result<Option<usize>> {
+        let keys = self.keys;
+        let window = keys.size_opt("sliding_window")?;
+        let slides = match self.family {
+            "mistral" | "mixtral" => true,
+            "qwen2" | "qwen3" | "qwen2_moe" if !keys.bool_or("use_sliding_window", false)? => false,
+            "qwen2" | "qwen3" | "qwen2_moe" | "dots1" => match keys.strings("layer_types")? {
+                Some(types) => types.get(idx).is_some_and(|kind| kind == "sliding_attention"),
+                None => idx >= keys.size_or("max_window_layers", 28)?,
+            },
+            _ => false,
+        };
+        Ok(window.filter(|_| slides))
+    }
+
+    /// Transformers 4 has `rope_theta` and `rope_scaling`, transformers 5 `rope_parameters`.
+    fn rope(&self, d_head: usize) -> Result<Option<Rope>> {
+        let keys = self.keys;
+        let none = match self.family {
+            "jamba" => true,
+            "granitemoehybrid" => keys.str_or("position_embedding_type", "nope")? != "rope",
+            _ => false,
+        };
+        if none {
+            return Ok(None);
+        }
+        let parameters = keys.object("rope_parameters")?;
+        let old = keys.object("rope_scaling")?;
+        let scaling = parameters.as_ref().or(old.as_ref());
+        let base_default = match self.family {
+            "mixtral" | "falcon_h1" => 1e6,
+            _ => 1e4,
+        };
+        let from = |key: &str| -> Result<Option<f64>> {
+            match parameters.as_ref().map(|p| p.float_opt(key)).transpose()?.flatten() {
+                Some(value) => Ok(Some(value)),
+                None => keys.float_opt(key),
+            }
+        };
+        let base = from("rope_theta")?.unwrap_or(base_default);
+        let partial_default = if self.family == "bamba" { 0.5 } else { 1.0 };
+        let partial = from("partial_rotary_factor")?.unwrap_or(partial_default);
+        let scaling = match scaling {
+            Some(scaling) => self.rope_scaling(scaling)?,
+            None => RopeScaling::None,
+        };
+        let d_rotary = (d_head as f64 * partial) as usize;
+        Ok(Some(Rope { base, d_rotary, scaling }))
+    }
+
+    fn rope_scaling(&self, keys: &Keys) -> Result<RopeScaling> {
+        let kind = if keys.has("rope_type") {
+            keys.str("rope_type")?
+        } else {
+            keys.str_or("type", "default")?
+        };
+        let need = |key: &str| -> Result<f64> {
+            keys.float_opt(key)?.ok_or_else(|| keys.wrong(key, "is missing"))
+        };
+        let n_ctx_orig = || -> Result<usize> {
+            const KEY: &str = "original_max_position_embeddings";
+            let found = keys.size_opt(KEY)?.or(self.keys.size_opt(KEY)?);
+            let found = found.or(self.keys.size_opt("max_position_embeddings")?);
+            found.filter(|&n_ctx| n_ctx > 0).ok_or_else(|| keys.wrong(KEY, "is missing or 0"))
+        };
+        Ok(match kind {
+            "default" => RopeScaling::None,
+            "linear" => RopeScaling::Linear { factor: need("factor")? },
+            "llama3" => RopeScaling::Llama3 {
+                factor: need("factor")?,
+                low_freq: need("low_freq_factor")?,
+                high_freq: need("high_freq_factor")?,
+                n_ctx_orig: n_ctx_orig()?,
+            },
+            "yarn" => RopeScaling::Yarn {
+                factor: need("factor")?,
+                n_ctx_orig: n_ctx_orig()?,
+                beta_fast: keys.float_opt("beta_fast")?.unwrap_or(32.0),
+                beta_slow: keys.float_opt("beta_slow")?.unwrap_or(1.0),
+                attention_factor: keys.float_opt("attention_factor")?,
+                mscale: keys.float_opt("mscale")?,
+                mscale_all_dim: keys.float_opt("mscale_all_dim")?,
+                truncate: keys.bool_or("truncate", true)?,
+            },
+            other => {
+                let problem = format!("is \"{other}\"; known are default, linear, llama3, yarn");
+                return Err(keys.wrong("rope_type", problem));
+            }
+        })
+    }
+
+    fn dense(&self, prefix: String, d_ff: usize, bias: bool) -> Result<DenseConfig> {
+        Ok(DenseConfig {
+            prefix,
+            d_ff,
+            activation: self.activation()?,
+            form: DenseForm::Gated(LLAMA_FF),
+            bias,
+            gate_scale: 1.0,
+            out_scale: 1.0,
+        })
+    }
+
+    fn llama_feed_forward(&self, idx: usize) -> Result<FeedForwardConfig> {
+        let keys = self.keys;
+        let at = format!("model.layers.{idx}");
+        let dense = |key: &str| {
+            let bias = self.family == "llama" && keys.bool_or("mlp_bias", false)?;
+            let dense = self.dense(format!("{at}.mlp"), keys.size(key)?, bias)?;
+            Ok(FeedForwardConfig::Dense(dense))
+        };
+        let experts = match self.family {
+            "mixtral" => self.mixtral_experts(&at)?,
+            "qwen2_moe" => {
+                let only_dense = keys.sizes("mlp_only_layers")?.unwrap_or_default();
+                let every = keys.size_or("decoder_sparse_step", 1)?.max(1);
+                let n_expert = keys.size_or("num_experts", 60)?;
+                if only_dense.contains(&idx) || n_expert == 0 || !(idx + 1).is_multiple_of(every) {
+                    return dense("intermediate_size");
+                }
+                self.qwen2_experts(&at, n_expert)?
+            }
+            "olmoe" => ExpertsConfig {
+                d_ff: keys.size("intermediate_size")?,
+                ..self.experts(format!("{at}.mlp"), "num_experts", 64, "num_experts_per_tok", 8)?
+            },
+            "dots1" if idx >= keys.size_or("first_k_dense_replace", 0)? => {
+                self.dots1_experts(&at)?
+            }
+            _ => return dense("intermediate_size"),
+        };
+        Ok(FeedForwardConfig::Experts(experts))
+    }
+
+    /// Experts by the most common rules: softmax over all, weights as they are or normalised.
+    fn experts(
+        &self,
+        prefix: String,
+        n_key: &str,
+        n_default: usize,
+        used_key: &str,
+        used_default: usize,
+    ) -> Result<ExpertsConfig> {
+        let keys = self.keys;
+        Ok(ExpertsConfig {
+            router_name: format!("{prefix}.gate.weight"),
+            prefix,
+            n_expert: keys.size_or(n_key, n_default)?,
+            d_ff: 0,
+            activation: self.activation()?,
+            router: Router {
+                n_used: keys.size_or(used_key, used_default)?,
+                score: Score::Softmax,
+                normalise: keys.bool_or("norm_topk_prob", false)?,
+                scale: 1.0,
+                n_group: 1,
+                n_group_used: 1,
+            },
+            choice_bias: None,
+            form: ExpertForm::Each(LLAMA_FF),
+            shared: None,
+            shared_gate: None,
+        })
+    }
+
+    fn mixtral_experts(&self, at: &str) -> Result<ExpertsConfig> {
+        let prefix = format!("{at}.block_sparse_moe");
+        let mut experts = self.experts(prefix, "num_local_experts", 8, "num_experts_per_tok", 2)?;
+        experts.d_ff = self.keys.size("intermediate_size")?;
+        experts.router.normalise = true;
+        experts.form = ExpertForm::Each(["w1", "w3", "w2"]);
+        Ok(experts)
+    }
+
+    fn qwen2_experts(&self, at: &str, n_expert: usize) -> Result<ExpertsConfig> {
+        let keys = self.keys;
+        let prefix = format!("{at}.mlp");
+        let d_shared = keys.size("shared_expert_intermediate_size")?;
+        let shared = self.dense(format!("{prefix}.shared_expert"), d_shared, false)?;
+        Ok(ExpertsConfig {
+            n_expert,
+            d_ff: keys.size("moe_intermediate_size")?,
+            shared: Some(shared),
+            shared_gate: Some(format!("{prefix}.shared_expert_gate.weight")),
+            ..self.experts(prefix, "num_experts", 60, "num_experts_per_tok", 4)?
+        })
+    }
+
+    fn dots1_experts(&self, at: &str) -> Result<ExpertsConfig> {
+        let keys = self.keys;
+        let prefix = format!("{at}.mlp");
+        let d_ff = keys.size("moe_intermediate_size")?;
+        let shared = match keys.size_opt("n_shared_experts")? {
+            Some(n) if n > 0 => Some(self.dense(
+                format!("{prefix}.shared_experts"),
+                d_ff.saturating_mul(n),
+                false,
+            )?),
+            _ => None,
+        };
+        let choice_bias = Some(format!("{prefix}.gate.e_score_correction_bias"));
+        let experts = self.experts(prefix, "n_routed_experts", 128, "num_experts_per_tok", 6)?;
+        let router = Router {
+            score: Score::Sigmoid,
+            scale: keys.float_or("routed_scaling_factor", 1.0)?,
+            n_group: keys.size_or("n_group", 1)?,
+            n_group_used: keys.size_or("topk_group", 1)?,
+            ..experts.router
+        };
+        Ok(ExpertsConfig { d_ff, router, shared, choice_bias, ..experts })
+    }
+
+    fn hybrid(&self) -> Result<Config> {
+        let keys = self.keys;
+        self.mamba_act()?;
+        let mut config = self.base(false)?;
+        let granite = self.family == "granitemoehybrid";
+        let eps_default = if matches!(self.family, "bamba" | "falcon_h1") { 1e-5 } else { 1e-6 };
+        config.eps = keys.float_or("rms_norm_eps", eps_default)?;
+        if !granite {
+            config.norm_name = "model.final_layernorm.weight".into();
+        }
+        let mut residual_scale = 1.0;
+        match self.family {
+            "granitemoehybrid" => {
+                config.embed_scale = keys.float_or("embedding_multiplier", 1.0)?;
+                config.logit_scale = 1.0 / keys.float_or("logits_scaling", 1.0)?;
+                config.balance_scale = keys.float_or("router_aux_loss_coef", 0.001)?;
+                residual_scale = keys.float_or("residual_multiplier", 1.0)?;
+            }
+            "falcon_h1" => {
+                config.embed_scale = keys.float_or("embedding_multiplier", 1.0)?;
+                config.logit_scale = keys.float_or("lm_head_multiplier", 1.0)?;
+            }
+            "jamba" => config.balance_scale = keys.float_or("router_aux_loss_coef", 0.001)?,
+            _ => {}
+        }
+        let second_norm = if granite { "post_attention_layernorm" } else { "pre_ff_layernorm" };
+        for idx in 0..self.n_layer()? {
+            let at = format!("model.layers.{idx}");
+            config.layers.push(LayerConfig {
+                mixer_norm: format!("{at}.input_layernorm.weight"),
+                mixer: self.hybrid_mixer(idx, &config)?,
+                feed_forward_norm: format!("{at}.{second_norm}.weight"),
+                feed_forward: self.hybrid_feed_forward(idx)?,
+                eps: config.eps,
+                residual_scale,
+            });
+        }
+        Ok(config)
+    }
+
+    fn hybrid_mixer(&self, idx: usize, config: &Config) -> Result<MixerConfig> {
+        let keys = self.keys;
+        let is_attention = match self.family {
+            "jamba" => {
+                let period = keys.size_or("attn_layer_period", 8)?.max(1);
+                idx % period == keys.size_or("attn_layer_offset", 4)?
+            }
+            "bamba" => keys.sizes("attn_layer_indices")?.unwrap_or_default().contains(&idx),
+            "granitemoehybrid" => {
+                // Transformers 5 renamed the kinds.
+                let types = keys.strings("layer_types")?.unwrap_or_default();
+                match types.get(idx).map(String::as_str) {
+                    Some("attention" | "full_attention") => true,
+                    Some("mamba" | "linear_attention") | None => false,
+                    Some(other) => {
+                        let problem = format!("holds \"{other}\"; known are mamba, attention");
+                        return Err(keys.wrong("layer_types", problem));
+                    }
+                }
+            }
+            _ => {
+                let mamba = self.hybrid_mamba2(idx, config)?;
+                return Ok(MixerConfig::Parallel(mamba, self.attention(idx, config)?));
+            }
+        };
+        if is_attention {
+            return Ok(MixerConfig::Attention(self.attention(idx, config)?));
+        }
+        if self.family != "jamba" {
+            return Ok(MixerConfig::Mamba2(self.hybrid_mamba2(idx, config)?));
+        }
+        Ok(MixerConfig::Mamba1(Mamba1Config {
+            prefix: format!("model.layers.{idx}.mamba"),
+            d_inner: config.d_model.saturating_mul(keys.size_or("mamba_expand", 2)?),
+            d_state: keys.size_or("mamba_d_state", 16)?,
+            d_conv: keys.size_or("mamba_d_conv", 4)?,
+            delta_rank: self.delta_rank("mamba_dt_rank", config.d_model)?,
+            proj_bias: keys.bool_or("mamba_proj_bias", false)?,
+            conv_bias: keys.bool_or("mamba_conv_bias", true)?,
+            inner_norm: InnerNorm::Weighted { eps: config.eps },
+            delta_init: DeltaInit::default(),
+        }))
+    }
+
+    fn hybrid_mamba2(&self, idx: usize, config: &Config) -> Result<Mamba2Config> {
+        let keys = self.keys;
+        let falcon = self.family == "falcon_h1";
+        let expanded = config.d_model.saturating_mul(keys.size_or("mamba_expand", 2)?);
+        let d_inner = match keys.size_opt("mamba_d_ssm")? {
+            Some(d_inner) if falcon => d_inner,
+            _ => expanded,
+        };
+        let n_head = keys.size_or("mamba_n_heads", 128)?;
+        let d_head = match keys.get("mamba_d_head") {
+            Some(value) if value == "auto" => d_inner / n_head.max(1),
+            None => d_inner / n_head.max(1),
+            _ => keys.size("mamba_d_head")?,
+        };
+        if n_head.checked_mul(d_head) != Some(d_inner) {
+            let problem = format!("{n_head} heads of {d_head} do not fill {d_inner} channels");
+            return Err(keys.wrong("mamba_n_heads", problem));
+        }
+        let norm = match falcon {
+            true if !keys.bool_or("mamba_rms_norm", false)? => None,
+            true if keys.bool_or("mamba_norm_before_gate", true)? => {
+                Some((Order::NormFirst, config.eps))
+            }
+            _ => Some((Order::GateFirst, config.eps)),
+        };
+        let proj_bias = keys.bool_or("mamba_proj_bias", false)?;
+        let out_bias = if falcon { keys.bool_or("projectors_bias", false)? } else { proj_bias };
+        Ok(Mamba2Config {
+            prefix: format!("model.layers.{idx}.mamba"),
+            n_head,
+            d_head,
+            n_group: keys.size_or("mamba_n_groups", 1)?,
+            d_state: keys.size_or("mamba_d_state", 256)?,
+            d_conv: keys.size_or("mamba_d_conv", 4)?,
+            in_bias: proj_bias,
+            out_bias,
+            conv_bias: keys.bool_or("mamba_conv_bias", true)?,
+            norm,
+            delta_limit: self.delta_limit()?,
+            scales: if falcon { self.mamba2_scales()? } else { Mamba2Scales::default() },
+            delta_init: DeltaInit::default(),
+        })
+    }
+
+    fn mamba2_scales(&self) -> Result<Mamba2Scales> {
+        let keys = self.keys;
+        let parts = keys.floats("ssm_multipliers")?.unwrap_or_else(|| vec![1.0; 5]);
+        let parts = <[f32; 5]>::try_from(parts.as_slice());
+        let wrong = |_| keys.wrong("ssm_multipliers", "does not hold five numbers");
+        Ok(Mamba2Scales {
+            input: keys.float_or("ssm_in_multiplier", 1.0)?,
+            parts: parts.map_err(wrong)?,
+            output: keys.float_or("ssm_out_multiplier", 1.0)?,
+        })
+    }
+
+    fn hybrid_feed_forward(&self, idx: usize) -> Result<FeedForwardConfig> {
+        let keys = self.keys;
+        let at = format!("model.layers.{idx}");
+        let d_ff = keys.size("intermediate_size")?;
+        if self.family == "granitemoehybrid" {
+            return self.granite_feed_forward(&at);
+        }
+        let prefix = format!("{at}.feed_forward");
+        if self.family == "jamba" {
+            let n_expert = keys.size_or("num_experts", 16)?;
+            let period = keys.size_or("expert_layer_period", 2)?.max(1);
+            if n_expert > 1 && idx % period == keys.size_or("expert_layer_offset", 1)? {
+                let router_name = format!("{prefix}.router.weight");
+                let base = self.experts(prefix, "num_experts", 16, "num_experts_per_tok", 2)?;
+                let router = Router { normalise: false, ..base.router };
+                return Ok(FeedForwardConfig::Experts(ExpertsConfig {
+                    d_ff,
+                    router,
+                    router_name,
+                    ..base
+                }));
+            }
+            return Ok(FeedForwardConfig::Dense(self.dense(prefix, d_ff, false)?));
+        }
+        let mut dense = self.dense(prefix, d_ff, keys.bool_or("mlp_bias", false)?)?;
+        if self.family == "falcon_h1" {
+            let scales = keys.floats("mlp_multipliers")?.unwrap_or_else(|| vec![1.0, 1.0]);
+            let &[gate, out] = scales.as_slice() else {
+                return Err(keys.wrong("mlp_multipliers", "does not hold two numbers"));
+            };
+            (dense.gate_scale, dense.out_scale) = (gate, out);
+        }
+        Ok(FeedForwardConfig::Dense(dense))
+    }
+
+    fn granite_feed_forward(&self, at: &str) -> Result<FeedForwardConfig> {
+        let keys = self.keys;
+        let d_shared = keys.size_or("shared_intermediate_size", 1024)?;
+        let shared = DenseConfig {
+            form: DenseForm::Fused(["input_linear", "output_linear"]),
+            ..self.dense(format!("{at}.shared_mlp"), d_shared, false)?
+        };
+        if keys.size_or("num_local_experts", 8)? == 0 {
+            return Ok(FeedForwardConfig::Dense(shared));
+        }
+        let prefix = format!("{at}.block_sparse_moe");
+        let router_name = format!("{prefix}.router.layer.weight");
+        let base = self.experts(prefix, "num_local_experts", 8, "num_experts_per_tok", 2)?;
+        Ok(FeedForwardConfig::Experts(ExpertsConfig {
+            d_ff: keys.size("intermediate_size")?,
+            router: Router { score: Score::SoftmaxOfChosen, normalise: false, ..base.router },
+            router_name,
+            form: ExpertForm::Stacked(["input_linear", "output_linear"]),
+            shared: Some(shared),
+            ..base
+        }))
+    }
+}

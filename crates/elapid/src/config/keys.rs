@@ -1,0 +1,201 @@
+//! A JSON object read key by key, with errors that name file, key and value.
+
+use crate::error::{Error, Result};
+use serde_json::{Map, Value};
+
+/// The keys of one object.
+pub(super) struct Keys {
+    file: String,
+    /// Dotted path of this object within the file, for messages.
+    path: String,
+    map: Map<String, Value>,
+}
+
+impl Keys {
+    /// Parses a whole file.
+    ///
+    /// Transformers 4 writes a bare `Infinity`, which is not JSON, and transformers 5 an object
+    /// `{"__float__": "Infinity"}`; the first is turned into the second.
+    pub(super) fn parse(file: &str, json: &str) -> Result<Keys> {
+        let hint = "a config.json begins with `{` and is written by the tool that made the model";
+        let value: Value = serde_json::from_str(&quote_infinities(json))
+            .map_err(|error| Error::format(file, format!("not JSON: {error}"), hint))?;
+        match value {
+            Value::Object(map) => Ok(Keys { file: file.into(), path: String::new(), map }),
+            _ => Err(Error::format(file, "not a JSON object", hint)),
+        }
+    }
+
+    pub(super) fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// An error about `key`.
+    pub(super) fn wrong(&self, key: &str, problem: impl Into<String>) -> Error {
+        let key = format!("{}{key}", self.path);
+        Error::config(&self.file, &key, problem, "compare with the config.json of the original")
+    }
+
+    /// The value, unless absent or null.
+    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.get(key).is_some()
+    }
+
+    fn need<T>(&self, key: &str, value: Option<T>) -> Result<T> {
+        value.ok_or_else(|| self.wrong(key, "is missing"))
+    }
+
+    fn typed<T>(
+        &self,
+        key: &str,
+        wanted: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match read(value) {
+            Some(value) => Ok(Some(value)),
+            None => Err(self.wrong(key, format!("is {value}, not {wanted}"))),
+        }
+    }
+
+    pub(super) fn str(&self, key: &str) -> Result<&str> {
+        let value = self.need(key, self.get(key))?;
+        value.as_str().ok_or_else(|| self.wrong(key, format!("is {value}, not a string")))
+    }
+
+    pub(super) fn str_or<'a>(&'a self, key: &str, default: &'a str) -> Result<&'a str> {
+        if self.has(key) { self.str(key) } else { Ok(default) }
+    }
+
+    pub(super) fn size(&self, key: &str) -> Result<usize> {
+        let value = self.size_opt(key)?;
+        self.need(key, value)
+    }
+
+    pub(super) fn size_or(&self, key: &str, default: usize) -> Result<usize> {
+        Ok(self.size_opt(key)?.unwrap_or(default))
+    }
+
+    pub(super) fn size_opt(&self, key: &str) -> Result<Option<usize>> {
+        let read = |value: &Value| value.as_u64().filter(|&n| n <= 1 << 40).map(|n| n as usize);
+        self.typed(key, "a whole number", read)
+    }
+
+    pub(super) fn float_or(&self, key: &str, default: f32) -> Result<f32> {
+        Ok(self.float_opt(key)?.map_or(default, |x| x as f32))
+    }
+
+    pub(super) fn float_opt(&self, key: &str) -> Result<Option<f64>> {
+        self.typed(key, "a number", as_float)
+    }
+
+    pub(super) fn bool_or(&self, key: &str, default: bool) -> Result<bool> {
+        Ok(self.typed(key, "true or false", Value::as_bool)?.unwrap_or(default))
+    }
+
+    pub(super) fn sizes(&self, key: &str) -> Result<Option<Vec<usize>>> {
+        self.typed(key, "a list of whole numbers", |value| {
+            value.as_array()?.iter().map(|n| n.as_u64().map(|n| n as usize)).collect()
+        })
+    }
+
+    pub(super) fn floats(&self, key: &str) -> Result<Option<Vec<f32>>> {
+        self.typed(key, "a list of numbers", |value| {
+            value.as_array()?.iter().map(|x| as_float(x).map(|x| x as f32)).collect()
+        })
+    }
+
+    pub(super) fn strings(&self, key: &str) -> Result<Option<Vec<String>>> {
+        self.typed(key, "a list of strings", |value| {
+            value.as_array()?.iter().map(|s| s.as_str().map(str::to_string)).collect()
+        })
+    }
+
+    /// The object under `key`.
+    pub(super) fn object(&self, key: &str) -> Result<Option<Keys>> {
+        let map = self.typed(key, "an object", |value| value.as_object().cloned())?;
+        Ok(map.map(|map| self.nested(key, map)))
+    }
+
+    /// A part of this file under a path of its own.
+    pub(super) fn nested(&self, key: &str, map: Map<String, Value>) -> Keys {
+        Keys { file: self.file.clone(), path: format!("{}{key}.", self.path), map }
+    }
+
+    /// Refuses every key that is not in `known`.
+    pub(super) fn only(&self, known: &[&str]) -> Result<()> {
+        match self.map.keys().find(|key| !known.contains(&key.as_str())) {
+            Some(key) => {
+                Err(self.wrong(key, format!("is unknown; known are {}", known.join(", "))))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn as_float(value: &Value) -> Option<f64> {
+    if let Some(text) = value.get("__float__").and_then(Value::as_str) {
+        return match text {
+            "Infinity" => Some(f64::INFINITY),
+            "-Infinity" => Some(f64::NEG_INFINITY),
+            _ => None,
+        };
+    }
+    value.as_f64()
+}
+
+/// Replaces a bare `Infinity` outside strings by what transformers 5 writes.
+fn quote_infinities(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    let (mut in_string, mut escaped) = (false, false);
+    let mut rest = json;
+    while let Some(c) = rest.chars().next() {
+        if !in_string {
+            let sign = if rest.starts_with("-Infinity") { "-" } else { "" };
+            if rest[sign.len()..].starts_with("Infinity") {
+                out.push_str(&format!("{{\"__float__\":\"{sign}Infinity\"}}"));
+                rest = &rest[sign.len() + "Infinity".len()..];
+                continue;
+            }
+        }
+        if c == '"' && !escaped {
+            in_string = !in_string;
+        }
+        escaped = in_string && c == '\\' && !escaped;
+        out.push(c);
+        rest = &rest[c.len_utf8()..];
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn infinities_are_read_in_both_spellings() {
+        let json = r#"{"a": [0.0, Infinity], "b": -Infinity, "c": "Infinity \" Infinity",
+                       "d": {"__float__": "Infinity"}}"#;
+        let keys = Keys::parse("config.json", json).unwrap();
+        assert_eq!(keys.floats("a").unwrap(), Some(vec![0.0, f32::INFINITY]));
+        assert_eq!(keys.float_opt("b").unwrap(), Some(f64::NEG_INFINITY));
+        assert_eq!(keys.str("c").unwrap(), "Infinity \" Infinity");
+        assert_eq!(keys.float_or("d", 0.0).unwrap(), f32::INFINITY);
+    }
+
+    #[test]
+    fn an_error_names_file_key_and_value() {
+        let keys = Keys::parse("config.json", r#"{"hidden_size": -3}"#).unwrap();
+        let text = keys.size("hidden_size").unwrap_err().to_string();
+        assert!(
+            text.starts_with("config.json: `hidden_size`: is -3, not a whole number"),
+            "{text}"
+        );
+        let text = keys.size("vocab_size").unwrap_err().to_string();
+        assert!(text.starts_with("config.json: `vocab_size`: is missing"), "{text}");
+    }
+}

@@ -1,0 +1,297 @@
+//! Our own config: any list of mixers and feed-forwards.
+//!
+//! ```json
+//! {
+//!   "model_type": "elapid", "vocab_size": 8192, "d_model": 384,
+//!   "layers": ["mamba2", "mamba1", {"mixer": "attention", "feed_forward": "experts"}, "short_conv"],
+//!   "feed_forward": "dense",
+//!   "attention": {"n_head": 6, "n_kv_head": 2}, "dense": {"d_ff": 1024}
+//! }
+//! ```
+//!
+//! `layers` may be the name of a schedule, with `n_layer` beside it: `jamba` has attention at every
+//! fourth layer, `zamba` at every sixth, Mamba-2 elsewhere (in `zamba` until there is Mamba-3).
+//! A key that is not known is an error: in a file of our own it can only be a slip.
+
+use super::keys::Keys;
+use super::*;
+use crate::ops::rope::RopeScaling;
+use crate::ops::router::Score;
+use serde_json::Value;
+
+const KNOWN: &[&str] = &[
+    "model_type",
+    "vocab_size",
+    "d_model",
+    "n_ctx",
+    "n_layer",
+    "layers",
+    "feed_forward",
+    "tied",
+    "eps",
+    "init_std",
+    "balance_scale",
+    "mamba1",
+    "mamba2",
+    "attention",
+    "short_conv",
+    "dense",
+    "experts",
+];
+
+/// Reads our own config.
+pub(super) fn config(keys: &Keys) -> Result<Config> {
+    keys.only(KNOWN)?;
+    let d_model = keys.size("d_model")?;
+    let eps = keys.float_or("eps", 1e-5)?;
+    let mut config = Config {
+        family: "elapid".into(),
+        n_vocab: keys.size("vocab_size")?,
+        d_model,
+        n_ctx: keys.size_opt("n_ctx")?,
+        layers: Vec::new(),
+        tied: keys.bool_or("tied", true)?,
+        eps,
+        embed_scale: 1.0,
+        logit_scale: 1.0,
+        balance_scale: keys.float_or("balance_scale", 0.01)?,
+        init_std: keys.float_or("init_std", 0.02)?,
+        embed_name: "embed.weight".into(),
+        norm_name: "norm.weight".into(),
+    };
+    let default = keys.str_or("feed_forward", "dense")?;
+    for (idx, (mixer, feed_forward)) in schedule(keys)?.into_iter().enumerate() {
+        let at = format!("layers.{idx}");
+        let feed_forward = feed_forward.as_deref().unwrap_or(default);
+        config.layers.push(LayerConfig {
+            mixer_norm: format!("{at}.mixer_norm.weight"),
+            mixer: self::mixer(keys, &mixer, format!("{at}.mixer"), &config)?,
+            feed_forward_norm: format!("{at}.feed_forward_norm.weight"),
+            feed_forward: self::feed_forward(keys, feed_forward, format!("{at}.feed_forward"))?,
+            eps,
+            residual_scale: 1.0,
+        });
+    }
+    Ok(config)
+}
+
+/// The mixer of each layer, and its feed-forward where it has one of its own.
+fn schedule(keys: &Keys) -> Result<Vec<(String, Option<String>)>> {
+    let every = |n: usize| -> Result<Vec<_>> {
+        let n_layer = keys.size("n_layer")?;
+        if n_layer > 10_000 {
+            return Err(keys.wrong("n_layer", format!("{n_layer} is out of range")));
+        }
+        let kind = |idx: usize| if idx % n == n - 1 { "attention" } else { "mamba2" };
+        Ok((0..n_layer).map(|idx| (kind(idx).to_string(), None)).collect())
+    };
+    let wrong = || {
+        let wanted = "a schedule (jamba, zamba) or a list of mixers";
+        keys.wrong("layers", format!("is not {wanted}"))
+    };
+    match keys.get("layers") {
+        Some(Value::String(name)) if name == "jamba" => every(4),
+        Some(Value::String(name)) if name == "zamba" => every(6),
+        Some(Value::Array(list)) if !keys.has("n_layer") => list
+            .iter()
+            .map(|item| match item {
+                Value::String(mixer) => Ok((mixer.clone(), None)),
+                Value::Object(map) => {
+                    let layer = keys.nested("layers", map.clone());
+                    layer.only(&["mixer", "feed_forward"])?;
+                    let feed_forward = match layer.has("feed_forward") {
+                        true => Some(layer.str("feed_forward")?.to_string()),
+                        false => None,
+                    };
+                    Ok((layer.str("mixer")?.to_string(), feed_forward))
+                }
+                _ => Err(wrong()),
+            })
+            .collect(),
+        Some(Value::Array(_)) => {
+            Err(keys.wrong("n_layer", "goes with a schedule, not with a list"))
+        }
+        _ => Err(wrong()),
+    }
+}
+
+/// The settings of one kind: an absent object is all defaults.
+fn part(keys: &Keys, name: &str, known: &[&str]) -> Result<Keys> {
+    let part = match keys.object(name)? {
+        Some(part) => part,
+        None => keys.nested(name, serde_json::Map::new()),
+    };
+    part.only(known)?;
+    Ok(part)
+}
+
+fn delta_init(part: &Keys) -> Result<DeltaInit> {
+    let default = DeltaInit::default();
+    Ok(DeltaInit {
+        min: part.float_or("delta_min", default.min)?,
+        max: part.float_or("delta_max", default.max)?,
+        floor: default.floor,
+    })
+}
+
+fn mixer(keys: &Keys, kind: &str, prefix: String, config: &Config) -> Result<MixerConfig> {
+    let d_model = config.d_model;
+    Ok(match kind {
+        "mamba1" => {
+            let known = ["d_state", "d_conv", "expand", "delta_rank", "delta_min", "delta_max"];
+            let part = part(keys, kind, &known)?;
+            MixerConfig::Mamba1(Mamba1Config {
+                prefix,
+                d_inner: d_model.saturating_mul(part.size_or("expand", 2)?),
+                d_state: part.size_or("d_state", 16)?,
+                d_conv: part.size_or("d_conv", 4)?,
+                delta_rank: part.size_or("delta_rank", d_model.div_ceil(16))?,
+                proj_bias: false,
+                conv_bias: true,
+                inner_norm: InnerNorm::None,
+                delta_init: delta_init(&part)?,
+            })
+        }
+        "mamba2" => {
+            let known =
+                ["d_state", "d_conv", "expand", "d_head", "n_group", "delta_min", "delta_max"];
+            let part = part(keys, kind, &known)?;
+            let d_inner = d_model.saturating_mul(part.size_or("expand", 2)?);
+            let d_head = part.size_or("d_head", 64)?;
+            if d_head == 0 || !d_inner.is_multiple_of(d_head) {
+                let problem = format!("{d_head} does not divide {d_inner} channels");
+                return Err(part.wrong("d_head", problem));
+            }
+            MixerConfig::Mamba2(Mamba2Config {
+                prefix,
+                n_head: d_inner / d_head,
+                d_head,
+                n_group: part.size_or("n_group", 1)?,
+                d_state: part.size_or("d_state", 64)?,
+                d_conv: part.size_or("d_conv", 4)?,
+                in_bias: false,
+                out_bias: false,
+                conv_bias: true,
+                norm: Some((Order::GateFirst, config.eps)),
+                delta_limit: (0.0, f32::INFINITY),
+                scales: Mamba2Scales::default(),
+                delta_init: delta_init(&part)?,
+            })
+        }
+        "attention" => {
+            let known = ["n_head", "n_kv_head", "d_head", "window", "rope_base", "qk_norm"];
+            let part = part(keys, kind, &known)?;
+            let n_head = part.size_or("n_head", (d_model / 64).max(1))?;
+            let d_head = part.size_or("d_head", d_model / n_head.max(1))?;
+            let qk_norm = if part.bool_or("qk_norm", false)? { QkNorm::Head } else { QkNorm::None };
+            let base = part.float_opt("rope_base")?.unwrap_or(10_000.0);
+            MixerConfig::Attention(AttentionConfig {
+                prefix,
+                dims: Attention {
+                    n_head,
+                    n_kv_head: part.size_or("n_kv_head", n_head)?,
+                    d_head,
+                    scale: (d_head as f64).powf(-0.5) as f32,
+                    window: part.size_opt("window")?,
+                },
+                qkv_bias: false,
+                out_bias: false,
+                qk_norm,
+                qk_eps: config.eps,
+                clip: None,
+                rope: Some(Rope { base, d_rotary: d_head, scaling: RopeScaling::None }),
+                in_scale: 1.0,
+                key_scale: 1.0,
+                out_scale: 1.0,
+            })
+        }
+        "short_conv" => {
+            let part = part(keys, kind, &["d_conv"])?;
+            MixerConfig::ShortConv(ShortConvConfig { prefix, d_conv: part.size_or("d_conv", 3)? })
+        }
+        other => {
+            let problem = format!(
+                "holds a mixer \"{other}\"; known are mamba1, mamba2, attention, short_conv"
+            );
+            return Err(keys.wrong("layers", problem));
+        }
+    })
+}
+
+/// The activation, and whether a second matrix gates it.
+fn activation(part: &Keys) -> Result<(Kind, bool)> {
+    Ok(match part.str_or("activation", "swiglu")? {
+        "swiglu" => (Kind::Silu, true),
+        "geglu" => (Kind::Gelu, true),
+        "reglu" => (Kind::Relu, true),
+        "gelu" => (Kind::Gelu, false),
+        "relu" => (Kind::Relu, false),
+        other => {
+            let problem = format!("is \"{other}\"; known are swiglu, geglu, reglu, gelu, relu");
+            return Err(part.wrong("activation", problem));
+        }
+    })
+}
+
+fn dense(prefix: String, d_ff: usize, activation: (Kind, bool)) -> DenseConfig {
+    DenseConfig {
+        prefix,
+        d_ff,
+        activation: activation.0,
+        form: match activation.1 {
+            true => DenseForm::Gated(["gate", "up", "down"]),
+            false => DenseForm::Plain(["up", "down"]),
+        },
+        bias: false,
+        gate_scale: 1.0,
+        out_scale: 1.0,
+    }
+}
+
+fn feed_forward(keys: &Keys, kind: &str, prefix: String) -> Result<FeedForwardConfig> {
+    let d_model = keys.size("d_model")?;
+    // Two thirds of four times the width, on a multiple of 64: as many weights as an ungated one.
+    let usual = (d_model * 8 / 3).next_multiple_of(64);
+    Ok(match kind {
+        "none" => FeedForwardConfig::None,
+        "dense" => {
+            let part = part(keys, kind, &["d_ff", "activation"])?;
+            let d_ff = part.size_or("d_ff", usual)?;
+            FeedForwardConfig::Dense(dense(prefix, d_ff, activation(&part)?))
+        }
+        "experts" => {
+            let known = ["n_expert", "n_used", "d_ff", "d_shared", "activation"];
+            let part = part(keys, kind, &known)?;
+            let activation = activation(&part)?;
+            if !activation.1 {
+                return Err(part.wrong("activation", "experts are gated: swiglu, geglu or reglu"));
+            }
+            let d_shared = part.size_or("d_shared", usual / 2)?;
+            let shared =
+                (d_shared > 0).then(|| dense(format!("{prefix}.shared"), d_shared, activation));
+            FeedForwardConfig::Experts(ExpertsConfig {
+                n_expert: part.size_or("n_expert", 8)?,
+                d_ff: part.size_or("d_ff", usual / 2)?,
+                activation: activation.0,
+                router: Router {
+                    n_used: part.size_or("n_used", 2)?,
+                    score: Score::SoftmaxOfChosen,
+                    normalise: false,
+                    scale: 1.0,
+                    n_group: 1,
+                    n_group_used: 1,
+                },
+                router_name: format!("{prefix}.router.weight"),
+                choice_bias: None,
+                form: ExpertForm::Each(["gate", "up", "down"]),
+                shared,
+                shared_gate: None,
+                prefix,
+            })
+        }
+        other => {
+            let problem = format!("\"{other}\" is unknown; known are none, dense, experts");
+            return Err(keys.wrong("feed_forward", problem));
+        }
+    })
+}

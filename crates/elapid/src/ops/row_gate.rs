@@ -1,0 +1,75 @@
+//! Row gate: `y[t] = sigmoid(gate[t]) x[t]`, how Qwen2-MoE weighs its shared expert.
+//!
+//!     dx[t] = s dy[t]            dgate[t] = s (1 - s) (dy[t] . x[t]),   s = sigmoid(gate[t])
+//!
+//! | name   | shape        |
+//! |--------|--------------|
+//! | `x`    | (n_tok, d)   |
+//! | `gate` | (n_tok, 1)   |
+
+use crate::device::Device;
+use crate::tape::{Tape, Var};
+use crate::tensor::Tensor;
+
+/// Rows one task works on.
+const N_ROWS: usize = 32;
+
+/// `sigmoid(gate) * x`, row by row.
+pub fn row_gate(tape: &Tape, x: &Var, gate: &Var) -> Var {
+    gate.value().expect_shape("row_gate: gate", &[x.value().dims2().0, 1]);
+    let y = forward(x.value(), gate.value());
+    let (x_value, gate_value) = (x.value().clone(), gate.value().clone());
+    tape.record("row gate", &[x, gate], y, move |dy| {
+        let dx = forward(&dy, &gate_value);
+        vec![Some(dx), Some(backward_gate(&x_value, &gate_value, &dy))]
+    })
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn forward(x: &Tensor, gate: &Tensor) -> Tensor {
+    let Device::Cpu(cpu) = x.device();
+    let (_, d) = x.dims2();
+    let mut y = Tensor::uninit(x.device(), x.shape());
+    cpu.each_piece(y.f32_mut(), N_ROWS * d, |idx, y| {
+        let x = &x.f32()[idx * N_ROWS * d..];
+        for (row, (y, x)) in y.chunks_exact_mut(d).zip(x.chunks_exact(d)).enumerate() {
+            let s = sigmoid(gate.f32()[idx * N_ROWS + row]);
+            y.iter_mut().zip(x).for_each(|(y, x)| *y = s * x);
+        }
+    });
+    y
+}
+
+/// Inverts `forward` for the gate; for x it is `forward` itself.
+fn backward_gate(x: &Tensor, gate: &Tensor, dy: &Tensor) -> Tensor {
+    let Device::Cpu(cpu) = x.device();
+    let (_, d) = x.dims2();
+    let mut dgate = Tensor::uninit(x.device(), gate.shape());
+    cpu.each_piece(dgate.f32_mut(), N_ROWS, |idx, dgate| {
+        for (row, dgate) in dgate.iter_mut().enumerate() {
+            let tok = idx * N_ROWS + row;
+            let s = sigmoid(gate.f32()[tok]);
+            let (x, dy) = (&x.f32()[tok * d..][..d], &dy.f32()[tok * d..][..d]);
+            let dot: f32 = x.iter().zip(dy).map(|(x, dy)| x * dy).sum();
+            *dgate = s * (1.0 - s) * dot;
+        }
+    });
+    dgate
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{Input, check_gradients};
+
+    #[test]
+    fn gradients() {
+        for (n_tok, d) in [(1, 1), (70, 5)] {
+            let inputs = [Input::normal(1, &[n_tok, d], 1.0), Input::normal(2, &[n_tok, 1], 1.0)];
+            check_gradients(&inputs, |tape, v| vec![row_gate(tape, &v[0], &v[1])]);
+        }
+    }
+}

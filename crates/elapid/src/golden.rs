@@ -286,7 +286,7 @@ fn steps(
     case: &Case,
     after: &AfterAdamW,
 ) -> Result<Vec<Comparison>> {
-    let mut optimizer = Optimizer::new();
+    let mut optimizer = Optimizer::new(weights);
     for _ in 0..after.n_steps {
         let (_, grads) = loss_and_gradients(model, weights, case)?;
         optimizer.step(weights, &grads, |_, _| after.settings);

@@ -33,16 +33,23 @@ impl Default for AdamW {
 }
 
 /// AdamW with its moments.
-#[derive(Default)]
 pub struct Optimizer {
     moments: BTreeMap<ParamId, [Tensor; 2]>,
     n_steps: u64,
 }
 
 impl Optimizer {
-    /// Before the first step.
-    pub fn new() -> Optimizer {
-        Optimizer::default()
+    /// Before the first step, with moments for all that is trained.
+    ///
+    /// They are made now and not when first needed: then they would take buffers that the next
+    /// step's activations look for.
+    pub fn new(weights: &Weights) -> Optimizer {
+        let zeros = |id: ParamId| {
+            let tensor = weights.tensor(id);
+            [0, 1].map(|_| Tensor::zeros(tensor.device(), tensor.shape()))
+        };
+        let moments = weights.trained().into_iter().map(|id| (id, zeros(id))).collect();
+        Optimizer { moments, n_steps: 0 }
     }
 
     /// Steps made.
@@ -51,6 +58,7 @@ impl Optimizer {
     }
 
     /// Changes every trained parameter that has a gradient, with the settings `settings` gives it.
+    /// What is trained is what was when the optimizer was made, or less.
     pub fn step(
         &mut self,
         weights: &mut Weights,
@@ -61,8 +69,7 @@ impl Optimizer {
         for id in weights.trained() {
             let Some(grad) = grads.get(id.0) else { continue };
             let config = settings(weights, id);
-            let fresh = || [0, 1].map(|_| Tensor::zeros(grad.device(), grad.shape()));
-            let [m, v] = self.moments.entry(id).or_insert_with(fresh);
+            let [m, v] = self.moments.get_mut(&id).expect("moments of what is trained");
             adamw(weights.tensor_mut(id), grad, m, v, self.n_steps, &config);
         }
     }

@@ -49,7 +49,8 @@ impl Trainer {
     /// All parameters trained.
     pub fn new(model: Model, mut weights: Weights) -> Trainer {
         weights.train(|_, _| true);
-        Trainer { model, weights, optimizer: Optimizer::new(), options: ForwardOptions::default() }
+        let optimizer = Optimizer::new(&weights);
+        Trainer { model, weights, optimizer, options: ForwardOptions::default() }
     }
 
     /// Loss, gradients and what the tape held, of one batch; nothing is changed.

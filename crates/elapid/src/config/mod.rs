@@ -456,7 +456,17 @@ impl FeedForwardConfig {
                     ("moe_intermediate_size", c.d_ff),
                     ("num_experts_per_tok", c.router.n_used),
                 ]);
-                let per_group = c.n_expert / c.router.n_group.max(1);
+                let (n_group, n_used) = (c.router.n_group, c.router.n_group_used);
+                if n_group == 0 || !c.n_expert.is_multiple_of(n_group) {
+                    list.push((
+                        "n_group",
+                        format!("{n_group} do not divide {} experts", c.n_expert),
+                    ));
+                }
+                if n_used == 0 || n_used > n_group {
+                    list.push(("topk_group", format!("{n_used} of {n_group} groups")));
+                }
+                let per_group = c.n_expert / n_group.max(1);
                 let reachable = per_group * c.router.n_group_used;
                 if list.is_empty() && c.router.n_used > reachable {
                     let problem = format!("{} of {reachable} experts", c.router.n_used);

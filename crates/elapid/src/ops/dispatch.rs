@@ -68,12 +68,10 @@ pub fn combine(tape: &Tape, y_sorted: &Var, routing: &Routing) -> Var {
     let weights = &routing.weights;
     let y = combine_forward(y_sorted.value(), routing);
     let kept = weights.needs_grad().then(|| y_sorted.value().clone());
-    let wanted = y_sorted.needs_grad();
     let routing_kept = routing.clone();
     tape.record("combine", &[y_sorted, weights], y, move |dy| {
-        let dy_sorted = wanted.then(|| rows_backward(&dy, &routing_kept));
-        let dweights = kept.map(|y_sorted| weights_backward(&dy, &y_sorted, &routing_kept));
-        vec![dy_sorted, dweights]
+        let (dy_sorted, dweights) = combine_backward(&dy, kept.as_ref(), &routing_kept);
+        vec![Some(dy_sorted), dweights]
     })
 }
 
@@ -81,38 +79,44 @@ fn combine_forward(y_sorted: &Tensor, routing: &Routing) -> Tensor {
     sum_of_rows(y_sorted, routing, Some(routing.weights.value()))
 }
 
-/// Inverts `combine_forward` by `y_sorted`.
-fn rows_backward(dy: &Tensor, routing: &Routing) -> Tensor {
+/// Inverts `combine_forward`; without `y_sorted` there is no gradient of the weights.
+///
+/// Walks the sorted rows, so that the large tensors are read and written once and in order. The
+/// gradient of `y_sorted` is made even where only the weights want one, which happens in the first
+/// layer of a model whose routers alone are trained.
+fn combine_backward(
+    dy: &Tensor,
+    y_sorted: Option<&Tensor>,
+    routing: &Routing,
+) -> (Tensor, Option<Tensor>) {
     let Device::Cpu(cpu) = dy.device();
-    let (_, d) = dy.dims2();
-    let (n_used, weights) = (routing.n_used(), routing.weights.value());
-    let mut dy_sorted = Tensor::uninit(dy.device(), &[routing.choices.len(), d]);
+    let ((_, d), n_used) = (dy.dims2(), routing.n_used());
+    let n_rows = routing.choices.len();
+    let mut dy_sorted = Tensor::uninit(dy.device(), &[n_rows, d]);
+    // The gradients of the weights, still in order of rows.
+    let mut dots = Tensor::uninit(dy.device(), &[n_rows]);
     let len = rows_per_task(d);
-    cpu.each_piece(dy_sorted.f32_mut(), len * d, |idx, dy_sorted| {
-        for (row, dy_sorted) in dy_sorted.chunks_exact_mut(d).enumerate() {
-            let choice = routing.choices[idx * len + row] as usize;
-            let dy = &dy.f32()[choice / n_used * d..][..d];
-            cpu.simd(Scale { x: dy, factor: weights.f32()[choice], y: dy_sorted });
+    let pieces = dy_sorted.f32_mut().chunks_mut(len * d).zip(dots.f32_mut().chunks_mut(len));
+    cpu.map(pieces.enumerate().collect(), |(idx, (dy_sorted, dots))| {
+        for (row, (dy_sorted, dot)) in dy_sorted.chunks_exact_mut(d).zip(dots).enumerate() {
+            let row = idx * len + row;
+            let choice = routing.choices[row] as usize;
+            *dot = cpu.simd(RowBackward {
+                weight: routing.weights.value().f32()[choice],
+                dy: &dy.f32()[choice / n_used * d..][..d],
+                y_sorted: y_sorted.map(|y_sorted| &y_sorted.f32()[row * d..][..d]),
+                dy_sorted,
+            });
         }
     });
-    dy_sorted
-}
-
-/// Inverts `combine_forward` by the weights.
-fn weights_backward(dy: &Tensor, y_sorted: &Tensor, routing: &Routing) -> Tensor {
-    let Device::Cpu(cpu) = dy.device();
-    let (_, d) = dy.dims2();
-    let n_used = routing.n_used();
-    let mut dweights = Tensor::uninit(dy.device(), &[routing.n_tok(), n_used]);
-    let len = rows_per_task(d * n_used) * n_used;
-    cpu.each_piece(dweights.f32_mut(), len, |idx, dweights| {
-        for (choice, dweight) in (idx * len..).zip(dweights) {
-            let dy = &dy.f32()[choice / n_used * d..][..d];
-            let y_sorted = &y_sorted.f32()[routing.rows[choice] as usize * d..][..d];
-            *dweight = cpu.simd(Dot { a: dy, b: y_sorted });
+    let dweights = y_sorted.map(|_| {
+        let mut dweights = Tensor::uninit(dy.device(), &[routing.n_tok(), n_used]);
+        for (dweight, &row) in dweights.f32_mut().iter_mut().zip(&*routing.rows) {
+            *dweight = dots.f32()[row as usize];
         }
+        dweights
     });
-    dweights
+    (dy_sorted, dweights)
 }
 
 /// The sum over each token's sorted rows, in order of choice, under `weights` or plain.
@@ -143,65 +147,62 @@ impl WithSimd for SumOfRows<'_> {
     type Output = ();
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        /// Vectors summed side by side: the rows are far apart, each visit should take a stretch.
+        /// Vectors summed side by side: the rows are far apart, so each visit takes a stretch.
         const WIDE: usize = 4;
         let SumOfRows { x, rows, weights, y } = self;
         let (d, lanes) = (y.len(), F32s::<S>::LANES);
-        for (idx, y) in y.chunks_mut(WIDE * lanes).enumerate() {
+        let weight = |i: usize| F32s::splat(simd, weights.map_or(1.0, |weights| weights[i]));
+        let mut stretches = y.chunks_exact_mut(WIDE * lanes);
+        let mut at = 0;
+        for y in stretches.by_ref() {
             let mut sums = [F32s::zero(simd); WIDE];
             for (i, &row) in rows.iter().enumerate() {
-                let weight = F32s::splat(simd, weights.map_or(1.0, |weights| weights[i]));
-                let x = &x[row as usize * d + idx * WIDE * lanes..][..y.len()];
-                for (sum, x) in sums.iter_mut().zip(x.chunks(lanes)) {
-                    *sum = weight.mul_add(F32s::load(simd, x), *sum);
+                let (x, weight) = (&x[row as usize * d + at..][..WIDE * lanes], weight(i));
+                for j in 0..WIDE {
+                    sums[j] = weight.mul_add(F32s::load(simd, &x[j * lanes..][..lanes]), sums[j]);
                 }
             }
-            for (sum, y) in sums.into_iter().zip(y.chunks_mut(lanes)) {
-                sum.store(y);
+            for j in 0..WIDE {
+                sums[j].store(&mut y[j * lanes..][..lanes]);
             }
+            at += WIDE * lanes;
+        }
+        for y in stretches.into_remainder().chunks_mut(lanes) {
+            let mut sum = F32s::zero(simd);
+            for (i, &row) in rows.iter().enumerate() {
+                let x = &x[row as usize * d + at..][..y.len()];
+                sum = weight(i).mul_add(F32s::load(simd, x), sum);
+            }
+            sum.store(y);
+            at += lanes;
         }
     }
 }
 
-/// `y = factor * x`
-struct Scale<'a> {
-    x: &'a [f32],
-    factor: f32,
-    y: &'a mut [f32],
+/// `dy_sorted = weight * dy`, and returns `dy . y_sorted`, or zero without `y_sorted`.
+struct RowBackward<'a> {
+    weight: f32,
+    dy: &'a [f32],
+    y_sorted: Option<&'a [f32]>,
+    dy_sorted: &'a mut [f32],
 }
 
-impl WithSimd for Scale<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let Scale { x, factor, y } = self;
-        let factor = F32s::splat(simd, factor);
-        for (x, y) in x.chunks(F32s::<S>::LANES).zip(y.chunks_mut(F32s::<S>::LANES)) {
-            (factor * F32s::load(simd, x)).store(y);
-        }
-    }
-}
-
-/// `a . b`
-struct Dot<'a> {
-    a: &'a [f32],
-    b: &'a [f32],
-}
-
-impl WithSimd for Dot<'_> {
+impl WithSimd for RowBackward<'_> {
     type Output = f32;
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> f32 {
-        /// Sums side by side, so that an addition need not wait for the last.
-        const WIDE: usize = 4;
-        let lanes = F32s::<S>::LANES;
-        let mut sums = [F32s::zero(simd); WIDE];
-        for (a, b) in self.a.chunks(WIDE * lanes).zip(self.b.chunks(WIDE * lanes)) {
-            for ((sum, a), b) in sums.iter_mut().zip(a.chunks(lanes)).zip(b.chunks(lanes)) {
-                *sum = F32s::load(simd, a).mul_add(F32s::load(simd, b), *sum);
+        let RowBackward { weight, dy, y_sorted, dy_sorted } = self;
+        let weight = F32s::splat(simd, weight);
+        // Two sums take turns, so that an addition need not wait for the last.
+        let (mut sum, mut other) = (F32s::zero(simd), F32s::zero(simd));
+        for at in (0..dy.len()).step_by(F32s::<S>::LANES) {
+            let dy = F32s::load(simd, &dy[at..]);
+            if let Some(y_sorted) = y_sorted {
+                (sum, other) = (other, dy.mul_add(F32s::load(simd, &y_sorted[at..]), sum));
             }
+            (weight * dy).store(&mut dy_sorted[at..]);
         }
-        ((sums[0] + sums[1]) + (sums[2] + sums[3])).sum()
+        (sum + other).sum()
     }
 }
 
@@ -247,8 +248,8 @@ mod tests {
             let y_sorted = Input::normal(2, &[n_tok * n_used, d], 1.0);
             let weights = Input::normal(3, &[n_tok, n_used], 1.0);
             check_gradients(&[y_sorted, weights], |tape, v| {
-                let routing = routing(v[0].value().device(), n_tok, n_expert, n_used);
-                let routing = Routing { weights: v[1].clone(), ..routing };
+                let mut routing = routing(v[0].value().device(), n_tok, n_expert, n_used);
+                routing.weights = v[1].clone();
                 vec![combine(tape, &v[0], &routing)]
             });
         }

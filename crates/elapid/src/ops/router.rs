@@ -36,12 +36,10 @@
 //! moving tokens to experts and back (`dispatch`); the balance loss (`balance`); updating
 //! `choice_bias`.
 
-use crate::cpu::F32s;
 use crate::device::Device;
-use crate::ops::softmax::{Softmax, SoftmaxBackward};
+use crate::ops::softmax::{Sigmoid, Softmax, SoftmaxBackward};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
-use pulp::{Simd, WithSimd};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -71,6 +69,13 @@ pub struct Router {
     pub n_group: usize,
     /// Groups that a token may choose from.
     pub n_group_used: usize,
+}
+
+impl Router {
+    /// Whether weights are parts of a softmax over all experts; else they depend on the chosen only.
+    fn weighs_over_all(&self) -> bool {
+        self.score == Score::Softmax && !self.normalise
+    }
 }
 
 /// Where each token goes. Clones share everything.
@@ -180,7 +185,7 @@ fn forward(logits: &Tensor, router: &Router, bias: Option<&Tensor>) -> (Vec<u32>
                 }
                 choose(&scores, router, chosen);
             }
-            if router.score == Score::Softmax && !router.normalise {
+            if router.weighs_over_all() {
                 softmax(&mut scores);
                 gather(&scores, chosen, weights);
             } else {
@@ -210,7 +215,7 @@ fn backward(logits: &Tensor, router: &Router, experts: &[u32], dweights: &Tensor
             g.iter_mut().for_each(|g| *g *= router.scale);
             let x = &logits[row * n_expert..][..n_expert];
             let dx = &mut dlogits[row * n_expert..][..n_expert];
-            if router.score == Score::Softmax && !router.normalise {
+            if router.weighs_over_all() {
                 scatter(&g, chosen, &mut g_all);
                 cpu.simd(SoftmaxBackward { x, g: &g_all, scale: 1.0, dx });
             } else {
@@ -352,22 +357,6 @@ fn sort(experts: &[u32], n_expert: usize) -> Sorted {
         rows[choice] = row as u32;
     }
     (choices.into(), rows.into(), offsets.into())
-}
-
-/// `y = 1 / (1 + e^-x)`
-struct Sigmoid<'a> {
-    x: &'a [f32],
-    y: &'a mut [f32],
-}
-
-impl WithSimd for Sigmoid<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        for at in (0..self.x.len()).step_by(F32s::<S>::LANES) {
-            F32s::load(simd, &self.x[at..]).sigmoid().store(&mut self.y[at..]);
-        }
-    }
 }
 
 #[cfg(test)]

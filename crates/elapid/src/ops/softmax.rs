@@ -1,4 +1,4 @@
-//! Softmax of one short row, and its gradient: kernels that `router` and `balance` share.
+//! Softmax of one short row, and its gradient, and the sigmoid: kernels of `router` and `balance`.
 //!
 //!     p = e^(x - max x) / sum of e^(x - max x)
 //!     dx = p (g - sum of g p),  g the gradient of p
@@ -68,6 +68,22 @@ impl WithSimd for SoftmaxBackward<'_> {
         for at in (0..x.len()).step_by(F32s::<S>::LANES) {
             let p = F32s::load(simd, &dx[at..]);
             (scale * p * (F32s::load(simd, &g[at..]) - mean)).store(&mut dx[at..]);
+        }
+    }
+}
+
+/// `y = 1 / (1 + e^-x)`
+pub(super) struct Sigmoid<'a> {
+    pub x: &'a [f32],
+    pub y: &'a mut [f32],
+}
+
+impl WithSimd for Sigmoid<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        for at in (0..self.x.len()).step_by(F32s::<S>::LANES) {
+            F32s::load(simd, &self.x[at..]).sigmoid().store(&mut self.y[at..]);
         }
     }
 }

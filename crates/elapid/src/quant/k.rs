@@ -35,12 +35,14 @@ pub(super) fn decode_q2k(block: &[u8; Q2K_BYTES], out: &mut [f32; N_ELEM]) {
     for (plane_idx, out) in out.as_chunks_mut::<PLANE>().0.iter_mut().enumerate() {
         let q = &q[plane_idx / 4 * PLANE..][..PLANE];
         let shift = plane_idx % 4 * 2;
-        for (half, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            let scale = scales[plane_idx * 2 + half];
-            let (ds, mt) = (d * (scale & 15) as f32, m * (scale >> 4) as f32);
-            for i in 0..16 {
-                out[i] = ds * ((q[half * 16 + i] >> shift) & 3) as f32 - mt;
-            }
+        let group = |half: usize| {
+            let scale = scales[plane_idx * 2 + half] as i32;
+            (d * (scale & 15) as f32, m * (scale >> 4) as f32)
+        };
+        let groups = [group(0), group(1)];
+        for i in 0..PLANE {
+            let (ds, mt) = groups[i / 16];
+            out[i] = ds * ((q[i] as i32 >> shift) & 3) as f32 - mt;
         }
     }
 }
@@ -57,8 +59,9 @@ pub(super) fn decode_q3k(block: &[u8; Q3K_BYTES], out: &mut [f32; N_ELEM]) {
             let ds = d * (scale_q3k(&rest[..SCALES], plane_idx * 2 + half) - 32) as f32;
             for i in 0..16 {
                 let at = half * 16 + i;
-                let q = (q[at] >> shift) & 3 | ((third[at] >> plane_idx) & 1) << 2;
-                out[i] = ds * (q as i32 - 4) as f32;
+                let third = (third[at] as i32 >> plane_idx) & 1;
+                let q = (q[at] as i32 >> shift) & 3 | third << 2;
+                out[i] = ds * (q - 4) as f32;
             }
         }
     }
@@ -83,7 +86,7 @@ pub(super) fn decode_q4k(block: &[u8; Q4K_BYTES], out: &mut [f32; N_ELEM]) {
         let q = &q[plane_idx / 2 * PLANE..][..PLANE];
         let shift = plane_idx % 2 * 4;
         for i in 0..PLANE {
-            out[i] = ds * ((q[i] >> shift) & 15) as f32 - mt;
+            out[i] = ds * ((q[i] as i32 >> shift) & 15) as f32 - mt;
         }
     }
 }
@@ -99,7 +102,8 @@ pub(super) fn decode_q5k(block: &[u8; Q5K_BYTES], out: &mut [f32; N_ELEM]) {
         let q = &q[plane_idx / 2 * PLANE..][..PLANE];
         let shift = plane_idx % 2 * 4;
         for i in 0..PLANE {
-            let q = (q[i] >> shift) & 15 | ((fifth[i] >> plane_idx) & 1) << 4;
+            let fifth = (fifth[i] as i32 >> plane_idx) & 1;
+            let q = (q[i] as i32 >> shift) & 15 | fifth << 4;
             out[i] = ds * q as f32 - mt;
         }
     }
@@ -133,9 +137,9 @@ pub(super) fn decode_q6k(block: &[u8; Q6K_BYTES], out: &mut [f32; N_ELEM]) {
             let ds = d * (scales[plane_idx * 2 + part] as i8) as f32;
             for i in 0..16 {
                 let at = part * 16 + i;
-                let low = (low[at] >> (plane / 2 * 4)) & 15;
-                let q = low | ((high[at] >> (plane * 2)) & 3) << 4;
-                out[i] = ds * (q as i32 - 32) as f32;
+                let low = (low[at] as i32 >> (plane / 2 * 4)) & 15;
+                let high = (high[at] as i32 >> (plane * 2)) & 3;
+                out[i] = ds * ((low | high << 4) - 32) as f32;
             }
         }
     }

@@ -25,20 +25,18 @@ pub(super) const Q8_0_BYTES: usize = 2 + N_ELEM;
 #[inline(always)]
 pub(super) fn decode_q4_0(block: &[u8; Q4_0_BYTES], out: &mut [f32; N_ELEM]) {
     let d = f16_at::<0>(block);
-    let q = &block[2..];
-    for i in 0..HALF {
-        out[i] = d * ((q[i] & 15) as i32 - 8) as f32;
-        out[i + HALF] = d * ((q[i] >> 4) as i32 - 8) as f32;
+    let q = four_bits(&block[2..]);
+    for i in 0..N_ELEM {
+        out[i] = d * (q[i] as i32 - 8) as f32;
     }
 }
 
 #[inline(always)]
 pub(super) fn decode_q4_1(block: &[u8; Q4_1_BYTES], out: &mut [f32; N_ELEM]) {
     let (d, m) = (f16_at::<0>(block), f16_at::<2>(block));
-    let q = &block[4..];
-    for i in 0..HALF {
-        out[i] = d * (q[i] & 15) as f32 + m;
-        out[i + HALF] = d * (q[i] >> 4) as f32 + m;
+    let q = four_bits(&block[4..]);
+    for i in 0..N_ELEM {
+        out[i] = d * q[i] as i32 as f32 + m;
     }
 }
 
@@ -46,10 +44,9 @@ pub(super) fn decode_q4_1(block: &[u8; Q4_1_BYTES], out: &mut [f32; N_ELEM]) {
 pub(super) fn decode_q5_0(block: &[u8; Q5_0_BYTES], out: &mut [f32; N_ELEM]) {
     let d = f16_at::<0>(block);
     let fifth = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
-    let q = &block[6..];
-    for i in 0..HALF {
-        out[i] = d * (five_bits(q[i] & 15, fifth >> i) - 16) as f32;
-        out[i + HALF] = d * (five_bits(q[i] >> 4, fifth >> (i + HALF)) - 16) as f32;
+    let q = four_bits(&block[6..]);
+    for i in 0..N_ELEM {
+        out[i] = d * ((q[i] as i32 | fifth_bit(fifth, i)) - 16) as f32;
     }
 }
 
@@ -57,17 +54,30 @@ pub(super) fn decode_q5_0(block: &[u8; Q5_0_BYTES], out: &mut [f32; N_ELEM]) {
 pub(super) fn decode_q5_1(block: &[u8; Q5_1_BYTES], out: &mut [f32; N_ELEM]) {
     let (d, m) = (f16_at::<0>(block), f16_at::<2>(block));
     let fifth = u32::from_le_bytes([block[4], block[5], block[6], block[7]]);
-    let q = &block[8..];
-    for i in 0..HALF {
-        out[i] = d * five_bits(q[i] & 15, fifth >> i) as f32 + m;
-        out[i + HALF] = d * five_bits(q[i] >> 4, fifth >> (i + HALF)) as f32 + m;
+    let q = four_bits(&block[8..]);
+    for i in 0..N_ELEM {
+        out[i] = d * (q[i] as i32 | fifth_bit(fifth, i)) as f32 + m;
     }
 }
 
-/// Four low bits and, as the fifth, the lowest bit of `fifth`.
+/// The halves of each byte, in bytes of their own.
 #[inline(always)]
-fn five_bits(low: u8, fifth: u32) -> i32 {
-    (low as u32 | (fifth & 1) << 4) as i32
+fn four_bits(q: &[u8]) -> [u8; N_ELEM] {
+    let mut out = [0; N_ELEM];
+    for i in 0..HALF {
+        out[i] = q[i] & 15;
+    }
+    for i in 0..HALF {
+        out[i + HALF] = q[i] >> 4;
+    }
+    // Seen through, the compiler would take the numbers one by one, several times slower.
+    std::hint::black_box(out)
+}
+
+/// The fifth bit of number `idx`, in its place.
+#[inline(always)]
+fn fifth_bit(fifth: u32, idx: usize) -> i32 {
+    (fifth >> idx & 1) as i32 * 16
 }
 
 #[inline(always)]

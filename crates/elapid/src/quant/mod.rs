@@ -130,6 +130,9 @@ impl BlockType {
 }
 
 /// Decodes with the widest instruction set: the loops are plain, the compiler makes the vectors.
+///
+/// The closures below look idle, but a function handed over by its name is not inlined and would
+/// be compiled without the instruction set.
 struct Decode<'a> {
     block: BlockType,
     bytes: &'a [u8],
@@ -142,30 +145,27 @@ impl WithSimd for Decode<'_> {
     fn with_simd<S: Simd>(self, _: S) {
         let Decode { block, bytes, out } = self;
         match block {
-            BlockType::Q4_0 => blocks(bytes, out, legacy::decode_q4_0),
-            BlockType::Q4_1 => blocks(bytes, out, legacy::decode_q4_1),
-            BlockType::Q5_0 => blocks(bytes, out, legacy::decode_q5_0),
-            BlockType::Q5_1 => blocks(bytes, out, legacy::decode_q5_1),
-            BlockType::Q8_0 => blocks(bytes, out, legacy::decode_q8_0),
-            BlockType::Q2K => blocks(bytes, out, k::decode_q2k),
-            BlockType::Q3K => blocks(bytes, out, k::decode_q3k),
-            BlockType::Q4K => blocks(bytes, out, k::decode_q4k),
-            BlockType::Q5K => blocks(bytes, out, k::decode_q5k),
-            BlockType::Q6K => blocks(bytes, out, k::decode_q6k),
+            BlockType::Q4_0 => blocks(bytes, out).for_each(|(x, y)| legacy::decode_q4_0(x, y)),
+            BlockType::Q4_1 => blocks(bytes, out).for_each(|(x, y)| legacy::decode_q4_1(x, y)),
+            BlockType::Q5_0 => blocks(bytes, out).for_each(|(x, y)| legacy::decode_q5_0(x, y)),
+            BlockType::Q5_1 => blocks(bytes, out).for_each(|(x, y)| legacy::decode_q5_1(x, y)),
+            BlockType::Q8_0 => blocks(bytes, out).for_each(|(x, y)| legacy::decode_q8_0(x, y)),
+            BlockType::Q2K => blocks(bytes, out).for_each(|(x, y)| k::decode_q2k(x, y)),
+            BlockType::Q3K => blocks(bytes, out).for_each(|(x, y)| k::decode_q3k(x, y)),
+            BlockType::Q4K => blocks(bytes, out).for_each(|(x, y)| k::decode_q4k(x, y)),
+            BlockType::Q5K => blocks(bytes, out).for_each(|(x, y)| k::decode_q5k(x, y)),
+            BlockType::Q6K => blocks(bytes, out).for_each(|(x, y)| k::decode_q6k(x, y)),
         }
     }
 }
 
-/// Runs `decode` on each block of `N` bytes and `M` numbers.
+/// Each block of `N` bytes with its `M` numbers.
 #[inline(always)]
-fn blocks<const N: usize, const M: usize>(
-    bytes: &[u8],
-    out: &mut [f32],
-    decode: impl Fn(&[u8; N], &mut [f32; M]),
-) {
-    for (block, out) in bytes.as_chunks::<N>().0.iter().zip(out.as_chunks_mut::<M>().0) {
-        decode(block, out);
-    }
+fn blocks<'a, const N: usize, const M: usize>(
+    bytes: &'a [u8],
+    out: &'a mut [f32],
+) -> impl Iterator<Item = (&'a [u8; N], &'a mut [f32; M])> {
+    bytes.as_chunks::<N>().0.iter().zip(out.as_chunks_mut::<M>().0)
 }
 
 /// The f16 at byte `AT` of a block.

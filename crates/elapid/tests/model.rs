@@ -1,0 +1,544 @@
+//! Whole models of every family: what must hold whatever the layers are.
+
+use elapid::batch::{Batch, Targets};
+use elapid::config::{Config, FAMILIES};
+use elapid::device::Device;
+use elapid::model::{ForwardOptions, Model};
+use elapid::rng::Rng;
+use elapid::state::State;
+use elapid::tape::Tape;
+use elapid::tensor::{DType, Tensor};
+use elapid::train::{StepSettings, Trainer};
+use elapid::weights::{Role, Weights};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// Name and config of every family's golden set, and of our own kinds of models.
+fn configs() -> Vec<(String, Value)> {
+    let sets = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../golden/sets");
+    let mut list = Vec::new();
+    for entry in std::fs::read_dir(sets).unwrap() {
+        let path = entry.unwrap().path();
+        if let Ok(text) = std::fs::read_to_string(path.join("config.json")) {
+            // The one thing in them that is not JSON.
+            let text = text.replace("Infinity", "{\"__float__\": \"Infinity\"}");
+            let name = path.file_name().unwrap().to_str().unwrap().to_string();
+            list.push((name, serde_json::from_str(&text).unwrap()));
+        }
+    }
+    let own = |layers: Value| {
+        json!({
+            "model_type": "elapid", "vocab_size": 40, "d_model": 16, "layers": layers,
+            "mamba1": {"d_state": 4}, "mamba2": {"d_state": 8, "d_head": 8, "n_group": 2},
+            "attention": {"n_head": 4, "n_kv_head": 2, "window": 6, "qk_norm": true},
+            "dense": {"d_ff": 24, "activation": "gelu"},
+            "experts": {"n_expert": 4, "n_used": 2, "d_ff": 8, "d_shared": 12},
+        })
+    };
+    list.push((
+        "elapid_mixed".into(),
+        own(json!([
+            "mamba1",
+            {"mixer": "short_conv", "feed_forward": "experts"},
+            {"mixer": "mamba2", "feed_forward": "none"},
+            "attention"
+        ])),
+    ));
+    for schedule in ["jamba", "zamba"] {
+        let mut config = own(json!(schedule));
+        config["n_layer"] = json!(6);
+        list.push((format!("elapid_{schedule}"), config));
+    }
+    list.sort_by(|a, b| a.0.cmp(&b.0));
+    list
+}
+
+/// A model with weights large enough that every part shows in the logits.
+struct Fixture {
+    name: String,
+    model: Model,
+    weights: Weights,
+    n_vocab: usize,
+}
+
+fn fixture(device: &Device, name: &str, config: &Value) -> Fixture {
+    let mut config = Config::from_json(name, &config.to_string()).unwrap();
+    config.init_std = 0.2;
+    let n_vocab = config.n_vocab;
+    let model = Model::new(config);
+    let weights = Weights::init(device, model.specs(), 7);
+    Fixture { name: name.into(), model, weights, n_vocab }
+}
+
+fn fixtures(device: &Device) -> Vec<Fixture> {
+    configs().iter().map(|(name, config)| fixture(device, name, config)).collect()
+}
+
+impl Fixture {
+    fn tokens(&self, n_tok: usize, seed: u64) -> Vec<u32> {
+        let rng = Rng::new(seed, 1);
+        (0..n_tok as u64).map(|n| rng.below(n, self.n_vocab as u64) as u32).collect()
+    }
+
+    fn logits(&self, batch: &Batch, states: Option<&mut [State]>) -> Vec<f32> {
+        let tape = Tape::off();
+        let options = ForwardOptions::default();
+        let forward = self.model.forward(&tape, &self.weights, batch, states, options).unwrap();
+        self.model.logits(&tape, &self.weights, &forward.hidden).value().f32().to_vec()
+    }
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn every_family_has_a_golden_set() {
+    let kinds: Vec<String> =
+        configs().iter().map(|(_, c)| c["model_type"].as_str().unwrap().to_string()).collect();
+    for family in FAMILIES {
+        assert!(kinds.iter().any(|kind| kind == family), "{family} has no set");
+    }
+}
+
+#[test]
+fn step_by_step_equals_whole_sequence_from_any_snapshot() {
+    let device = Device::cpu(2).unwrap();
+    for f in fixtures(&device) {
+        let tokens = f.tokens(19, 1);
+        let whole = f.logits(&Batch::from_sequences(&[&tokens]), None);
+        let mut states = [f.model.state(&device)];
+        let mut snapshots = vec![states[0].clone()];
+        for at in 0..tokens.len() {
+            let batch = Batch::continuing(&[(&tokens[at..at + 1], at)]);
+            let step = f.logits(&batch, Some(&mut states));
+            let want = &whole[at * f.n_vocab..(at + 1) * f.n_vocab];
+            let worst = largest_difference(&step, want);
+            assert!(worst < 2e-4, "{}: token {at} is off by {worst}", f.name);
+            snapshots.push(states[0].clone());
+        }
+        for at in [0, 1, 3, 8, 18] {
+            let mut states = [snapshots[at].clone()];
+            let rest = f.logits(&Batch::continuing(&[(&tokens[at..], at)]), Some(&mut states));
+            let worst = largest_difference(&rest, &whole[at * f.n_vocab..]);
+            assert!(worst < 2e-4, "{}: from snapshot {at} off by {worst}", f.name);
+            assert_eq!(states[0].n_tok, tokens.len());
+        }
+    }
+}
+
+#[test]
+fn several_sequences_step_side_by_side() {
+    let device = Device::cpu(2).unwrap();
+    for f in fixtures(&device) {
+        let (a, b) = (f.tokens(9, 1), f.tokens(5, 2));
+        let mut states = [f.model.state(&device), f.model.state(&device)];
+        f.logits(&Batch::from_sequences(&[&a, &b]), Some(&mut states));
+        let parts: [(&[u32], usize); 2] = [(&[1, 2, 3], a.len()), (&[4], b.len())];
+        let both = f.logits(&Batch::continuing(&parts), Some(&mut states));
+        let alone = f.logits(&Batch::from_sequences(&[&[&b[..], &[4]].concat()]), None);
+        let worst = largest_difference(&both[3 * f.n_vocab..], &alone[b.len() * f.n_vocab..]);
+        assert!(worst < 2e-4, "{}: {worst}", f.name);
+    }
+}
+
+#[test]
+fn changing_a_token_leaves_logits_before_it_bit_equal_and_changes_its_own() {
+    let device = Device::cpu(2).unwrap();
+    for f in fixtures(&device) {
+        let tokens = f.tokens(17, 3);
+        let before = f.logits(&Batch::from_sequences(&[&tokens]), None);
+        for j in [1, 7, 16] {
+            let mut changed = tokens.clone();
+            changed[j] = (changed[j] + 1) % f.n_vocab as u32;
+            let after = f.logits(&Batch::from_sequences(&[&changed]), None);
+            let cut = j * f.n_vocab;
+            assert!(before[..cut] == after[..cut], "{}: token {j} is seen before it", f.name);
+            assert!(before[cut..] != after[cut..], "{}: token {j} is not seen", f.name);
+        }
+    }
+}
+
+#[test]
+fn packed_documents_do_not_see_each_other() {
+    let device = Device::cpu(2).unwrap();
+    for f in fixtures(&device) {
+        let (a, b, c) = (f.tokens(7, 1), f.tokens(12, 2), f.tokens(7, 3));
+        let with_a = f.logits(&Batch::from_sequences(&[&a, &b]), None);
+        let with_c = f.logits(&Batch::from_sequences(&[&c, &b]), None);
+        let cut = a.len() * f.n_vocab;
+        assert!(with_a[cut..] == with_c[cut..], "{}: the second sees the first", f.name);
+        assert!(with_a[..cut] != with_c[..cut], "{}: the first is not seen at all", f.name);
+        let alone = f.logits(&Batch::from_sequences(&[&b]), None);
+        let worst = largest_difference(&with_a[cut..], &alone);
+        assert!(worst < 1e-4, "{}: packed and alone differ by {worst}", f.name);
+    }
+}
+
+/// Loss and gradients of one batch, by parameter name.
+fn gradients(f: Fixture, checkpoint: bool) -> (f32, usize, Vec<(String, Vec<f32>)>) {
+    let tokens = f.tokens(30, 5);
+    let targets = f.tokens(30, 6);
+    let weights: Vec<f32> = (0..30).map(|n| [1.0, 1.0, 0.5, 0.0][n % 4]).collect();
+    let mut trainer = Trainer::new(f.model, f.weights);
+    trainer.options.checkpoint = checkpoint;
+    let batch = Batch::from_sequences(&[&tokens[..11], &tokens[11..]]);
+    let targets = Targets { ids: &targets, weights: &weights, norm: 20.0 };
+    let (report, grads) = trainer.gradients(&batch, &targets).unwrap();
+    let named = grads.iter().map(|(key, grad)| {
+        let id = elapid::weights::ParamId(key);
+        (trainer.weights.name(id).to_string(), grad.f32().to_vec())
+    });
+    (report.loss, report.tape_bytes, named.collect())
+}
+
+#[test]
+fn checkpointed_layers_keep_less_and_give_the_same_bits() {
+    let device = Device::cpu(2).unwrap();
+    for (name, config) in configs() {
+        let plain = gradients(fixture(&device, &name, &config), false);
+        let again = gradients(fixture(&device, &name, &config), true);
+        assert!(plain.0 == again.0 && plain.2 == again.2, "{name}: bits differ");
+        assert!(again.1 < plain.1, "{name}: {} bytes against {}", again.1, plain.1);
+    }
+}
+
+#[test]
+fn training_has_the_same_bits_on_any_number_of_threads() {
+    for (name, config) in configs() {
+        let run = |n_threads| {
+            let device = Device::cpu(n_threads).unwrap();
+            let f = fixture(&device, &name, &config);
+            let (tokens, targets) = (f.tokens(40, 1), f.tokens(40, 2));
+            let mut trainer = Trainer::new(f.model, f.weights);
+            let batch = Batch::from_sequences(&[&tokens[..13], &tokens[13..]]);
+            let targets = Targets { ids: &targets, weights: &[1.0; 40], norm: 40.0 };
+            let settings = StepSettings::default();
+            let step = |trainer: &mut Trainer| {
+                let report = trainer.step(&batch, &targets, &settings).unwrap();
+                (report.loss.to_bits(), report.grad_norm.to_bits())
+            };
+            let reports = [step(&mut trainer), step(&mut trainer), step(&mut trainer)];
+            let last = trainer.weights.ids().last().unwrap();
+            (reports, trainer.weights.tensor(last).f32().to_vec())
+        };
+        let one = run(1);
+        assert!(one == run(2), "{name}: 2 threads");
+        assert!(one == run(3), "{name}: 3 threads");
+    }
+}
+
+#[test]
+fn a_step_after_the_first_asks_the_system_for_no_memory() {
+    for (name, config) in configs() {
+        // One thread: with more, how many tasks hold scratch at once is a matter of timing.
+        let device = Device::cpu(1).unwrap();
+        let f = fixture(&device, &name, &config);
+        let (tokens, targets) = (f.tokens(64, 1), f.tokens(64, 2));
+        let mut trainer = Trainer::new(f.model, f.weights);
+        let batch = Batch::from_sequences(&[&tokens[..20], &tokens[20..]]);
+        let targets = Targets { ids: &targets, weights: &[1.0; 64], norm: 64.0 };
+        // No rate: as a router learns, experts get other numbers of tokens.
+        let mut settings = StepSettings::default();
+        settings.adamw.lr = 0.0;
+        trainer.step(&batch, &targets, &settings).unwrap();
+        let n_alloc = device.memory().n_alloc;
+        for _ in 0..3 {
+            trainer.step(&batch, &targets, &settings).unwrap();
+        }
+        assert_eq!(device.memory().n_alloc, n_alloc, "{name}");
+    }
+}
+
+#[test]
+fn what_is_frozen_stays_bit_equal_and_what_is_trained_moves() {
+    let device = Device::cpu(2).unwrap();
+    for (name, config) in configs() {
+        let f = fixture(&device, &name, &config);
+        let tokens = f.tokens(20, 1);
+        let mut trainer = Trainer::new(f.model, f.weights);
+        trainer.weights.train(|_, role| role == Role::Vector);
+        let before: Vec<Vec<u8>> =
+            trainer.weights.ids().map(|id| trainer.weights.tensor(id).bytes().to_vec()).collect();
+        let batch = Batch::from_sequences(&[&tokens]);
+        let targets = Targets { ids: &tokens, weights: &[1.0; 20], norm: 20.0 };
+        trainer.step(&batch, &targets, &StepSettings::default()).unwrap();
+        for id in trainer.weights.ids() {
+            let moved = trainer.weights.tensor(id).bytes() != before[id.0];
+            let trained = trainer.weights.role(id) == Role::Vector;
+            assert_eq!(moved, trained, "{name}: {}", trainer.weights.name(id));
+        }
+    }
+}
+
+#[test]
+fn weights_in_bf16_give_the_logits_of_their_rounded_values() {
+    let device = Device::cpu(2).unwrap();
+    for (name, config) in configs() {
+        let mut f = fixture(&device, &name, &config);
+        let tokens = f.tokens(9, 1);
+        let batch = Batch::from_sequences(&[&tokens]);
+        let set = |f: &mut Fixture, stored: bool| {
+            for id in f.weights.ids() {
+                if matches!(f.weights.role(id), Role::Matrix | Role::Embedding) {
+                    let tensor = f.weights.tensor(id).to_f32();
+                    let halves = tensor.f32().iter();
+                    let bytes: Vec<u8> =
+                        halves.flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect();
+                    let bytes = std::sync::Arc::new(bytes);
+                    let shape = tensor.shape();
+                    let half = Tensor::from_shared(&device, shape, DType::BF16, bytes, 0);
+                    *f.weights.tensor_mut(id) = if stored { half } else { half.to_f32() };
+                }
+            }
+        };
+        set(&mut f, true);
+        let stored = f.logits(&batch, None);
+        set(&mut f, false);
+        let worst = largest_difference(&stored, &f.logits(&batch, None));
+        assert!(worst < 1e-4, "{name}: {worst}");
+    }
+}
+
+#[test]
+fn seeds_give_sane_and_distinct_initialisations() {
+    let device = Device::cpu(2).unwrap();
+    for (name, config) in configs() {
+        let config = Config::from_json(&name, &config.to_string()).unwrap();
+        let std = config.init_std;
+        let model = Model::new(config);
+        let mut seen: Vec<Vec<u8>> = Vec::new();
+        for seed in [0, 1, 1 << 63] {
+            let weights = Weights::init(&device, model.specs(), seed);
+            for id in weights.ids() {
+                let tensor = weights.tensor(id);
+                let x = tensor.f32();
+                assert!(x.iter().all(|x| x.is_finite()), "{name}: {}", weights.name(id));
+                let (n_rows, n_cols) = tensor.dims2();
+                let is_normal = matches!(weights.role(id), Role::Embedding);
+                if is_normal {
+                    let n = x.len() as f64;
+                    let mean = x.iter().map(|&x| x as f64).sum::<f64>() / n;
+                    let square = x.iter().map(|&x| x as f64 * x as f64).sum::<f64>() / n;
+                    assert!(mean.abs() < 5.0 * std as f64 / n.sqrt(), "{name}: mean {mean}");
+                    assert!((square.sqrt() / std as f64 - 1.0).abs() < 0.2, "{name}: {square}");
+                }
+                if weights.role(id) == Role::Matrix && n_rows > 1 && n_cols > 1 {
+                    let rows: std::collections::HashSet<&[u8]> =
+                        tensor.bytes().chunks(n_cols * 4).collect();
+                    assert_eq!(rows.len(), n_rows, "{name}: rows of {}", weights.name(id));
+                }
+                if matches!(weights.role(id), Role::Matrix | Role::Embedding) {
+                    let first = tensor.bytes()[..tensor.n_bytes().min(64)].to_vec();
+                    assert!(!seen.contains(&first), "{name}: {} comes twice", weights.name(id));
+                    seen.push(first);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn fresh_models_begin_near_the_uniform_loss() {
+    let device = Device::cpu(2).unwrap();
+    for (name, config) in configs() {
+        let f = {
+            let mut config = Config::from_json(&name, &config.to_string()).unwrap();
+            config.init_std = 0.02;
+            let n_vocab = config.n_vocab;
+            let model = Model::new(config);
+            let weights = Weights::init(&device, model.specs(), 0);
+            Fixture { name: name.clone(), model, weights, n_vocab }
+        };
+        let tokens = f.tokens(30, 1);
+        let tape = Tape::off();
+        let batch = Batch::from_sequences(&[&tokens]);
+        let targets = f.tokens(30, 2);
+        let targets = Targets { ids: &targets, weights: &[1.0; 30], norm: 30.0 };
+        let options = ForwardOptions::default();
+        let loss = f.model.loss(&tape, &f.weights, &batch, &targets, options).unwrap();
+        let (got, want) = (loss.loss.value().f32()[0], (f.n_vocab as f32).ln());
+        assert!((got - want).abs() < 0.3, "{name}: {got} against {want}");
+    }
+}
+
+/// Keys of config.json that change nothing in the mathematics: sets (by prefix), key, and why.
+const INERT: &[(&str, &str)] = &[
+    // For the tokenizer and the sampler.
+    ("", "bos_token_id"),
+    ("", "eos_token_id"),
+    ("", "pad_token_id"),
+    // What a reference implementation returns, keeps, or which kernel it takes.
+    ("", "use_cache"),
+    ("", "num_logits_to_keep"),
+    ("", "output_router_logits"),
+    ("", "use_associative_scan"),
+    ("", "use_mamba_kernels"),
+    ("", "use_mambapy"),
+    ("", "residual_in_fp32"),
+    ("", "pretraining_tp"),
+    ("mamba2", "chunk_size"),
+    ("", "mamba_chunk_size"),
+    // Training settings of a reference implementation, none of the model.
+    ("", "attention_dropout"),
+    ("", "rescale_prenorm_residual"),
+    ("", "time_step_scale"),
+    ("mixtral", "router_jitter_noise"),
+    ("bamba", "z_loss_coefficient"),
+    // A limit that nothing is computed from.
+    ("", "max_position_embeddings"),
+    // Overruled by another key, or about a part that the set does not have.
+    ("mamba", "expand"),           // intermediate_size
+    ("falcon_mamba", "expand"),    // intermediate_size
+    ("falcon_h1", "mamba_expand"), // mamba_d_ssm
+    ("falcon_h1_plain", "mamba_norm_before_gate"),
+    ("mamba2", "time_step_rank"),    // belongs to Mamba-1
+    ("qwen", "max_window_layers"),   // no window
+    ("dots1", "max_window_layers"),  // no window
+    ("qwen", "use_sliding_window"),  // no window
+    ("qwen2_moe", "sliding_window"), // use_sliding_window is false
+    ("granitemoehybrid", "rope_theta"),
+    ("granitemoehybrid", "rope_scaling"),
+    ("granitemoehybrid_dense", "intermediate_size"),
+    ("granitemoehybrid_dense", "num_experts_per_tok"),
+    ("granitemoehybrid_dense", "router_aux_loss_coef"),
+    ("elapid_jamba", "experts.d_ff"),
+    ("elapid_jamba", "experts.d_shared"),
+    ("elapid_jamba", "experts.n_expert"),
+    ("elapid_jamba", "experts.n_used"),
+    ("elapid_jamba", "mamba1.d_state"),
+    ("elapid_zamba", "experts.d_ff"),
+    ("elapid_zamba", "experts.d_shared"),
+    ("elapid_zamba", "experts.n_expert"),
+    ("elapid_zamba", "experts.n_used"),
+    ("elapid_zamba", "mamba1.d_state"),
+];
+
+/// Everything that a config determines: parameters, their beginning, logits and training loss.
+fn trajectory(device: &Device, name: &str, config: &Value) -> Option<(String, Vec<u8>, Vec<f32>)> {
+    let config = Config::from_json(name, &config.to_string()).ok()?;
+    let n_vocab = config.n_vocab;
+    let model = Model::new(config);
+    let weights = Weights::init(device, model.specs(), 0);
+    let shapes =
+        format!("{:?}", model.specs().iter().map(|s| (&s.name, &s.shape)).collect::<Vec<_>>());
+    let start = weights.ids().flat_map(|id| weights.tensor(id).bytes().to_vec()).collect();
+    let f = Fixture { name: name.into(), model, weights, n_vocab };
+    let tokens: Vec<u32> = (0..24).map(|n| n * 5 % 19).collect();
+    let batch = Batch::from_sequences(&[&tokens]);
+    let mut numbers = f.logits(&batch, None);
+    let trainer = Trainer::new(f.model, f.weights);
+    let targets = Targets { ids: &tokens, weights: &[1.0; 24], norm: 24.0 };
+    numbers.push(trainer.gradients(&batch, &targets).unwrap().0.loss);
+    Some((shapes, start, numbers))
+}
+
+/// Other values that a key might have.
+fn others(value: &Value) -> Vec<Value> {
+    match value {
+        Value::Bool(b) => vec![json!(!b)],
+        Value::Number(n) if n.is_u64() => {
+            let n = n.as_u64().unwrap();
+            vec![json!(n + 1), json!(n * 2), json!(n / 2)]
+        }
+        Value::Number(n) => vec![json!(n.as_f64().unwrap() * 1.5 + 0.01)],
+        Value::Null => vec![json!(5), json!(2.5)],
+        Value::Array(list) if list.iter().all(Value::is_f64) && !list.is_empty() => (0..list.len())
+            .map(|idx| {
+                let mut list = list.clone();
+                list[idx] = json!(list[idx].as_f64().unwrap() + 0.1);
+                Value::Array(list)
+            })
+            .collect(),
+        Value::Array(list) if list.iter().all(Value::is_u64) => vec![json!([0]), json!([])],
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn every_config_key_is_live() {
+    let device = Device::cpu(2).unwrap();
+    let mut live = std::collections::BTreeSet::new();
+    let mut dead = std::collections::BTreeSet::new();
+    for (name, config) in configs() {
+        let base = trajectory(&device, &name, &config).unwrap();
+        let mut try_one = |path: String, changed: Value| {
+            // Another value may be refused: then the key is read too.
+            match trajectory(&device, &name, &changed) == Some(base.clone()) {
+                true => dead.insert((name.clone(), path)),
+                false => live.insert((name.clone(), path)),
+            };
+        };
+        for (key, value) in config.as_object().unwrap() {
+            for other in others(value) {
+                let mut changed = config.clone();
+                changed[key] = other;
+                try_one(key.clone(), changed);
+            }
+            for (inner, value) in value.as_object().into_iter().flatten() {
+                for other in others(value) {
+                    let mut changed = config.clone();
+                    changed[key][inner] = other;
+                    try_one(format!("{key}.{inner}"), changed);
+                }
+            }
+        }
+    }
+    let is_inert = |(name, path): &&(String, String)| {
+        INERT.iter().any(|(prefix, key)| name.starts_with(prefix) && path == key)
+    };
+    let never: Vec<_> = dead.difference(&live).filter(|pair| !is_inert(pair)).collect();
+    assert!(never.is_empty(), "these keys change nothing: {never:?}");
+}
+
+#[test]
+fn wrong_configs_get_errors_that_name_the_key_and_the_value() {
+    let good = configs().into_iter().find(|(name, _)| name == "llama_gqa_untied").unwrap().1;
+    let error = |key: &str, value: Value| {
+        let mut config = good.clone();
+        config[key] = value;
+        Config::from_json("config.json", &config.to_string()).unwrap_err().to_string()
+    };
+    for (key, value, part) in [
+        ("model_type", json!("xyz"), "supported are mamba, mamba2"),
+        ("hidden_size", json!("a"), "`hidden_size`: is \"a\", not a whole number"),
+        ("num_key_value_heads", json!(3), "3 do not divide"),
+        ("num_hidden_layers", json!(0), "0 is out of range"),
+        ("vocab_size", json!(null), "`vocab_size`: is missing"),
+        ("hidden_act", json!("quick_gelu"), "known are silu"),
+        (
+            "rope_scaling",
+            json!({"rope_type": "longrope"}),
+            "`rope_scaling.rope_type`: is \"longrope\"",
+        ),
+    ] {
+        let text = error(key, value);
+        assert!(text.contains(part), "{text}");
+        assert!(text.contains("hint: "), "{text}");
+    }
+}
+
+#[test]
+fn schedules_place_attention_where_they_say() {
+    for (schedule, period) in [("jamba", 4), ("zamba", 6)] {
+        let json = json!({"model_type": "elapid", "vocab_size": 8, "d_model": 64,
+                          "layers": schedule, "n_layer": 13});
+        let config = Config::from_json("config.json", &json.to_string()).unwrap();
+        for (idx, layer) in config.layers.iter().enumerate() {
+            let is_attention = matches!(layer.mixer, elapid::config::MixerConfig::Attention(_));
+            assert_eq!(is_attention, idx % period == period - 1, "{schedule}, layer {idx}");
+        }
+    }
+}
+
+#[test]
+fn a_token_outside_the_vocabulary_is_an_error() {
+    let device = Device::cpu(1).unwrap();
+    let f = fixtures(&device).remove(0);
+    let batch = Batch::from_sequences(&[&[f.n_vocab as u32]]);
+    let tape = Tape::off();
+    let options = ForwardOptions::default();
+    let result = f.model.forward(&tape, &f.weights, &batch, None, options);
+    assert!(result.err().unwrap().to_string().contains("is outside the vocabulary"));
+}

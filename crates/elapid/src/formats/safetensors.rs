@@ -165,6 +165,15 @@ impl SafeTensors {
         Ok(Some(Tensor::from_shared(device, shape, dtype, self.bytes.clone(), begin)))
     }
 
+    /// A tensor of doubles, which weights never are.
+    #[cfg(test)]
+    pub fn doubles(&self, name: &str) -> Result<Option<Vec<f64>>> {
+        let Some(entry) = self.entries.get(name) else { return Ok(None) };
+        assert_eq!(entry.dtype, "F64", "{name}");
+        let data = &(*self.bytes).as_ref()[entry.begin..entry.end];
+        Ok(Some(data.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect()))
+    }
+
     /// A tensor of whole numbers.
     pub fn integers(&self, name: &str) -> Result<Option<Vec<i64>>> {
         let Some(entry) = self.entries.get(name) else { return Ok(None) };

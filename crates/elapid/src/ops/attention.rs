@@ -6,7 +6,8 @@
 //!     y[i]   = sum_j p[i,j] v[j]
 //!
 //! Query head h reads key-value head `h / (n_head / n_kv_head)`. The score matrix never exists:
-//! keys come in blocks, and a running maximum and sum correct what was added so far.
+//! keys come in blocks, and a running maximum and sum correct what was added so far. Inside, s and
+//! l are kept times log2(e), so that exp is a power of two, which is cheaper.
 //!
 //! Backward keeps q, k, v, y and l, and recomputes p block by block:
 //!
@@ -35,6 +36,7 @@ use crate::segment::{Segment, Segments};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use pulp::{Simd, WithSimd};
+use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 /// The sizes of an attention.
@@ -61,7 +63,9 @@ const N_CHUNK_MAX: usize = 8;
 /// Sequences with at most this many new tokens take the way of `step`.
 const N_STEP_MAX: usize = 4;
 /// Keys whose softmax is taken in one go by `step`.
-const N_RANGE: usize = 512;
+const N_RANGE: usize = 128;
+/// Keys, then values, that `step` takes up at a time: their rows stay in the first level of cache.
+const N_ROW: usize = 16;
 /// Numbers of keys that a task of `step` reads, about: enough to hide its start.
 const STEP_PIECE: usize = 1 << 15;
 /// Below every score, and finite, so that differences to it are numbers.
@@ -312,11 +316,12 @@ impl<'a> Queries<'a> {
         Mat::strided(&kv[keys.start * width + kv_head * d_head..], keys.len(), d_head, width)
     }
 
-    /// Scaled scores, a row of `N_QUERY` for each key; minus infinity where a query may not look.
+    /// Scores times log2(e), a row of `N_QUERY` for each key; minus infinity where a query may not
+    /// look.
     fn scores(&self, cpu: &Cpu, q: Mat, keys: &Range<usize>, scores: &mut [f32]) {
         let k = self.kv_rows(self.sequence.keys, keys);
         let out = MatMut::strided(scores, keys.len(), self.n_query, N_QUERY);
-        cpu.gemm(out, 0.0, self.config.scale, k, q.t(), Scope::Thread);
+        cpu.gemm(out, 0.0, self.config.scale * LOG2_E, k, q.t(), Scope::Thread);
         let positions = self.positions();
         let row = |key: usize| (key - keys.start) * N_QUERY..(key - keys.start + 1) * N_QUERY;
         for key in keys.start.max(positions.start + 1)..keys.end {
@@ -414,7 +419,7 @@ fn forward_block(q: &Tensor, mut block: Block) {
             for (y, sum) in y.iter_mut().zip(&sums[i * d_head..]) {
                 *y = sum * inverse;
             }
-            block.log_sum[h * n_query + i] = softmax.max[i] + softmax.sum[i].ln();
+            block.log_sum[h * n_query + i] = softmax.max[i] + softmax.sum[i].log2();
         }
     }
 }
@@ -433,7 +438,7 @@ impl Default for Softmax {
     }
 }
 
-/// Scores to weights, `exp(score - max)`, in place.
+/// Scores to weights, `2^(score - max)`, in place.
 struct Weigh<'a> {
     scores: &'a mut [f32],
     n_query: usize,
@@ -453,11 +458,11 @@ impl WithSimd for Weigh<'_> {
             }
             let mut sum = F32s::zero(simd);
             for row in scores.chunks_exact_mut(N_QUERY) {
-                let p = (F32s::load(simd, &row[at..]) - max).exp();
+                let p = (F32s::load(simd, &row[at..]) - max).exp2_of_negative();
                 sum = sum + p;
                 p.store(&mut row[at..]);
             }
-            let fix = (max_before - max).exp();
+            let fix = (max_before - max).exp2_of_negative();
             let sum = fix.mul_add(F32s::load(simd, &softmax.sum[at..]), sum);
             max.store(&mut softmax.max[at..]);
             sum.store(&mut softmax.sum[at..]);
@@ -666,7 +671,7 @@ impl WithSimd for Unweigh<'_> {
             let log_sum = F32s::load(simd, &tile.log_sum[at..]);
             let e = F32s::load(simd, &tile.e[at..]);
             for (p, ds) in p.chunks_exact_mut(N_QUERY).zip(ds.chunks_exact_mut(N_QUERY)) {
-                let weight = (F32s::load(simd, &p[at..]) - log_sum).exp();
+                let weight = (F32s::load(simd, &p[at..]) - log_sum).exp2_of_negative();
                 weight.store(&mut p[at..]);
                 (weight * (F32s::load(simd, &ds[at..]) - e)).store(&mut ds[at..]);
             }
@@ -690,10 +695,11 @@ impl WithSimd for Dot<'_> {
 
 #[inline(always)]
 fn dot<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
-    let b = &b[..a.len()];
-    let mut sum = F32s::zero(simd);
-    for at in (0..a.len()).step_by(F32s::<S>::LANES) {
-        sum = F32s::load(simd, &a[at..]).mul_add(F32s::load(simd, &b[at..]), sum);
+    let lanes = F32s::<S>::LANES;
+    let (whole, rest) = a.split_at(a.len() - a.len() % lanes);
+    let mut sum = F32s::load(simd, rest) * F32s::load(simd, &b[whole.len()..a.len()]);
+    for (a, b) in whole.chunks_exact(lanes).zip(b.chunks_exact(lanes)) {
+        sum = F32s::load(simd, a).mul_add(F32s::load(simd, b), sum);
     }
     sum.sum()
 }
@@ -734,65 +740,63 @@ fn gather_dq(
     dq
 }
 
-/// One query's keys of one range, for the heads that share a key-value head.
+/// One new token and a range of the keys it sees.
 struct Reading<'a> {
-    /// (n_group, d_head)
+    /// (n_head, d_head)
     q: &'a [f32],
-    /// From the first key's first number of this head on.
+    /// (n_key, n_kv_head * d_head)
     keys: &'a [f32],
     values: &'a [f32],
-    n_key: usize,
 }
 
-/// Attention of a few new tokens to long caches: what counts is to read each key and value once.
+/// Attention of a few new tokens to long caches: what counts is to read each key and value once,
+/// in the order in which they lie.
 fn step(q: &Tensor, config: &Attention, parts: Vec<Part>) {
     let Device::Cpu(cpu) = q.device();
-    let (d_head, n_group) = (config.d_head, config.n_group());
+    let (q_width, kv_width) = (config.q_width(), config.kv_width());
     let mut readings = Vec::new();
-    let mut runs = Vec::new();
+    let mut rows = Vec::new();
     for part in parts {
         let Sequence { segment, keys, values, n_past } = part.sequence;
-        for (idx, run) in part.y.chunks_mut(n_group * d_head).enumerate() {
-            let (tok, kv_head) = (idx / config.n_kv_head, idx % config.n_kv_head);
-            let from = (segment.start + tok) * config.q_width() + kv_head * n_group * d_head;
-            let q = &q.f32()[from..][..n_group * d_head];
-            let position = n_past + tok;
-            let seen = config.seen(&(position..position + 1));
+        for (tok, y) in part.y.chunks_mut(q_width).enumerate() {
+            let q = &q.f32()[(segment.start + tok) * q_width..][..q_width];
             let n_before = readings.len();
+            let seen = config.seen(&(n_past + tok..n_past + tok + 1));
             for start in seen.clone().step_by(N_RANGE) {
-                let at = start * config.kv_width() + kv_head * d_head;
-                let n_key = N_RANGE.min(seen.end - start);
-                readings.push(Reading { q, keys: &keys[at..], values: &values[at..], n_key });
+                let range = start * kv_width..seen.end.min(start + N_RANGE) * kv_width;
+                let (keys, values) = (&keys[range.clone()], &values[range]);
+                readings.push(Reading { q, keys, values });
             }
-            runs.push((n_before..readings.len(), run));
+            rows.push((n_before..readings.len(), y));
         }
     }
     // How readings are dealt out does not change what each of them gives.
-    let n_key: usize = readings.iter().map(|reading| reading.n_key).sum();
-    let per_task = readings.len().div_ceil((n_key * d_head / STEP_PIECE).max(1));
-    let d_result = n_group * (d_head + 2);
+    let n_number: usize = readings.iter().map(|reading| reading.keys.len()).sum();
+    let per_task = readings.len().div_ceil((n_number / STEP_PIECE).max(1));
+    let d_result = config.n_head * (config.d_head + 2);
     let mut results = Tensor::uninit(q.device(), &[readings.len(), d_result]);
     cpu.each_piece(results.f32_mut(), per_task * d_result, |idx, results| {
+        let mut scores = Tensor::uninit(q.device(), &[config.n_head, N_RANGE]);
         let readings = readings[idx * per_task..].iter();
         for (reading, result) in readings.zip(results.chunks_mut(d_result)) {
-            cpu.simd(Read { reading, config, result });
+            cpu.simd(Read { reading, config, scores: scores.f32_mut(), result });
         }
     });
-    for (range, run) in runs {
-        merge(&results.f32()[range.start * d_result..range.end * d_result], run, d_head);
+    for (range, y) in rows {
+        merge(&results.f32()[range.start * d_result..range.end * d_result], y, config);
     }
 }
 
-/// Merges what the ranges of keys gave to the heads of `y`, in the order of the keys.
-fn merge(results: &[f32], y: &mut [f32], d_head: usize) {
-    let n_group = y.len() / d_head;
-    for (h, y) in y.chunks_mut(d_head).enumerate() {
-        let of_head = || results.chunks(d_head + 2).skip(h).step_by(n_group);
+/// Merges what the ranges of keys gave to a token, in the order of the keys.
+fn merge(results: &[f32], y: &mut [f32], config: &Attention) {
+    let d_head = config.d_head;
+    for (head, y) in y.chunks_mut(d_head).enumerate() {
+        let of_head = || results.chunks(d_head + 2).skip(head).step_by(config.n_head);
         let max = of_head().fold(SCORE_MIN, |max, result| max.max(result[d_head]));
         let mut sum = 0.0;
         y.fill(0.0);
         for result in of_head() {
-            let fix = (result[d_head] - max).exp();
+            let fix = (result[d_head] - max).exp2();
             sum += fix * result[d_head + 1];
             for (y, x) in y.iter_mut().zip(&result[..d_head]) {
                 *y += fix * x;
@@ -806,7 +810,9 @@ fn merge(results: &[f32], y: &mut [f32], d_head: usize) {
 struct Read<'a> {
     reading: &'a Reading<'a>,
     config: &'a Attention,
-    /// (n_group, d_head + 2)
+    /// (n_head, N_RANGE)
+    scores: &'a mut [f32],
+    /// (n_head, d_head + 2)
     result: &'a mut [f32],
 }
 
@@ -814,60 +820,72 @@ impl WithSimd for Read<'_> {
     type Output = ();
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Read { reading, config, result } = self;
-        let Reading { q, keys, values, n_key } = *reading;
-        let (d_head, width) = (config.d_head, config.kv_width());
+        let Read { reading, config, scores, result } = self;
+        let Reading { q, keys, values } = *reading;
+        let (d_head, width, n_group) = (config.d_head, config.kv_width(), config.n_group());
+        let scale = config.scale * LOG2_E;
         let lanes = F32s::<S>::LANES;
-        let mut room = [0.0; N_RANGE];
-        let scores = &mut room[..n_key.next_multiple_of(lanes)];
-        for (q, result) in q.chunks_exact(d_head).zip(result.chunks_exact_mut(d_head + 2)) {
-            let mut max = SCORE_MIN;
-            for (idx, score) in scores[..n_key].iter_mut().enumerate() {
-                *score = config.scale * dot(simd, q, &keys[idx * width..]);
-                max = max.max(*score);
+        let n_key = keys.len() / width;
+        // A few rows at a time, all heads of them: memory is read from front to back.
+        for (idx, rows) in keys.chunks(N_ROW * width).enumerate() {
+            for (head, q) in q.chunks_exact(d_head).enumerate() {
+                let scores = &mut scores[head * N_RANGE + idx * N_ROW..];
+                for (score, row) in scores.iter_mut().zip(rows.chunks_exact(width)) {
+                    *score = scale * dot(simd, q, &row[head / n_group * d_head..]);
+                }
             }
+        }
+        let results = result.chunks_exact_mut(d_head + 2);
+        for (scores, result) in scores.chunks_exact_mut(N_RANGE).zip(results) {
+            let max = scores[..n_key].iter().fold(SCORE_MIN, |max, score| max.max(*score));
             // Lanes past the last key weigh nothing.
+            let scores = &mut scores[..n_key.next_multiple_of(lanes)];
             scores[n_key..].fill(f32::NEG_INFINITY);
             let mut sum = F32s::zero(simd);
             for score in scores.chunks_exact_mut(lanes) {
-                let p = (F32s::load(simd, score) - F32s::splat(simd, max)).exp();
+                let p = (F32s::load(simd, score) - F32s::splat(simd, max)).exp2_of_negative();
                 sum = sum + p;
                 p.store(score);
             }
-            weighted_sum(simd, &scores[..n_key], values, width, &mut result[..d_head]);
+            result[..d_head].fill(0.0);
             result[d_head] = max;
             result[d_head + 1] = sum.sum();
+        }
+        for (idx, rows) in values.chunks(N_ROW * width).enumerate() {
+            for (head, result) in result.chunks_exact_mut(d_head + 2).enumerate() {
+                let p = &scores[head * N_RANGE + idx * N_ROW..][..rows.len() / width];
+                let v = &rows[head / n_group * d_head..];
+                add_weighted(simd, p, v, width, &mut result[..d_head]);
+            }
         }
     }
 }
 
-/// `y = sum_j p[j] values[j]`, rows `width` apart, four vectors of columns at a time.
+/// `y += sum_j p[j] v[j]`, rows `width` apart, four vectors of columns at a time.
 #[inline(always)]
-fn weighted_sum<S: Simd>(simd: S, p: &[f32], values: &[f32], width: usize, y: &mut [f32]) {
+fn add_weighted<S: Simd>(simd: S, p: &[f32], v: &[f32], width: usize, y: &mut [f32]) {
     let lanes = F32s::<S>::LANES;
-    let mut col = 0;
-    while col + 4 * lanes <= y.len() {
-        let mut sums = [F32s::zero(simd); 4];
-        for (idx, &p) in p.iter().enumerate() {
-            let v = &values[idx * width + col..][..4 * lanes];
+    let (wide, narrow) = y.split_at_mut(y.len() - y.len() % (4 * lanes));
+    let n_wide = wide.len();
+    for (idx, y) in wide.chunks_exact_mut(4 * lanes).enumerate() {
+        let mut sums = [0, 1, 2, 3].map(|c| F32s::load(simd, &y[c * lanes..]));
+        for (row, &p) in p.iter().enumerate() {
+            let v = &v[row * width + idx * 4 * lanes..][..4 * lanes];
             for (c, sum) in sums.iter_mut().enumerate() {
                 *sum = F32s::splat(simd, p).mul_add(F32s::load(simd, &v[c * lanes..]), *sum);
             }
         }
         for (c, sum) in sums.into_iter().enumerate() {
-            sum.store(&mut y[col + c * lanes..]);
+            sum.store(&mut y[c * lanes..]);
         }
-        col += 4 * lanes;
     }
-    for col in (col..y.len()).step_by(lanes) {
-        let y = &mut y[col..];
-        let n_col = lanes.min(y.len());
-        let mut sum = F32s::zero(simd);
-        for (idx, &p) in p.iter().enumerate() {
-            let v = F32s::load(simd, &values[idx * width + col..][..n_col]);
+    for (idx, y) in narrow.chunks_mut(lanes).enumerate() {
+        let mut sum = F32s::load(simd, y);
+        for (row, &p) in p.iter().enumerate() {
+            let v = F32s::load(simd, &v[row * width + n_wide + idx * lanes..][..y.len()]);
             sum = F32s::splat(simd, p).mul_add(v, sum);
         }
-        sum.store(&mut y[..n_col]);
+        sum.store(y);
     }
 }
 
@@ -875,6 +893,7 @@ fn weighted_sum<S: Simd>(simd: S, p: &[f32], values: &[f32], width: usize, y: &m
 mod tests {
     use super::*;
     use crate::check::{Input, check_gradients};
+    use crate::tape::Gradients;
 
     fn sizes(n_head: usize, n_kv_head: usize, d_head: usize, window: Option<usize>) -> Attention {
         let scale = 1.0 / (d_head as f32).sqrt();
@@ -888,6 +907,26 @@ mod tests {
             Input::normal(2, &[n_tok, config.kv_width()], deviation),
             Input::normal(3, &[n_tok, config.kv_width()], 1.0),
         ]
+    }
+
+    /// The output, and the gradients that are wanted of queries, keys and values.
+    fn run_both(
+        qkv: &[Tensor; 3],
+        config: &Attention,
+        segments: &Segments,
+        wanted: [bool; 3],
+        dy: &Tensor,
+    ) -> (Tensor, [Option<Tensor>; 3]) {
+        let tape = Tape::new();
+        let [q, k, v] = [0, 1, 2].map(|key| match wanted[key] {
+            true => tape.leaf(key, &qkv[key]),
+            false => Var::constant(qkv[key].clone()),
+        });
+        let y = attention(&tape, &q, &k, &v, config, segments, None);
+        let y_value = y.value().clone();
+        let mut grads = Gradients::default();
+        tape.walk(vec![(y, dy.clone())], &mut grads);
+        (y_value, [0, 1, 2].map(|key| grads.get(key).cloned()))
     }
 
     fn run(qkv: &[Tensor; 3], config: &Attention, segments: &Segments) -> Tensor {
@@ -1007,14 +1046,11 @@ mod tests {
     fn gradients_of_large_scores_are_finite() {
         let device = Device::cpu(1).unwrap();
         let config = sizes(1, 1, 64, None);
-        let tape = Tape::new();
-        let [q, k, v] = inputs(&config, 40, 30.0).map(|x| x.tensor(&device));
-        let (q, k, v) = (tape.leaf(0, &q), tape.leaf(1, &k), tape.leaf(2, &v));
-        let y = attention(&tape, &q, &k, &v, &config, &Segments::from_lengths(&[40]), None);
-        let mut grads = crate::tape::Gradients::default();
-        tape.walk(vec![(y, Input::normal(4, &[40, 64], 1.0).tensor(&device))], &mut grads);
-        for key in 0..3 {
-            assert!(grads.get(key).unwrap().f32().iter().all(|dx| dx.is_finite()), "input {key}");
+        let qkv = inputs(&config, 40, 30.0).map(|x| x.tensor(&device));
+        let dy = Input::normal(4, &[40, 64], 1.0).tensor(&device);
+        let (_, grads) = run_both(&qkv, &config, &Segments::from_lengths(&[40]), [true; 3], &dy);
+        for (idx, grad) in grads.iter().flatten().enumerate() {
+            assert!(grad.f32().iter().all(|dx| dx.is_finite()), "input {idx}");
         }
     }
 
@@ -1022,26 +1058,62 @@ mod tests {
     fn a_gradient_nobody_wants_is_not_computed_and_changes_no_other() {
         let device = Device::cpu(1).unwrap();
         let config = sizes(2, 1, 5, None);
+        let segments = Segments::from_lengths(&[40]);
         let qkv = inputs(&config, 40, 1.0).map(|x| x.tensor(&device));
-        let gradients = |wanted: [bool; 3]| {
-            let tape = Tape::new();
-            let var = |idx: usize| match wanted[idx] {
-                true => tape.leaf(idx, &qkv[idx]),
-                false => Var::constant(qkv[idx].clone()),
-            };
-            let (q, k, v) = (var(0), var(1), var(2));
-            let y = attention(&tape, &q, &k, &v, &config, &Segments::from_lengths(&[40]), None);
-            let mut grads = crate::tape::Gradients::default();
-            tape.walk(vec![(y, Input::normal(4, &[40, 10], 1.0).tensor(&device))], &mut grads);
-            [0, 1, 2].map(|key| grads.get(key).map(|grad| grad.f32().to_vec()))
-        };
-        let all = gradients([true; 3]);
+        let dy = Input::normal(4, &[40, 10], 1.0).tensor(&device);
+        let numbers = |grad: &Option<Tensor>| grad.as_ref().map(|grad| grad.f32().to_vec());
+        let (_, all) = run_both(&qkv, &config, &segments, [true; 3], &dy);
         for idx in 0..3 {
             let mut wanted = [false; 3];
             wanted[idx] = true;
-            let one = gradients(wanted);
-            assert_eq!(one[idx], all[idx], "input {idx}");
+            let (_, one) = run_both(&qkv, &config, &segments, wanted, &dy);
+            assert_eq!(numbers(&one[idx]), numbers(&all[idx]), "input {idx}");
             assert_eq!(one.iter().flatten().count(), 1);
+        }
+    }
+
+    /// The gradients in f64 for one head and one sequence, one score at a time.
+    fn slow_backward(qkv: &[Tensor; 3], config: &Attention, dy: &Tensor) -> [Vec<f64>; 3] {
+        let f64s = |x: &Tensor| x.f32().iter().map(|x| *x as f64).collect::<Vec<_>>();
+        let [q, k, v] = qkv.clone().map(|x| f64s(&x));
+        let (dy, d, scale) = (f64s(dy), config.d_head, config.scale as f64);
+        let dot = |a: &[f64], i: usize, b: &[f64], j: usize| {
+            (0..d).map(|c| a[i * d + c] * b[j * d + c]).sum::<f64>()
+        };
+        let mut grads = [vec![0.0; q.len()], vec![0.0; q.len()], vec![0.0; q.len()]];
+        for i in 0..q.len() / d {
+            let first = config.window.map_or(0, |window| (i + 1).saturating_sub(window));
+            let mut p: Vec<f64> = (first..=i).map(|j| (scale * dot(&q, i, &k, j)).exp()).collect();
+            let sum: f64 = p.iter().sum();
+            p.iter_mut().for_each(|p| *p /= sum);
+            let dp: Vec<f64> = (first..=i).map(|j| dot(&dy, i, &v, j)).collect();
+            let e: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
+            for (j, (p, dp)) in (first..=i).zip(p.iter().zip(dp)) {
+                for c in 0..d {
+                    grads[0][i * d + c] += scale * p * (dp - e) * k[j * d + c];
+                    grads[1][j * d + c] += scale * p * (dp - e) * q[i * d + c];
+                    grads[2][j * d + c] += p * dy[i * d + c];
+                }
+            }
+        }
+        grads
+    }
+
+    #[test]
+    fn gradients_of_a_long_sequence_agree_with_the_formula() {
+        let device = Device::cpu(2).unwrap();
+        // Chunks of several blocks of keys, the last one cut short.
+        let n_tok = N_CHUNK_MAX * N_KEY + 3 * N_QUERY + 1;
+        for window in [None, Some(N_CHUNK_MAX * N_KEY + 1), Some(3)] {
+            let config = sizes(1, 1, 2, window);
+            let qkv = inputs(&config, n_tok, 1.0).map(|x| x.tensor(&device));
+            let dy = Input::normal(4, &[n_tok, 2], 1.0).tensor(&device);
+            let segments = Segments::from_lengths(&[n_tok]);
+            let (_, got) = run_both(&qkv, &config, &segments, [true; 3], &dy);
+            let want = slow_backward(&qkv, &config, &dy);
+            for (idx, (got, want)) in got.iter().flatten().zip(want).enumerate() {
+                expect_close(got.f32(), &want, 2e-5, &format!("window {window:?}, input {idx}"));
+            }
         }
     }
 
@@ -1098,16 +1170,10 @@ mod tests {
         let lengths = [70, 1, N_KEY + 45];
         let segments = Segments::from_lengths(&lengths);
         let packed = inputs(&config, segments.n_tok(), 1.0).map(|x| x.tensor(&device));
+        // The queries serve as the gradient of the output: any numbers will do.
         let both = |qkv: &[Tensor; 3], segments: &Segments| {
-            let tape = Tape::new();
-            let [q, k, v] = [0, 1, 2].map(|key| tape.leaf(key, &qkv[key]));
-            let y = attention(&tape, &q, &k, &v, &config, segments, None);
-            let y_value = y.value().clone();
-            let mut grads = crate::tape::Gradients::default();
-            // The queries serve as the gradient of the output: any numbers will do.
-            tape.walk(vec![(y, qkv[0].clone())], &mut grads);
-            let [dq, dk, dv] = [0, 1, 2].map(|key| grads.get(key).unwrap().clone());
-            [y_value, dq, dk, dv]
+            let (y, grads) = run_both(qkv, &config, segments, [true; 3], &qkv[0]);
+            [vec![y], grads.into_iter().flatten().collect()].concat()
         };
         let together = both(&packed, &segments);
         for segment in segments.iter() {

@@ -7,15 +7,15 @@
 //!     h[t] = exp(delta[t] a) h[t-1] + delta[t] b[t] x[t]^T
 //!     y[t] = h[t]^T c[t] + skip x[t]
 //!
-//! | name         | shape                                  |                                       |
-//! |--------------|----------------------------------------|---------------------------------------|
-//! | `xbc`        | (n_tok, d_inner + 2 n_group d_state)   | columns x, b, c, after the convolution |
-//! | `delta`      | (n_tok, n_head)                        | raw step sizes                        |
-//! | `delta_bias` | (n_head)                               |                                       |
-//! | `a_log`      | (n_head)                               |                                       |
-//! | `skip`       | (n_head)                               |                                       |
-//! | `y`          | (n_tok, d_inner)                       | d_inner = n_head d_head               |
-//! | a state      | (n_head, d_state, d_head)              | of one segment; rows are state numbers |
+//! | name         | shape                                |                                        |
+//! |--------------|--------------------------------------|----------------------------------------|
+//! | `xbc`        | (n_tok, d_inner + 2 n_group d_state) | columns x, b, c, after the convolution |
+//! | `delta`      | (n_tok, n_head)                      | raw step sizes                         |
+//! | `delta_bias` | (n_head)                             |                                        |
+//! | `a_log`      | (n_head)                             |                                        |
+//! | `skip`       | (n_head)                             |                                        |
+//! | `y`          | (n_tok, d_inner)                     | d_inner = n_head d_head                |
+//! | a state      | (n_head, d_state, d_head)            | of one segment                         |
 //!
 //! Head `h` reads `b` and `c` of group `h / (n_head / n_group)`.
 //!

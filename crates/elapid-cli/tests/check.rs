@@ -1,5 +1,7 @@
 //! The real binary on real model directories: golden values, and what it says of broken ones.
 
+#![allow(clippy::unwrap_used)] // a test may panic
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

@@ -1,8 +1,9 @@
 //! Compares a model with reference values that another implementation computed.
 //!
-//! A golden file holds `input_ids` and `labels` (n_seq, n_tok), `logits`, `loss` (mean cross-entropy
-//! of each next label, -100 ignored), perhaps `hidden.N`, and `grad.<name>` for every parameter
-//! that is trained. A second file may hold parameters after some AdamW steps on the same batch.
+//! A golden file holds `input_ids` and `labels` (n_seq, n_tok), `logits`, `loss` (the mean
+//! cross-entropy of each next label, -100 ignored), perhaps `hidden.N`, and `grad.<name>` for every
+//! parameter that is trained. A second file may hold parameters after some AdamW steps on the same
+//! batch.
 
 use crate::batch::{Batch, Targets};
 use crate::device::Device;
@@ -303,8 +304,7 @@ fn steps(
         for (a, b) in got.iter().zip(want.f32()) {
             let d = (*a as f64 - *b as f64).abs();
             sum += d;
-            // Written so that what is not a number counts as far.
-            n_far += !(d <= 1e-5) as usize;
+            n_far += (d > 1e-5 || d.is_nan()) as usize;
             n += 1;
         }
     }

@@ -3,7 +3,7 @@
 //! An op computes its outputs, then tells the tape its name, its inputs and a closure that turns
 //! the gradients of the outputs into gradients of the inputs. `backward` walks the records in
 //! reverse. Each closure owns what it needs and is dropped once it has run, so memory is freed as
-//! the walk proceeds. Where gradients meet they are summed in the order of the walk, which is fixed.
+//! the walk proceeds. Where gradients meet they are summed in the order of the walk: a fixed one.
 //!
 //! A `Var` whose gradient nobody wants has no slot, and an op all of whose inputs are such is not
 //! recorded: what is frozen costs nothing. A span under `checkpoint` keeps only its inputs and is

@@ -158,7 +158,7 @@ impl Tensor {
     /// As a matrix: the last axis is the columns, all others together the rows.
     pub fn dims2(&self) -> (usize, usize) {
         let cols = self.shape.last().copied().unwrap_or(1);
-        (if cols == 0 { 0 } else { self.n_elem() / cols }, cols)
+        (self.n_elem().checked_div(cols).unwrap_or(0), cols)
     }
 
     /// The raw bytes.

@@ -1,5 +1,7 @@
 //! Whole models of every family: what must hold whatever the layers are.
 
+#![allow(clippy::unwrap_used)] // a test may panic
+
 use elapid::batch::{Batch, Targets};
 use elapid::config::{Config, FAMILIES};
 use elapid::device::Device;

@@ -16,9 +16,9 @@ use std::time::Instant;
 
 /// Measure training steps: tokens/s, share of the machine's matrix-product rate, peak memory.
 ///
-/// One step is forward, backward and AdamW in f32 on random tokens. The limit is what matrix products
-/// alone would take: 6 flops per parameter and token at the rate measured in the same run. With
-/// --torch the PyTorch script is run in turn with ours, and ratios are printed.
+/// One step is forward, backward and AdamW in f32 on random tokens. The limit is what matrix
+/// products alone would take: 6 flops per parameter and token at the rate measured in the same run.
+/// With --torch the PyTorch script is run in turn with ours, and ratios are printed.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid bench\n  elapid bench --models mamba --reps 15\n  \
     elapid bench --torch 'python bench_train_torch.py' --receipt bench.json")]

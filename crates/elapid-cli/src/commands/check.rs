@@ -16,8 +16,8 @@ use std::process::ExitCode;
 ///
 /// Logits, loss, hidden states, every gradient, and the weights after some AdamW steps are compared
 /// with what a reference implementation computed. Where golden_grouped.safetensors is there too,
-/// that is the one followed. A directory with an adapter/ is checked on its base model. Exits with 1
-/// when something is out of tolerance.
+/// that is the one followed. A directory with an adapter/ is checked on its base model. Exits with
+/// 1 when something is out of tolerance.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid check golden/sets/jamba\n  \
     elapid check golden/sets/lora_llama_qv --all\n  elapid check DIR --json")]

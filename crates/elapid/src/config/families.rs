@@ -1,12 +1,11 @@
 //! The config.json of each Hugging Face family, as a list of layers. The only file that knows
-//! families: their keys, defaults, schedules and tensor names.
+//! families: their keys, defaults, schedules and tensor names; their experts are in `experts.rs`.
 
 use super::keys::Keys;
 use super::*;
 use crate::ops::rope::RopeScaling;
-use crate::ops::router::Score;
 
-const LLAMA_FF: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+pub(super) const LLAMA_FF: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
 /// Reads the config of one family.
 pub(super) fn config(family: &str, keys: &Keys) -> Result<Config> {
@@ -22,8 +21,9 @@ pub(super) fn config(family: &str, keys: &Keys) -> Result<Config> {
     }
 }
 
-struct Reader<'a> {
-    keys: &'a Keys,
+/// The keys of one family's config.
+pub(super) struct Reader<'a> {
+    pub(super) keys: &'a Keys,
     family: &'a str,
 }
 
@@ -66,7 +66,7 @@ impl Reader<'_> {
     }
 
     /// Only SiLU is in use among these families, under two names.
-    fn activation(&self) -> Result<Kind> {
+    pub(super) fn activation(&self) -> Result<Kind> {
         match self.keys.str_or("hidden_act", "silu")? {
             "silu" | "swish" => Ok(Kind::Silu),
             "gelu_new" | "gelu_pytorch_tanh" => Ok(Kind::Gelu),
@@ -350,7 +350,7 @@ impl Reader<'_> {
         })
     }
 
-    fn dense(&self, prefix: String, d_ff: usize, bias: bool) -> Result<DenseConfig> {
+    pub(super) fn dense(&self, prefix: String, d_ff: usize, bias: bool) -> Result<DenseConfig> {
         Ok(DenseConfig {
             prefix,
             d_ff,
@@ -391,84 +391,6 @@ impl Reader<'_> {
             _ => return dense("intermediate_size"),
         };
         Ok(FeedForwardConfig::Experts(experts))
-    }
-
-    /// Experts by the most common rules: softmax over all, weights as they are or normalised.
-    fn experts(
-        &self,
-        prefix: String,
-        n_key: &str,
-        n_default: usize,
-        used_key: &str,
-        used_default: usize,
-    ) -> Result<ExpertsConfig> {
-        let keys = self.keys;
-        Ok(ExpertsConfig {
-            router_name: format!("{prefix}.gate.weight"),
-            prefix,
-            n_expert: keys.size_or(n_key, n_default)?,
-            d_ff: 0,
-            activation: self.activation()?,
-            router: Router {
-                n_used: keys.size_or(used_key, used_default)?,
-                score: Score::Softmax,
-                normalise: keys.bool_or("norm_topk_prob", false)?,
-                scale: 1.0,
-                n_group: 1,
-                n_group_used: 1,
-            },
-            choice_bias: None,
-            form: ExpertForm::Each(LLAMA_FF),
-            shared: None,
-            shared_gate: None,
-        })
-    }
-
-    fn mixtral_experts(&self, at: &str) -> Result<ExpertsConfig> {
-        let prefix = format!("{at}.block_sparse_moe");
-        let mut experts = self.experts(prefix, "num_local_experts", 8, "num_experts_per_tok", 2)?;
-        experts.d_ff = self.keys.size("intermediate_size")?;
-        experts.router.normalise = true;
-        experts.form = ExpertForm::Each(["w1", "w3", "w2"]);
-        Ok(experts)
-    }
-
-    fn qwen2_experts(&self, at: &str, n_expert: usize) -> Result<ExpertsConfig> {
-        let keys = self.keys;
-        let prefix = format!("{at}.mlp");
-        let d_shared = keys.size("shared_expert_intermediate_size")?;
-        let shared = self.dense(format!("{prefix}.shared_expert"), d_shared, false)?;
-        Ok(ExpertsConfig {
-            n_expert,
-            d_ff: keys.size("moe_intermediate_size")?,
-            shared: Some(shared),
-            shared_gate: Some(format!("{prefix}.shared_expert_gate.weight")),
-            ..self.experts(prefix, "num_experts", 60, "num_experts_per_tok", 4)?
-        })
-    }
-
-    fn dots1_experts(&self, at: &str) -> Result<ExpertsConfig> {
-        let keys = self.keys;
-        let prefix = format!("{at}.mlp");
-        let d_ff = keys.size("moe_intermediate_size")?;
-        let shared = match keys.size_opt("n_shared_experts")? {
-            Some(n) if n > 0 => Some(self.dense(
-                format!("{prefix}.shared_experts"),
-                d_ff.saturating_mul(n),
-                false,
-            )?),
-            _ => None,
-        };
-        let choice_bias = Some(format!("{prefix}.gate.e_score_correction_bias"));
-        let experts = self.experts(prefix, "n_routed_experts", 128, "num_experts_per_tok", 6)?;
-        let router = Router {
-            score: Score::Sigmoid,
-            scale: keys.float_or("routed_scaling_factor", 1.0)?,
-            n_group: keys.size_or("n_group", 1)?,
-            n_group_used: keys.size_or("topk_group", 1)?,
-            ..experts.router
-        };
-        Ok(ExpertsConfig { d_ff, router, shared, choice_bias, ..experts })
     }
 
     fn hybrid(&self) -> Result<Config> {
@@ -644,28 +566,5 @@ impl Reader<'_> {
             (dense.gate_scale, dense.out_scale) = (gate, out);
         }
         Ok(FeedForwardConfig::Dense(dense))
-    }
-
-    fn granite_feed_forward(&self, at: &str) -> Result<FeedForwardConfig> {
-        let keys = self.keys;
-        let d_shared = keys.size_or("shared_intermediate_size", 1024)?;
-        let shared = DenseConfig {
-            form: DenseForm::Fused(["input_linear", "output_linear"]),
-            ..self.dense(format!("{at}.shared_mlp"), d_shared, false)?
-        };
-        if keys.size_or("num_local_experts", 8)? == 0 {
-            return Ok(FeedForwardConfig::Dense(shared));
-        }
-        let prefix = format!("{at}.block_sparse_moe");
-        let router_name = format!("{prefix}.router.layer.weight");
-        let base = self.experts(prefix, "num_local_experts", 8, "num_experts_per_tok", 2)?;
-        Ok(FeedForwardConfig::Experts(ExpertsConfig {
-            d_ff: keys.size("intermediate_size")?,
-            router: Router { score: Score::SoftmaxOfChosen, normalise: false, ..base.router },
-            router_name,
-            form: ExpertForm::Stacked(["input_linear", "output_linear"]),
-            shared: Some(shared),
-            ..base
-        }))
     }
 }

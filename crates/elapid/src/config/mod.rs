@@ -4,6 +4,7 @@
 //! other file knows families. Parameters keep the names of the family's files, so that adapters,
 //! patterns and exports speak the names people know.
 
+mod experts;
 mod families;
 mod keys;
 mod own;
@@ -367,12 +368,13 @@ impl Config {
         if self.layers.is_empty() || self.layers.len() > 10_000 {
             return fail("num_hidden_layers", format!("{} is out of range", self.layers.len()));
         }
-        for layer in &self.layers {
-            for problem in layer.mixer.problems().into_iter().chain(layer.feed_forward.problems()) {
-                return fail(problem.0, problem.1);
-            }
+        let problems = self.layers.iter().flat_map(|layer| {
+            layer.mixer.problems().into_iter().chain(layer.feed_forward.problems())
+        });
+        match problems.into_iter().next() {
+            Some((key, problem)) => fail(key, problem),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 

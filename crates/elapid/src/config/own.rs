@@ -3,7 +3,7 @@
 //! ```json
 //! {
 //!   "model_type": "elapid", "vocab_size": 8192, "d_model": 384,
-//!   "layers": ["mamba2", "mamba1", {"mixer": "attention", "feed_forward": "experts"}, "short_conv"],
+//!   "layers": ["mamba2", {"mixer": "attention", "feed_forward": "experts"}, "short_conv"],
 //!   "feed_forward": "dense",
 //!   "attention": {"n_head": 6, "n_kv_head": 2}, "dense": {"d_ff": 1024}
 //! }

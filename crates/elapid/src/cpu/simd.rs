@@ -148,6 +148,7 @@ impl<S: Simd> F32s<S> {
     /// Good to 2 units in the last place down to -126; from there to zero it is some number
     /// below 1.2e-38.
     #[inline(always)]
+    #[allow(clippy::approx_constant)] // fitted, and a little below ln 2
     pub fn exp2_of_negative(self) -> Self {
         let s = self.simd;
         let magic = self.same(12_582_912.0);

@@ -7,8 +7,9 @@
 //! Scalars are worked out in f64 and rounded once, as torch does. `g` is the stored gradient times
 //! `grad_scale`, which is how clipping comes without a pass of its own. 28 bytes per parameter.
 //!
-//! Contract: equal lengths, in place, `v >= 0` stays so, finite in gives finite out while `g^2` fits.
+//! Contract: equal lengths, in place, `v >= 0`, finite in gives finite out while `g^2` fits.
 //! Not here: which parameter decays, and the schedule of `lr`. There is no backward.
+//! (tidy: allow unchecked)
 
 use crate::cpu::F32s;
 use crate::device::Device;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Rows one task works on.
 const N_ROWS: usize = 64;
 
-/// Rows of `table`, one per id. Panics on an id outside it: the caller checks what comes from outside.
+/// Rows of `table`, one per id. Panics on an id outside it: the caller checks ids from outside.
 pub fn embedding(tape: &Tape, table: &Var, ids: &Arc<[u32]>) -> Var {
     let y = forward(table.value(), ids);
     let (ids, shape) = (ids.clone(), table.value().shape().to_vec());

@@ -124,7 +124,7 @@ pub fn linear_split(tape: &Tape, x: &Var, linear: &Linear, widths: &[usize]) -> 
 
 /// `y[i..j] = x[i..j] @ w_e^T + ...` for each expert e and its rows `offsets[e]..offsets[e + 1]`.
 ///
-/// Experts without rows are skipped: at 8 of 128, more than nine in ten are empty in a batch of one.
+/// Experts without rows are skipped: at 8 of 128, nine in ten are empty in a batch of one.
 pub fn linear_grouped(tape: &Tape, x: &Var, offsets: &[usize], experts: &[Linear]) -> Var {
     let (n_tok, d_in) = x.value().dims2();
     assert_eq!(offsets.len(), experts.len() + 1, "linear: one offset more than experts");
@@ -437,8 +437,8 @@ mod tests {
     #[test]
     fn gradients_of_groups() {
         let mut inputs = operands(9, 5, 4);
-        inputs.extend(operands(1, 5, 4).split_off(1).into_iter());
-        inputs.extend(operands(1, 5, 4).split_off(1).into_iter());
+        inputs.extend(operands(1, 5, 4).split_off(1));
+        inputs.extend(operands(1, 5, 4).split_off(1));
         check_gradients(&inputs, |tape, v| {
             let expert = |at: usize| {
                 let mut list = vec![v[0].clone()];

@@ -4,6 +4,7 @@
 //!     dx = p (g - sum of g p),  g the gradient of p
 //!
 //! Not here: the softmax inside attention and inside the loss, which never write p down.
+//! (tidy: allow unchecked: a kernel of ops that are checked)
 
 use crate::cpu::F32s;
 use pulp::{Simd, WithSimd};

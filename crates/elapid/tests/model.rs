@@ -527,6 +527,22 @@ fn wrong_configs_get_errors_that_name_the_key_and_the_value() {
 }
 
 #[test]
+fn both_spellings_of_a_config_mean_the_same() {
+    let sets = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../golden/sets");
+    let mut n_pairs = 0;
+    for entry in std::fs::read_dir(sets).unwrap() {
+        let path = entry.unwrap().path();
+        let read = |name: &str| std::fs::read_to_string(path.join(name)).ok();
+        if let (Some(v4), Some(v5)) = (read("config.json"), read("config.v5.json")) {
+            let [v4, v5] = [v4, v5].map(|json| Config::from_json("config.json", &json).unwrap());
+            assert_eq!(v4, v5, "{}", path.display());
+            n_pairs += 1;
+        }
+    }
+    assert!(n_pairs >= 20, "{n_pairs}");
+}
+
+#[test]
 fn schedules_place_attention_where_they_say() {
     for (schedule, period) in [("jamba", 4), ("zamba", 6)] {
         let json = json!({"model_type": "elapid", "vocab_size": 8, "d_model": 64,

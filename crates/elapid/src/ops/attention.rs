@@ -2,7 +2,7 @@
 //!
 //! For query i and key j of one sequence, head by head, and only where `i - window < j <= i`:
 //!
-//!     s[i,j] = scale q[i] . k[j]        p[i,j] = exp(s[i,j] - l[i])      l[i] = ln sum_j exp s[i,j]
+//!     s[i,j] = scale q[i] . k[j]      p[i,j] = exp(s[i,j] - l[i])      l[i] = ln sum_j exp s[i,j]
 //!     y[i]   = sum_j p[i,j] v[j]
 //!
 //! Query head h reads key-value head `h / (n_head / n_kv_head)`. The score matrix never exists:

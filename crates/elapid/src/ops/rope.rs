@@ -413,12 +413,15 @@ mod tests {
         let segments = Segments::continuing(&[(130, 0), (1, 0), (3, 63), (70, 1_000_000)]);
         let positions: Vec<usize> =
             segments.iter().flat_map(|s| s.offset..s.offset + s.n_tok).collect();
-        for (d_rotary, d_head) in [(64, 64), (32, 64), (10, 19)] {
-            let table = plain(1e4, d_rotary).table();
+        let scaled = Rope { base: 1e4, d_rotary: 64, scaling: yarn(8.0, 64) };
+        let cases =
+            [(scaled, 64), (plain(1e4, 64), 64), (plain(1e4, 32), 64), (plain(1e4, 10), 19)];
+        for (rope_config, d_head) in cases {
+            let table = rope_config.table();
             let x = Input::normal(1, &[positions.len(), 3 * d_head], 1.0).tensor(&device);
             let y = run(&x, &table, d_head, &segments);
             let worst = worst(&x, &table, d_head, &positions, &y);
-            assert!(worst < 1e-6, "{d_rotary} of {d_head}: {worst}");
+            assert!(worst < 1e-6, "{rope_config:?} in heads of {d_head}: {worst}");
         }
     }
 
@@ -527,28 +530,34 @@ mod tests {
 
     #[test]
     fn yarn_frequencies_are_the_published_ones() {
-        for truncate in [true, false] {
+        let pair = |base: f64, n_ctx: f64, n_turns: f64| {
+            64.0 * (n_ctx / (n_turns * TAU)).ln() / (2.0 * base.ln())
+        };
+        let (fast, slow) = (pair(1e4, 4096.0, 32.0), pair(1e4, 4096.0, 1.0));
+        // (base, n_ctx_orig, beta_fast, truncate, ends of the ramp)
+        let cases = [
+            (1e4, 4096, 32.0, true, (fast.floor(), slow.ceil())),
+            (1e4, 4096, 32.0, false, (fast, slow)),
+            // The slow end would be pair 65: it is bounded by 63, and the fast end by 0.
+            (100.0, 1 << 16, 1e3, true, (pair(100.0, 65536.0, 1e3).floor(), 63.0)),
+            (100.0, 1 << 16, 1e5, true, (0.0, 63.0)),
+        ];
+        assert_eq!((fast.floor(), slow.ceil()), (10.0, 23.0));
+        for (base, n_ctx_orig, beta_fast, truncate, (low, high)) in cases {
             let scaling = RopeScaling::Yarn {
                 factor: 4.0,
-                n_ctx_orig: 4096,
-                beta_fast: 32.0,
+                n_ctx_orig,
+                beta_fast,
                 beta_slow: 1.0,
                 attention_factor: None,
                 mscale: None,
                 mscale_all_dim: None,
                 truncate,
             };
-            let table = Rope { base: 1e4, d_rotary: 64, scaling }.table();
-            let pair = |turns: f64| 64.0 * (4096.0 / (turns * TAU)).ln() / (2.0 * 1e4f64.ln());
-            let (low, high) = match truncate {
-                // 32 turns in 4096 tokens: pair 10.47; one turn: pair 22.51.
-                true => (10.0, 23.0),
-                false => (pair(32.0), pair(1.0)),
-            };
-            assert_eq!((pair(32.0).floor(), pair(1.0).ceil()), (10.0, 23.0));
+            let table = Rope { base, d_rotary: 64, scaling }.table();
             expect_frequencies(&table, |i| {
                 let ramp = ((i - low) / (high - low)).clamp(0.0, 1.0);
-                let plain = 1e4f64.powf(-2.0 * i / 64.0);
+                let plain = base.powf(-2.0 * i / 64.0);
                 plain / 4.0 * ramp + plain * (1.0 - ramp)
             });
             assert_eq!(table.amplitude(), (0.1 * 4f64.ln() + 1.0) as f32);

@@ -1,0 +1,357 @@
+//! Backward of `ssd`: inverts `forward` of `mod.rs`, whose header has the mathematics.
+
+use super::*;
+
+/// A task of backward: some heads of one segment, all of one group.
+struct BackwardTask<'a> {
+    segment: Segment,
+    heads: Range<usize>,
+    /// The states of its heads before the segment.
+    initial: Option<&'a [f32]>,
+    /// Its columns of every token's `dx`.
+    dx: Vec<&'a mut [f32]>,
+    /// Gradient by the raw step sizes, (heads, n_tok).
+    ddelta: &'a mut [f32],
+    /// What its heads add up for their group, `partial_width` numbers per token.
+    partial: &'a mut [f32],
+}
+
+/// Gradients that are sums over the tokens of a head.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    ddelta_bias: f64,
+    da_log: f64,
+    dskip: f64,
+}
+
+/// Numbers per token in what heads add up for their group: a row of `dscores`, `db` and `dc`.
+fn partial_width(dims: &SsdDims) -> usize {
+    CHUNK + 2 * dims.d_state
+}
+
+/// Lengths, within the numbers of a chunk, of `dscores` (n_tok, n_tok), a gap, `db`, and `dc`.
+fn partial_lengths(dims: &SsdDims, n_tok: usize) -> [usize; 4] {
+    [n_tok * n_tok, n_tok * (CHUNK - n_tok), n_tok * dims.d_state, n_tok * dims.d_state]
+}
+
+/// Inverts `forward`: gradients by xbc, delta, delta_bias, a_log and skip.
+pub(super) fn backward(
+    inputs: &Inputs,
+    segments: &Segments,
+    initial: Option<&[Tensor]>,
+    dy: &Tensor,
+) -> Vec<Option<Tensor>> {
+    let (cpu, dims, device) = (inputs.cpu(), inputs.dims, inputs.xbc.device());
+    let n_heads = heads_per_task(&dims, segments);
+    let n_block = dims.n_head / n_heads;
+    let mut dxbc = Tensor::uninit(device, inputs.xbc.shape());
+    let mut by_head = inputs.scratch(segments.n_tok() * dims.n_head);
+    let mut partial = inputs.scratch(segments.n_tok() * n_block * partial_width(&dims));
+    let columns = (dims.width(), dims.d_inner());
+    let dxs = deal_columns(dxbc.f32_mut(), segments, n_block, columns);
+    let ddeltas = deal_pieces(by_head.f32_mut(), segments, n_block, n_heads);
+    let partials = deal_pieces(partial.f32_mut(), segments, n_block, partial_width(&dims));
+    let parts = dxs.into_iter().zip(ddeltas).zip(partials).enumerate();
+    let tasks = parts.map(|(idx, ((dx, ddelta), partial))| {
+        let heads = idx % n_block * n_heads..(idx % n_block + 1) * n_heads;
+        let states = heads.start * dims.n_state()..heads.end * dims.n_state();
+        let initial = initial.map(|initial| &initial[idx / n_block].f32()[states]);
+        BackwardTask { segment: segments[idx / n_block], heads, initial, dx, ddelta, partial }
+    });
+    let scores = scores(inputs, segments);
+    let sums = cpu.map(tasks.collect(), |task| backward_heads(inputs, scores.f32(), dy, task));
+    sum_over_heads(inputs, segments, n_block, partial.f32(), &mut dxbc);
+    let sums: Vec<Sums> = sums.into_iter().flatten().collect();
+    let over_segments = |part: fn(&Sums) -> f64| {
+        let sum = |head| sums.iter().skip(head).step_by(dims.n_head).map(part).sum::<f64>() as f32;
+        let sums: Vec<f32> = (0..dims.n_head).map(sum).collect();
+        Some(Tensor::from_f32(device, &[dims.n_head], &sums))
+    };
+    vec![
+        Some(dxbc),
+        Some(by_token(inputs, segments, by_head.f32())),
+        over_segments(|sums| sums.ddelta_bias),
+        over_segments(|sums| sums.da_log),
+        over_segments(|sums| sums.dskip),
+    ]
+}
+
+/// (heads, n_tok) of every segment to (n_tok, n_head).
+fn by_token(inputs: &Inputs, segments: &Segments, by_head: &[f32]) -> Tensor {
+    let n_head = inputs.dims.n_head;
+    let mut y = Tensor::uninit(inputs.xbc.device(), &[segments.n_tok(), n_head]);
+    let rows = y.f32_mut();
+    for segment in segments.iter() {
+        let range = segment.start * n_head..(segment.start + segment.n_tok) * n_head;
+        let (rows, by_head) = (&mut rows[range.clone()], &by_head[range]);
+        for (tok, row) in rows.chunks_mut(n_head).enumerate() {
+            for (head, y) in row.iter_mut().enumerate() {
+                *y = by_head[head * segment.n_tok + tok];
+            }
+        }
+    }
+    y
+}
+
+fn backward_heads(inputs: &Inputs, scores: &[f32], dy: &Tensor, task: BackwardTask) -> Vec<Sums> {
+    let (cpu, dims) = (inputs.cpu(), inputs.dims);
+    let BackwardTask { segment, heads, initial, mut dx, ddelta, partial } = task;
+    let (d_head, n_state) = (dims.d_head, dims.n_state());
+    let n_states = segment.n_tok.div_ceil(CHUNK) * n_state;
+    let lengths =
+        [segment.n_tok * SERIES, n_states, n_state, Work::lengths(&dims, CHUNK).iter().sum()];
+    let mut scratch = inputs.scratch(lengths.iter().sum());
+    let [buffer, states, dstate, work] = split(scratch.f32_mut(), lengths);
+    partial.fill(0.0);
+    let mut all_sums = Vec::with_capacity(heads.len());
+    for (idx, head_idx) in heads.enumerate() {
+        let steps = inputs.steps(head_idx, &segment, buffer);
+        let initial = initial.map(|initial| &initial[idx * n_state..][..n_state]);
+        let x_chunk = &mut work[..CHUNK * d_head];
+        recompute_states(inputs, (head_idx, &segment), steps, initial, x_chunk, states);
+        let mut sums = Sums::default();
+        for (chunk_idx, chunk) in chunks(segment.n_tok).enumerate().rev() {
+            let (start, n_tok) = (segment.start + chunk.start, chunk.len());
+            let dy = &dy.f32()[start * dims.d_inner() + head_idx * d_head..];
+            let has_state = chunk_idx > 0 || initial.is_some();
+            let scores_at = scores_at(&dims, start, n_tok, head_idx / dims.heads_per_group());
+            let head_chunk = HeadChunk {
+                head: inputs.head(head_idx, start, n_tok),
+                steps: steps.range(chunk.clone()),
+                scores: &scores[scores_at],
+                dy: Rows { data: dy, n_tok, width: d_head, stride: dims.d_inner() },
+                state: has_state.then(|| &states[chunk_idx * n_state..][..n_state]),
+                is_first: chunk_idx == 0,
+                is_last: chunk.end == segment.n_tok,
+            };
+            let mut work = Work::new(split(work, Work::lengths(&dims, n_tok)));
+            let partial = &mut partial[chunk.start * partial_width(&dims)..];
+            let ddelta = &mut ddelta[idx * segment.n_tok..][chunk.clone()];
+            let partial = split(partial, partial_lengths(&dims, n_tok));
+            head_chunk.backward(cpu, &mut work, partial, (dstate, ddelta), &mut sums);
+            for (dx, from) in dx[chunk].iter_mut().zip(work.dx.chunks(d_head)) {
+                dx[idx * d_head..][..d_head].copy_from_slice(from);
+            }
+        }
+        all_sums.push(sums);
+    }
+    all_sums
+}
+
+/// The states of one head before every chunk of the segment.
+fn recompute_states(
+    inputs: &Inputs,
+    (head_idx, segment): (usize, &Segment),
+    steps: Steps,
+    initial: Option<&[f32]>,
+    x_chunk: &mut [f32],
+    states: &mut [f32],
+) {
+    let (d_head, n_state) = (inputs.dims.d_head, inputs.dims.n_state());
+    match initial {
+        Some(initial) => states[..n_state].copy_from_slice(initial),
+        None => states[..n_state].fill(0.0),
+    }
+    for (idx, chunk) in chunks(segment.n_tok).enumerate().take(segment.n_tok.div_ceil(CHUNK) - 1) {
+        let [before, after] = split(&mut states[idx * n_state..], [n_state; 2]);
+        after.copy_from_slice(before);
+        let steps = steps.range(chunk.clone());
+        let head = inputs.head(head_idx, segment.start + chunk.start, chunk.len());
+        let x_chunk = &mut x_chunk[..chunk.len() * d_head];
+        advance(inputs.cpu(), &head, &steps, x_chunk, (steps.total(), after));
+    }
+}
+
+/// What backward reads of one head in one chunk.
+struct HeadChunk<'a> {
+    head: Head<'a>,
+    steps: Steps<'a>,
+    scores: &'a [f32],
+    dy: Rows<'a>,
+    /// Before the chunk; none is zero.
+    state: Option<&'a [f32]>,
+    is_first: bool,
+    is_last: bool,
+}
+
+/// Scratch for one chunk.
+struct Work<'a> {
+    x_chunk: &'a mut [f32],
+    dy_chunk: &'a mut [f32],
+    dx: &'a mut [f32],
+    dc: &'a mut [f32],
+    mix: &'a mut [f32],
+    dmix: &'a mut [f32],
+    ddecay: &'a mut [f32],
+    entering: &'a mut [f32],
+    leaving: &'a mut [f32],
+}
+
+impl<'a> Work<'a> {
+    fn lengths(dims: &SsdDims, n_tok: usize) -> [usize; 9] {
+        let (x, c, square) = (n_tok * dims.d_head, n_tok * dims.d_state, n_tok * n_tok);
+        [x, x, x, c, square, square, n_tok, n_tok, n_tok]
+    }
+
+    fn new(pieces: [&'a mut [f32]; 9]) -> Work<'a> {
+        let [x_chunk, dy_chunk, dx, dc, mix, dmix, ddecay, entering, leaving] = pieces;
+        Work { x_chunk, dy_chunk, dx, dc, mix, dmix, ddecay, entering, leaving }
+    }
+}
+
+impl HeadChunk<'_> {
+    /// Sets `work.dx` and `ddelta`, adds to `partial` and `sums`, and takes `dstate` from after
+    /// the chunk to before it.
+    fn backward(
+        &self,
+        cpu: &Cpu,
+        work: &mut Work,
+        [dscores, _, db, dc]: [&mut [f32]; 4],
+        (dstate, ddelta): (&mut [f32], &mut [f32]),
+        sums: &mut Sums,
+    ) {
+        let Head { x, c, skip, .. } = self.head;
+        let n_tok = x.n_tok;
+        self.inside(cpu, work, dscores, ddelta);
+        self.entering(cpu, work, dc);
+        let through = self.leaving(cpu, work, db, dstate);
+        self.finish(work, through, ddelta, sums);
+        cpu.simd(Blend { y: work.dx, scale: self.steps.weight, x: self.dy, skip });
+        let dx = MatMut::new(work.dx, n_tok, x.width);
+        let mix = Mat::new(work.mix, n_tok, n_tok);
+        cpu.gemm(dx, 1.0, 1.0, mix.t(), self.dy.mat(), Scope::Thread);
+        if !self.is_first {
+            let beta = if self.is_last { 0.0 } else { self.steps.total() };
+            let dstate = MatMut::new(dstate, c.width, x.width);
+            let dy = Mat::new(work.dy_chunk, n_tok, x.width);
+            cpu.gemm(dstate, beta, 1.0, c.mat().t(), dy, Scope::Thread);
+        }
+    }
+
+    /// From token to token: `mix`, `dmix`, `dscores`, and the first terms of `ddecay`, `ddelta`.
+    fn inside(&self, cpu: &Cpu, work: &mut Work, dscores: &mut [f32], ddelta: &mut [f32]) {
+        let n_tok = self.dy.n_tok;
+        self.head.x.copy(work.x_chunk);
+        let x = Mat::new(work.x_chunk, n_tok, self.dy.width);
+        let dmix = MatMut::new(work.dmix, n_tok, n_tok);
+        cpu.gemm(dmix, 0.0, 1.0, self.dy.mat(), x.t(), Scope::Thread);
+        ddelta.fill(0.0);
+        cpu.simd(MixBackward {
+            steps: self.steps,
+            scores: self.scores,
+            dmix: work.dmix,
+            mix: work.mix,
+            dscores,
+            ddelta,
+            ddecay: work.ddecay,
+        });
+    }
+
+    /// From the state before the chunk to its tokens; `work.dy_chunk` becomes `since dy`.
+    fn entering(&self, cpu: &Cpu, work: &mut Work, dc: &mut [f32]) {
+        let Some(state) = self.state else { return work.entering.fill(0.0) };
+        let (n_tok, d_head, d_state) = (self.dy.n_tok, self.dy.width, self.head.c.width);
+        cpu.simd(ScaleRows { y: work.dy_chunk, scale: self.steps.since, x: self.dy });
+        let dy = Mat::new(work.dy_chunk, n_tok, d_head);
+        let state = Mat::new(state, d_state, d_head);
+        cpu.gemm(MatMut::new(work.dc, n_tok, d_state), 0.0, 1.0, dy, state.t(), Scope::Thread);
+        cpu.simd(RowDots { a: work.dc, b: self.head.c, y: work.entering });
+        cpu.simd(Add { x: work.dc, y: dc });
+    }
+
+    /// From the tokens to the state after the chunk; `work.dx` becomes `b dh`. Returns the term of
+    /// `ddecay` that goes straight through.
+    fn leaving(&self, cpu: &Cpu, work: &mut Work, db: &mut [f32], dstate: &[f32]) -> f32 {
+        if self.is_last {
+            work.dx.fill(0.0);
+            work.leaving.fill(0.0);
+            return 0.0;
+        }
+        let Head { x, b, .. } = self.head;
+        let dh = Mat::new(dstate, b.width, x.width);
+        cpu.gemm(MatMut::new(work.dx, x.n_tok, x.width), 0.0, 1.0, b.mat(), dh, Scope::Thread);
+        cpu.simd(RowDots { a: work.dx, b: x, y: work.leaving });
+        for (leaving, until) in work.leaving.iter_mut().zip(self.steps.until) {
+            *leaving *= until;
+        }
+        cpu.simd(ScaleRows { y: work.x_chunk, scale: self.steps.weight, x });
+        let weighted = Mat::new(work.x_chunk, x.n_tok, x.width);
+        let db = MatMut::new(db, x.n_tok, b.width);
+        cpu.gemm(db, 1.0, 1.0, weighted, dh.t(), Scope::Thread);
+        self.state.map_or(0.0, |state| self.steps.total() * cpu.simd(Dot { a: state, b: dstate }))
+    }
+
+    /// Adds up `ddecay` and makes `ddelta` the gradient by the raw step sizes.
+    fn finish(&self, work: &mut Work, through: f32, ddelta: &mut [f32], sums: &mut Sums) {
+        let Steps { a, delta, slope, .. } = self.steps;
+        let n_tok = delta.len();
+        let mut before = through;
+        for k in 0..n_tok {
+            work.ddecay[k] += before;
+            before += work.leaving[k] * delta[k];
+        }
+        let mut after = 0.0;
+        for k in (0..n_tok).rev() {
+            after += work.entering[k];
+            let ddecay = a * (work.ddecay[k] + after);
+            ddelta[k] = (ddelta[k] + work.leaving[k] + ddecay) * slope[k];
+            sums.ddelta_bias += ddelta[k] as f64;
+            sums.da_log += (ddecay * delta[k]) as f64;
+            sums.dskip += work.dmix[k * n_tok + k] as f64;
+        }
+    }
+}
+
+/// Columns b and c of `dxbc`: adds what the tasks of a group found, then what `dscores` gives.
+fn sum_over_heads(
+    inputs: &Inputs,
+    segments: &Segments,
+    n_block: usize,
+    partial: &[f32],
+    dxbc: &mut Tensor,
+) {
+    let (cpu, dims) = (inputs.cpu(), inputs.dims);
+    let (stride, d_state) = (dims.width(), dims.d_state);
+    let width = partial_width(&dims);
+    let per_group = n_block / dims.n_group;
+    let mut rest = dxbc.f32_mut();
+    let mut tasks = Vec::new();
+    for segment in segments.iter() {
+        for chunk in chunks(segment.n_tok) {
+            let rows = rest.split_off_mut(..chunk.len() * stride).expect("rows of a chunk");
+            tasks.push((segment, chunk, rows));
+        }
+    }
+    cpu.map(tasks, |(segment, chunk, rows)| {
+        let n_tok = chunk.len();
+        let mut dscores_sum = inputs.scratch(n_tok * n_tok);
+        let dscores_sum = dscores_sum.f32_mut();
+        for group in 0..dims.n_group {
+            let (b, c) = dims.columns(group);
+            dscores_sum.fill(0.0);
+            for row in rows.chunks_mut(stride) {
+                row[b..b + d_state].fill(0.0);
+                row[c..c + d_state].fill(0.0);
+            }
+            for block in group * per_group..(group + 1) * per_group {
+                let first = segment.start * n_block + block * segment.n_tok + chunk.start;
+                let part = &partial[first * width..(first + n_tok) * width];
+                let (dscores, part) = part.split_at(n_tok * CHUNK);
+                let (db, dc) = part.split_at(n_tok * d_state);
+                cpu.simd(Add { x: &dscores[..n_tok * n_tok], y: dscores_sum });
+                for (tok, row) in rows.chunks_mut(stride).enumerate() {
+                    let range = tok * d_state..(tok + 1) * d_state;
+                    cpu.simd(Add { x: &db[range.clone()], y: &mut row[b..b + d_state] });
+                    cpu.simd(Add { x: &dc[range], y: &mut row[c..c + d_state] });
+                }
+            }
+            let head =
+                inputs.head(group * dims.heads_per_group(), segment.start + chunk.start, n_tok);
+            let dscores = Mat::new(dscores_sum, n_tok, n_tok);
+            let db = MatMut::strided(&mut rows[b..], n_tok, d_state, stride);
+            cpu.gemm(db, 1.0, 1.0, dscores.t(), head.c.mat(), Scope::Thread);
+            let dc = MatMut::strided(&mut rows[c..], n_tok, d_state, stride);
+            cpu.gemm(dc, 1.0, 1.0, dscores, head.b.mat(), Scope::Thread);
+        }
+    });
+}

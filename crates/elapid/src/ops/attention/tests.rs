@@ -1,0 +1,413 @@
+//! Tests of `attention`: formulas in f64, finite differences, windows, segments, caches.
+
+use super::*;
+use crate::check::{Input, check_gradients};
+use crate::tape::Gradients;
+
+fn sizes(n_head: usize, n_kv_head: usize, d_head: usize, window: Option<usize>) -> Attention {
+    let scale = 1.0 / (d_head as f32).sqrt();
+    Attention { n_head, n_kv_head, d_head, scale, window }
+}
+
+/// Queries, keys and values.
+fn inputs(config: &Attention, n_tok: usize, deviation: f32) -> [Input; 3] {
+    [
+        Input::normal(1, &[n_tok, config.q_width()], deviation),
+        Input::normal(2, &[n_tok, config.kv_width()], deviation),
+        Input::normal(3, &[n_tok, config.kv_width()], 1.0),
+    ]
+}
+
+/// The output, and the gradients that are wanted of queries, keys and values.
+fn run_both(
+    qkv: &[Tensor; 3],
+    config: &Attention,
+    segments: &Segments,
+    wanted: [bool; 3],
+    dy: &Tensor,
+) -> (Tensor, [Option<Tensor>; 3]) {
+    let tape = Tape::new();
+    let [q, k, v] = [0, 1, 2].map(|key| match wanted[key] {
+        true => tape.leaf(key, &qkv[key]),
+        false => Var::constant(qkv[key].clone()),
+    });
+    let y = attention(&tape, &q, &k, &v, config, segments, None);
+    let y_value = y.value().clone();
+    let mut grads = Gradients::default();
+    tape.walk(vec![(y, dy.clone())], &mut grads);
+    (y_value, [0, 1, 2].map(|key| grads.get(key).cloned()))
+}
+
+fn run(qkv: &[Tensor; 3], config: &Attention, segments: &Segments) -> Tensor {
+    let [q, k, v] = qkv.clone().map(Var::constant);
+    attention(&Tape::off(), &q, &k, &v, config, segments, None).value().clone()
+}
+
+fn run_cached(qkv: &[Tensor; 3], config: &Attention, caches: &mut [&mut KvCache]) -> Tensor {
+    assert_eq!(caches.len(), 1);
+    let segments = Segments::continuing(&[(qkv[0].shape()[0], caches[0].n_tok())]);
+    let [q, k, v] = qkv.clone().map(Var::constant);
+    attention(&Tape::off(), &q, &k, &v, config, &segments, Some(caches)).value().clone()
+}
+
+fn rows(qkv: &[Tensor; 3], range: Range<usize>) -> [Tensor; 3] {
+    qkv.clone().map(|x| x.rows(range.clone()))
+}
+
+/// The formula in f64, one score at a time.
+fn slow(qkv: &[Tensor; 3], config: &Attention, segments: &Segments) -> Vec<f64> {
+    let [q, k, v] = qkv.clone().map(|x| x.f32().iter().map(|x| *x as f64).collect::<Vec<_>>());
+    let Attention { n_head, d_head, .. } = *config;
+    let mut y = vec![0.0; q.len()];
+    for segment in segments.iter() {
+        for (i, head) in segment.rows().flat_map(|i| (0..n_head).map(move |h| (i, h))) {
+            let kv_head = head / (n_head / config.n_kv_head);
+            let first = config.window.map_or(0, |window| (i + 1).saturating_sub(window));
+            let keys = first.max(segment.start)..i + 1;
+            let q = &q[i * config.q_width() + head * d_head..][..d_head];
+            let at = |j: usize| j * config.kv_width() + kv_head * d_head;
+            let dot = |j: usize| (0..d_head).map(|c| q[c] * k[at(j) + c]).sum::<f64>();
+            let scores: Vec<f64> = keys.clone().map(|j| config.scale as f64 * dot(j)).collect();
+            let max = scores.iter().fold(f64::MIN, |max, s| max.max(*s));
+            let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            for (j, score) in keys.zip(scores) {
+                for c in 0..d_head {
+                    let weight = (score - max).exp() / sum;
+                    y[i * config.q_width() + head * d_head + c] += weight * v[at(j) + c];
+                }
+            }
+        }
+    }
+    y
+}
+
+fn expect_close(got: &[f32], want: &[f64], tolerance: f64, what: &str) {
+    assert_eq!(got.len(), want.len());
+    for (at, (&got, &want)) in got.iter().zip(want).enumerate() {
+        assert!((got as f64 - want).abs() < tolerance, "{what}, element {at}: {got}, not {want}");
+    }
+}
+
+#[test]
+fn gradients() {
+    // (config, lengths of the segments)
+    let cases = [
+        (sizes(1, 1, 1, None), vec![1]),
+        (sizes(2, 1, 3, None), vec![7]),
+        (sizes(4, 2, 5, None), vec![N_QUERY - 1, 1, N_QUERY + 1]),
+        (sizes(6, 2, 19, Some(4)), vec![33, 2, 40]),
+        (sizes(2, 2, 16, None), vec![N_KEY + N_QUERY + 3]),
+        (sizes(1, 1, 8, Some(N_KEY)), vec![2 * N_KEY + 70]),
+    ];
+    for (config, lengths) in cases {
+        let segments = Segments::from_lengths(&lengths);
+        check_gradients(&inputs(&config, segments.n_tok(), 1.0), |tape, vars| {
+            vec![attention(tape, &vars[0], &vars[1], &vars[2], &config, &segments, None)]
+        });
+    }
+}
+
+#[test]
+fn forward_agrees_with_the_formula() {
+    let device = Device::cpu(2).unwrap();
+    let cases = [
+        (sizes(1, 1, 1, None), vec![1]),
+        (sizes(6, 2, 19, None), vec![33, 1, 64, 5]),
+        (sizes(4, 1, 64, Some(7)), vec![3, 100]),
+        (sizes(2, 2, 8, None), vec![2 * N_KEY + 1]),
+        (sizes(2, 2, 8, Some(N_KEY - 5)), vec![3 * N_KEY]),
+    ];
+    for (config, lengths) in cases {
+        let segments = Segments::from_lengths(&lengths);
+        let qkv = inputs(&config, segments.n_tok(), 1.0).map(|x| x.tensor(&device));
+        let want = slow(&qkv, &config, &segments);
+        expect_close(run(&qkv, &config, &segments).f32(), &want, 3e-6, &format!("{config:?}"));
+    }
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    let device = Device::cpu(1).unwrap();
+    let config = sizes(2, 1, 64, None);
+    let n_tok = N_KEY + 40;
+    // Scores of thousands, of both signs.
+    let thirty = |x: f32| 30.0 * x.signum();
+    let qkv = [
+        Input::map(1, &[n_tok, 128], thirty),
+        Input::map(2, &[n_tok, 64], thirty),
+        Input::normal(3, &[n_tok, 64], 1.0),
+    ]
+    .map(|x| x.tensor(&device));
+    let want = slow(&qkv, &config, &Segments::from_lengths(&[n_tok]));
+    let got = run(&qkv, &config, &Segments::from_lengths(&[n_tok]));
+    expect_close(got.f32(), &want, 1e-3, "whole");
+    let mut cache = KvCache::new(&device, 1, 64);
+    for tok in 0..n_tok {
+        let y = run_cached(&rows(&qkv, tok..tok + 1), &config, &mut [&mut cache]);
+        expect_close(y.f32(), &want[tok * 128..][..128], 1e-3, "step");
+    }
+}
+
+#[test]
+fn gradients_of_large_scores_are_finite() {
+    let device = Device::cpu(1).unwrap();
+    let config = sizes(1, 1, 64, None);
+    let qkv = inputs(&config, 40, 30.0).map(|x| x.tensor(&device));
+    let dy = Input::normal(4, &[40, 64], 1.0).tensor(&device);
+    let (_, grads) = run_both(&qkv, &config, &Segments::from_lengths(&[40]), [true; 3], &dy);
+    for (idx, grad) in grads.iter().flatten().enumerate() {
+        assert!(grad.f32().iter().all(|dx| dx.is_finite()), "input {idx}");
+    }
+}
+
+#[test]
+fn a_gradient_nobody_wants_is_not_computed_and_changes_no_other() {
+    let device = Device::cpu(1).unwrap();
+    let config = sizes(2, 1, 5, None);
+    let segments = Segments::from_lengths(&[40]);
+    let qkv = inputs(&config, 40, 1.0).map(|x| x.tensor(&device));
+    let dy = Input::normal(4, &[40, 10], 1.0).tensor(&device);
+    let numbers = |grad: &Option<Tensor>| grad.as_ref().map(|grad| grad.f32().to_vec());
+    let (_, all) = run_both(&qkv, &config, &segments, [true; 3], &dy);
+    for idx in 0..3 {
+        let mut wanted = [false; 3];
+        wanted[idx] = true;
+        let (_, one) = run_both(&qkv, &config, &segments, wanted, &dy);
+        assert_eq!(numbers(&one[idx]), numbers(&all[idx]), "input {idx}");
+        assert_eq!(one.iter().flatten().count(), 1);
+    }
+}
+
+/// The gradients in f64 for one head and one sequence, one score at a time.
+fn slow_backward(qkv: &[Tensor; 3], config: &Attention, dy: &Tensor) -> [Vec<f64>; 3] {
+    let f64s = |x: &Tensor| x.f32().iter().map(|x| *x as f64).collect::<Vec<_>>();
+    let [q, k, v] = qkv.clone().map(|x| f64s(&x));
+    let (dy, d, scale) = (f64s(dy), config.d_head, config.scale as f64);
+    let dot = |a: &[f64], i: usize, b: &[f64], j: usize| {
+        (0..d).map(|c| a[i * d + c] * b[j * d + c]).sum::<f64>()
+    };
+    let mut grads = [vec![0.0; q.len()], vec![0.0; q.len()], vec![0.0; q.len()]];
+    for i in 0..q.len() / d {
+        let first = config.window.map_or(0, |window| (i + 1).saturating_sub(window));
+        let mut p: Vec<f64> = (first..=i).map(|j| (scale * dot(&q, i, &k, j)).exp()).collect();
+        let sum: f64 = p.iter().sum();
+        p.iter_mut().for_each(|p| *p /= sum);
+        let dp: Vec<f64> = (first..=i).map(|j| dot(&dy, i, &v, j)).collect();
+        let e: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
+        for (j, (p, dp)) in (first..=i).zip(p.iter().zip(dp)) {
+            for c in 0..d {
+                grads[0][i * d + c] += scale * p * (dp - e) * k[j * d + c];
+                grads[1][j * d + c] += scale * p * (dp - e) * q[i * d + c];
+                grads[2][j * d + c] += p * dy[i * d + c];
+            }
+        }
+    }
+    grads
+}
+
+#[test]
+fn gradients_of_a_long_sequence_agree_with_the_formula() {
+    let device = Device::cpu(2).unwrap();
+    // Chunks of several blocks of keys, the last one cut short.
+    let n_tok = N_CHUNK_MAX * N_KEY + 3 * N_QUERY + 1;
+    for window in [None, Some(N_CHUNK_MAX * N_KEY + 1), Some(3)] {
+        let config = sizes(1, 1, 2, window);
+        let qkv = inputs(&config, n_tok, 1.0).map(|x| x.tensor(&device));
+        let dy = Input::normal(4, &[n_tok, 2], 1.0).tensor(&device);
+        let segments = Segments::from_lengths(&[n_tok]);
+        let (_, got) = run_both(&qkv, &config, &segments, [true; 3], &dy);
+        let want = slow_backward(&qkv, &config, &dy);
+        for (idx, (got, want)) in got.iter().flatten().zip(want).enumerate() {
+            expect_close(got.f32(), &want, 2e-5, &format!("window {window:?}, input {idx}"));
+        }
+    }
+}
+
+#[test]
+fn a_token_changes_nothing_before_it() {
+    let device = Device::cpu(1).unwrap();
+    let config = sizes(2, 1, 4, None);
+    let n_tok = N_KEY + 50;
+    let segments = Segments::from_lengths(&[n_tok]);
+    let qkv = inputs(&config, n_tok, 1.0).map(|x| x.tensor(&device));
+    let before = run(&qkv, &config, &segments);
+    for tok in [1, N_QUERY - 1, N_QUERY, N_KEY - 1, N_KEY, n_tok - 1] {
+        let changed = qkv.clone().map(|x| {
+            let mut x = x.to_f32();
+            let width = x.shape()[1];
+            x.f32_mut()[tok * width..][..width].fill(3.0);
+            x
+        });
+        let after = run(&changed, &config, &segments);
+        let n = tok * config.q_width();
+        assert!(before.f32()[..n] == after.f32()[..n], "token {tok} reached back");
+        assert!(before.f32()[n..] != after.f32()[n..], "token {tok} changed nothing");
+    }
+}
+
+#[test]
+fn a_window_of_w_sees_exactly_w_keys() {
+    let device = Device::cpu(1).unwrap();
+    for window in [1, 5, N_QUERY, N_KEY, N_KEY + 3] {
+        let n_tok = 2 * N_KEY + 20;
+        let config = sizes(1, 1, 4, Some(window));
+        // Equal scores: the output is the mean of the values seen.
+        let ones = Tensor::from_f32(&device, &[n_tok, 4], &vec![1.0; n_tok * 4]);
+        let ramp: Vec<f32> = (0..n_tok * 4).map(|at| (at / 4) as f32).collect();
+        let v = Tensor::from_f32(&device, &[n_tok, 4], &ramp);
+        let qkv = [ones.clone(), ones, v];
+        let y = run(&qkv, &config, &Segments::from_lengths(&[n_tok]));
+        let mut cache = KvCache::new(&device, 1, 4);
+        for tok in 0..n_tok {
+            let first = (tok + 1).saturating_sub(window);
+            let mean = (first + tok) as f32 / 2.0;
+            let step = run_cached(&rows(&qkv, tok..tok + 1), &config, &mut [&mut cache]);
+            for got in [y.f32()[tok * 4], step.f32()[0]] {
+                assert!((got - mean).abs() < 1e-3, "window {window}: {got}, not {mean}");
+            }
+        }
+    }
+}
+
+#[test]
+fn packed_segments_give_the_same_bits_as_each_alone() {
+    let device = Device::cpu(2).unwrap();
+    let config = sizes(4, 2, 8, None);
+    let lengths = [70, 1, N_KEY + 45];
+    let segments = Segments::from_lengths(&lengths);
+    let packed = inputs(&config, segments.n_tok(), 1.0).map(|x| x.tensor(&device));
+    // The queries serve as the gradient of the output: any numbers will do.
+    let both = |qkv: &[Tensor; 3], segments: &Segments| {
+        let (y, grads) = run_both(qkv, &config, segments, [true; 3], &qkv[0]);
+        [vec![y], grads.into_iter().flatten().collect()].concat()
+    };
+    let together = both(&packed, &segments);
+    for segment in segments.iter() {
+        let alone = Segments::from_lengths(&[segment.n_tok]);
+        let alone = both(&rows(&packed, segment.rows()), &alone);
+        for (alone, together) in alone.iter().zip(&together) {
+            assert!(alone.f32() == together.rows(segment.rows()).f32(), "{segment:?}");
+        }
+    }
+}
+
+#[test]
+fn with_a_cache_any_pieces_equal_the_whole_sequence() {
+    let device = Device::cpu(2).unwrap();
+    for (n_head, n_kv_head, d_head, window) in
+        [(4, 2, 64, None), (3, 1, 19, None), (2, 2, 80, Some(40)), (1, 1, 4, Some(N_RANGE + 9))]
+    {
+        let config = sizes(n_head, n_kv_head, d_head, window);
+        let n_tok = 2 * N_RANGE + 30;
+        let qkv = inputs(&config, n_tok, 1.0).map(|x| x.tensor(&device));
+        let want: Vec<f64> = run(&qkv, &config, &Segments::from_lengths(&[n_tok]))
+            .f32()
+            .iter()
+            .map(|y| *y as f64)
+            .collect();
+        for lengths in [vec![1], vec![n_tok], vec![300, 1, 2, 5, N_STEP_MAX, 90]] {
+            let mut cache = KvCache::new(&device, n_kv_head, d_head);
+            let mut got: Vec<f32> = Vec::new();
+            for length in lengths.iter().cycle() {
+                let next = cache.n_tok()..n_tok.min(cache.n_tok() + length);
+                if next.is_empty() {
+                    break;
+                }
+                let y = run_cached(&rows(&qkv, next), &config, &mut [&mut cache]);
+                got.extend(y.f32());
+            }
+            expect_close(&got, &want, 3e-6, &format!("{config:?} by {lengths:?}"));
+        }
+    }
+}
+
+#[test]
+fn a_batch_of_steps_and_prompts_gives_the_same_bits_as_each_alone() {
+    let device = Device::cpu(2).unwrap();
+    let config = sizes(4, 2, 16, None);
+    let qkv = inputs(&config, 1500, 1.0).map(|x| x.tensor(&device));
+    // (tokens in the cache, new tokens)
+    let cases = [(700, 1), (0, 1), (10, 40), (3, 2)];
+    let cache_of = |n_past: usize| {
+        let mut cache = KvCache::new(&device, 2, 16);
+        cache.append(&qkv[1].f32()[..n_past * 32], &qkv[2].f32()[..n_past * 32]);
+        cache
+    };
+    let mut caches: Vec<KvCache> = cases.iter().map(|case| cache_of(case.0)).collect();
+    let mut caches: Vec<&mut KvCache> = caches.iter_mut().collect();
+    let parts: Vec<_> = cases.iter().map(|&(n_past, n_new)| (n_new, n_past)).collect();
+    let segments = Segments::continuing(&parts);
+    let new = rows(&qkv, 1000..1000 + segments.n_tok());
+    let [q, k, v] = new.clone().map(Var::constant);
+    let y = attention(&Tape::off(), &q, &k, &v, &config, &segments, Some(&mut caches));
+    for (segment, (n_past, _)) in segments.iter().zip(cases) {
+        let mut cache = cache_of(n_past);
+        let alone = run_cached(&rows(&new, segment.rows()), &config, &mut [&mut cache]);
+        assert!(alone.f32() == y.value().rows(segment.rows()).f32(), "{segment:?}");
+    }
+}
+
+#[test]
+fn steps_have_the_same_bits_on_any_number_of_threads() {
+    let config = sizes(4, 2, 64, None);
+    let step = |n_threads: usize| {
+        let device = Device::cpu(n_threads).unwrap();
+        let qkv = inputs(&config, 3 * N_RANGE, 1.0).map(|x| x.tensor(&device));
+        let mut cache = KvCache::new(&device, 2, 64);
+        run_cached(&rows(&qkv, 0..3 * N_RANGE - 1), &config, &mut [&mut cache]);
+        let last = rows(&qkv, 3 * N_RANGE - 1..3 * N_RANGE);
+        run_cached(&last, &config, &mut [&mut cache]).f32().to_vec()
+    };
+    let one = step(1);
+    assert!(one == step(2) && one == step(3));
+}
+
+#[test]
+fn forked_caches_do_not_influence_each_other() {
+    let device = Device::cpu(1).unwrap();
+    let config = sizes(2, 1, 8, None);
+    let qkv = inputs(&config, 60, 1.0).map(|x| x.tensor(&device));
+    let mut trunk = KvCache::new(&device, 1, 8);
+    run_cached(&rows(&qkv, 0..20), &config, &mut [&mut trunk]);
+    let snapshot = trunk.clone();
+    let mut fork = trunk.clone();
+    let by_fork = run_cached(&rows(&qkv, 20..25), &config, &mut [&mut fork]);
+    let by_trunk = run_cached(&rows(&qkv, 40..60), &config, &mut [&mut trunk]);
+    assert_eq!((snapshot.n_tok(), fork.n_tok(), trunk.n_tok()), (20, 25, 40));
+    for (range, want) in [(20..25, by_fork), (40..60, by_trunk)] {
+        let mut cache = KvCache::new(&device, 1, 8);
+        run_cached(&rows(&qkv, 0..20), &config, &mut [&mut cache]);
+        let y = run_cached(&rows(&qkv, range), &config, &mut [&mut cache]);
+        assert_eq!(y.f32(), want.f32());
+    }
+    assert_eq!(snapshot.keys(), &qkv[1].f32()[..20 * 8]);
+    assert_eq!(snapshot.values(), &qkv[2].f32()[..20 * 8]);
+}
+
+#[test]
+fn a_truncated_cache_continues_as_if_the_rest_had_never_been() {
+    let device = Device::cpu(1).unwrap();
+    let config = sizes(2, 1, 8, None);
+    let qkv = inputs(&config, 60, 1.0).map(|x| x.tensor(&device));
+    let mut cache = KvCache::new(&device, 1, 8);
+    assert_eq!(cache.n_bytes(), 0);
+    run_cached(&rows(&qkv, 0..20), &config, &mut [&mut cache]);
+    let want = run_cached(&rows(&qkv, 20..60), &config, &mut [&mut cache.clone()]);
+    run_cached(&rows(&qkv, 30..60), &config, &mut [&mut cache]);
+    cache.truncate(20);
+    let again = run_cached(&rows(&qkv, 20..60), &config, &mut [&mut cache]);
+    assert_eq!(again.f32(), want.f32());
+    assert!(cache.n_bytes() >= 2 * 60 * 8 * 4 && cache.n_bytes() <= 4 * 60 * 8 * 4);
+}
+
+#[test]
+#[should_panic(expected = "attention: gradients with a cache")]
+fn a_cache_and_a_gradient_exclude_each_other() {
+    let device = Device::cpu(1).unwrap();
+    let config = sizes(1, 1, 2, None);
+    let tape = Tape::new();
+    let x = tape.leaf(0, &Tensor::zeros(&device, &[1, 2]));
+    let mut cache = KvCache::new(&device, 1, 2);
+    let segments = Segments::from_lengths(&[1]);
+    attention(&tape, &x, &x, &x, &config, &segments, Some(&mut [&mut cache]));
+}

@@ -27,6 +27,20 @@ impl From<elapid::error::Error> for Failure {
     }
 }
 
+/// One line to stdout. A reader that has gone away (`| head`) ends the program quietly.
+pub fn line(text: impl Display) {
+    use std::io::{ErrorKind, Write};
+    if let Err(error) = writeln!(std::io::stdout(), "{text}") {
+        let code = if error.kind() == ErrorKind::BrokenPipe { 0 } else { 1 };
+        std::process::exit(code);
+    }
+}
+
+/// A whole number in this range, for a flag.
+pub fn between(low: u64, high: u64) -> clap::builder::RangedU64ValueParser<usize> {
+    clap::builder::RangedU64ValueParser::new().range(low..=high)
+}
+
 /// Threads to use when none are asked for.
 pub fn n_threads_default() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)

@@ -95,6 +95,17 @@ pub enum Error {
         /// What to do.
         hint: String,
     },
+    /// A loss or gradient that is not finite.
+    #[error(
+        "the loss is {loss} and the norm of the gradients {grad_norm}: nothing was changed\n\n\
+         hint: lower the learning rate, or look at the data of this batch"
+    )]
+    Diverged {
+        /// The loss.
+        loss: f32,
+        /// The norm.
+        grad_norm: f64,
+    },
     /// A device that is not there.
     #[error("{problem}\n\nhint: {hint}")]
     Device {

@@ -118,6 +118,16 @@ pub fn check(
         let problem = format!("label {id} is outside the vocabulary of {n_vocab}");
         return Err(Error::input(problem, "the golden file belongs to another model"));
     }
+    for name in ["logits", "loss"] {
+        if golden.shape(name).is_none() {
+            let problem = format!("there is no `{name}`");
+            return Err(Error::format(
+                golden.file(),
+                problem,
+                "golden/README.md says what a set holds",
+            ));
+        }
+    }
     train_what_has_gradients(model, weights, golden)?;
     let mut list = forward(device, model, weights, golden, &case)?;
     list.extend(backward(device, model, weights, golden, &case)?);
@@ -231,7 +241,7 @@ fn backward(
     for name in golden.names().filter_map(|name| name.strip_prefix("grad.")) {
         let want = reference(device, golden, &format!("grad.{name}"))?;
         let want = want.expect("the name comes from the file");
-        let got = stored(model, weights, name, |id| grads.get(id.0));
+        let got = stored(model, weights, name, |id| grads.get(id.0).cloned());
         let square = |x: f32| x as f64 * x as f64;
         let distance = got.iter().zip(want.f32()).map(|(a, b)| square(a - b)).sum::<f64>().sqrt();
         let length = want.f32().iter().map(|&x| square(x)).sum::<f64>().sqrt();
@@ -257,11 +267,11 @@ fn loss_and_gradients(model: &Model, weights: &Weights, case: &Case) -> Result<(
 }
 
 /// The numbers of a stored tensor, put together from the parameters that are parts of it.
-fn stored<'a>(
+fn stored(
     model: &Model,
     weights: &Weights,
     name: &str,
-    tensor_of: impl Fn(ParamId) -> Option<&'a Tensor>,
+    tensor_of: impl Fn(ParamId) -> Option<Tensor>,
 ) -> Vec<f32> {
     let specs = model.specs().iter().enumerate();
     let parts: Vec<_> = specs.filter(|(_, spec)| spec.stored_name == name).collect();
@@ -295,9 +305,8 @@ fn steps(
     let (mut sum, mut n_far, mut n) = (0.0f64, 0usize, 0usize);
     for name in after.file.names() {
         let Some(want) = reference(device, after.file, name)? else { continue };
-        let got = stored(model, weights, name, |id| {
-            Some(weights.tensor(id)).filter(|tensor| tensor.dtype() == crate::tensor::DType::F32)
-        });
+        let whole = |id: ParamId| weights.tensor(id).to_f32();
+        let got = stored(model, weights, name, |id| Some(whole(id)));
         if got.len() != want.n_elem() {
             return Err(Error::MissingTensor { name: name.into(), shape: want.shape().to_vec() });
         }

@@ -114,6 +114,45 @@ impl Model {
         }
     }
 
+    /// One state per segment, each where its segment goes on.
+    fn check_states(&self, batch: &Batch, states: &[State]) -> Result<()> {
+        let hint = "give one state per sequence, and each sequence at least one token";
+        let (n_states, n_segments) = (states.len(), batch.segments.len());
+        if n_states != n_segments {
+            let problem = format!("{n_states} states for {n_segments} sequences");
+            return Err(Error::input(problem, hint));
+        }
+        for (state, segment) in states.iter().zip(batch.segments.iter()) {
+            if state.n_tok != segment.offset {
+                let (seen, offset) = (state.n_tok, segment.offset);
+                let problem =
+                    format!("a state has seen {seen} tokens, its sequence is at {offset}");
+                return Err(Error::input(problem, hint));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_targets(&self, batch: &Batch, targets: &Targets) -> Result<()> {
+        let (n_tok, n_vocab) = (batch.tokens.len(), self.config.n_vocab);
+        let hint = "targets are what follows each token, with a weight of zero where there is none";
+        if targets.ids.len() != n_tok || targets.weights.len() != n_tok {
+            let (ids, weights) = (targets.ids.len(), targets.weights.len());
+            let problem = format!("{ids} targets and {weights} weights for {n_tok} tokens");
+            return Err(Error::input(problem, hint));
+        }
+        let mut weighed = targets.ids.iter().zip(targets.weights).filter(|pair| *pair.1 != 0.0);
+        if let Some((id, _)) = weighed.find(|pair| *pair.0 as usize >= n_vocab) {
+            let problem = format!("target {id} is outside the vocabulary of {n_vocab}");
+            return Err(Error::input(problem, hint));
+        }
+        if !(targets.norm.is_finite() && targets.norm > 0.0) {
+            let problem = format!("the weights of the targets sum to {}", targets.norm);
+            return Err(Error::input(problem, hint));
+        }
+        Ok(())
+    }
+
     /// The hidden rows of a batch. With `states`, one per segment, sequences go on from there.
     pub fn forward<'w>(
         &'w self,
@@ -124,6 +163,9 @@ impl Model {
         options: ForwardOptions,
     ) -> Result<Forward> {
         self.check_tokens(batch)?;
+        if let Some(states) = states.as_deref() {
+            self.check_states(batch, states)?;
+        }
         let segments = &batch.segments;
         let wants_balance = tape.is_recording() && self.config.balance_scale != 0.0;
         let pass = Pass { tape, weights, segments, wants_balance };
@@ -138,7 +180,9 @@ impl Model {
                     .map(|state| &mut state.layers[idx])
                     .collect::<Vec<&mut MixerState>>()
             });
-            let out = match options.checkpoint && layer_states.is_none() {
+            // A frozen layer on frozen input records nothing that a checkpoint could save.
+            let is_trained = stream.needs_grad() || weights.any_trained(layer.params());
+            let out = match options.checkpoint && layer_states.is_none() && is_trained {
                 true => checkpointed(&pass, layer, stream),
                 false => layer.forward(&pass, &stream, layer_states.as_deref_mut()),
             };
@@ -175,6 +219,7 @@ impl Model {
         targets: &Targets,
         options: ForwardOptions,
     ) -> Result<ModelLoss> {
+        self.check_targets(batch, targets)?;
         let forward = self.forward(tape, weights, batch, None, options)?;
         let head = weights.linear(tape, &self.head);
         let out = head_loss(tape, &forward.hidden, &head, self.config.logit_scale, targets);

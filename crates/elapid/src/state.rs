@@ -2,7 +2,7 @@
 //!
 //! A clone is a snapshot: it shares nothing with the original, so a sequence can be forked.
 
-use crate::config::{Config, Mamba2Config, MixerConfig};
+use crate::config::{AttentionConfig, Config, Mamba1Config, Mamba2Config, MixerConfig};
 use crate::device::Device;
 use crate::ops::attention::KvCache;
 use crate::tensor::Tensor;
@@ -45,28 +45,48 @@ impl State {
     pub fn n_bytes(&self) -> usize {
         self.layers.iter().map(MixerState::n_bytes).sum()
     }
+
+    /// Bytes that a state holds before the first token, without making one.
+    pub fn n_bytes_at_start(config: &Config) -> usize {
+        let shapes = config.layers.iter().flat_map(|layer| match &layer.mixer {
+            MixerConfig::Attention(_) => Vec::new(),
+            MixerConfig::Mamba1(c) => mamba1_shapes(c).to_vec(),
+            MixerConfig::Mamba2(c) | MixerConfig::Parallel(c, _) => mamba2_shapes(c).to_vec(),
+            MixerConfig::ShortConv(c) => vec![vec![c.d_conv - 1, config.d_model]],
+        });
+        shapes.map(|shape| shape.iter().product::<usize>() * 4).sum()
+    }
+}
+
+/// Window and state.
+fn mamba1_shapes(c: &Mamba1Config) -> [Vec<usize>; 2] {
+    [vec![c.d_conv - 1, c.d_inner], vec![c.d_state, c.d_inner]]
+}
+
+/// Window and state.
+fn mamba2_shapes(c: &Mamba2Config) -> [Vec<usize>; 2] {
+    let channels = c.d_inner() + 2 * c.n_group * c.d_state;
+    [vec![c.d_conv - 1, channels], vec![c.n_head, c.d_state, c.d_head]]
 }
 
 impl MixerState {
     fn new(device: &Device, mixer: &MixerConfig, d_model: usize) -> MixerState {
         let zeros = |shape: &[usize]| Tensor::zeros(device, shape);
-        let mamba2 = |c: &Mamba2Config| MixerState::Recurrent {
-            window: zeros(&[c.d_conv - 1, c.d_inner() + 2 * c.n_group * c.d_state]),
-            state: zeros(&[c.n_head, c.d_state, c.d_head]),
+        let recurrent = |[window, state]: [Vec<usize>; 2]| MixerState::Recurrent {
+            window: zeros(&window),
+            state: zeros(&state),
+        };
+        let cache = |c: &AttentionConfig| {
+            MixerState::Attention(KvCache::new(device, c.dims.n_kv_head, c.dims.d_head))
         };
         match mixer {
-            MixerConfig::Attention(c) => {
-                MixerState::Attention(KvCache::new(device, c.dims.n_kv_head, c.dims.d_head))
-            }
-            MixerConfig::Mamba1(c) => MixerState::Recurrent {
-                window: zeros(&[c.d_conv - 1, c.d_inner]),
-                state: zeros(&[c.d_state, c.d_inner]),
-            },
-            MixerConfig::Mamba2(c) => mamba2(c),
+            MixerConfig::Attention(c) => cache(c),
+            MixerConfig::Mamba1(c) => recurrent(mamba1_shapes(c)),
+            MixerConfig::Mamba2(c) => recurrent(mamba2_shapes(c)),
             MixerConfig::ShortConv(c) => MixerState::Window(zeros(&[c.d_conv - 1, d_model])),
-            MixerConfig::Parallel(mamba, c) => MixerState::Parallel(
-                Box::new(mamba2(mamba)),
-                Box::new(MixerState::new(device, &MixerConfig::Attention(c.clone()), d_model)),
+            MixerConfig::Parallel(mamba, attention) => MixerState::Parallel(
+                Box::new(recurrent(mamba2_shapes(mamba))),
+                Box::new(cache(attention)),
             ),
         }
     }

@@ -1,7 +1,7 @@
 //! One training step: loss, gradients, norm, clipping, AdamW. The loop around it comes later.
 
 use crate::batch::{Batch, Targets};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::{ForwardOptions, Model};
 use crate::optim::{AdamW, Optimizer, global_norm};
 use crate::tape::{Gradients, Tape};
@@ -65,7 +65,7 @@ impl Trainer {
         Ok((StepReport { loss: value, grad_norm, tape_bytes }, grads))
     }
 
-    /// One step on one batch.
+    /// One step on one batch. Where loss or gradients are not finite nothing is changed.
     pub fn step(
         &mut self,
         batch: &Batch,
@@ -73,6 +73,10 @@ impl Trainer {
         settings: &StepSettings,
     ) -> Result<StepReport> {
         let (report, grads) = self.gradients(batch, targets)?;
+        if !report.loss.is_finite() || !report.grad_norm.is_finite() {
+            let StepReport { loss, grad_norm, .. } = report;
+            return Err(Error::Diverged { loss, grad_norm });
+        }
         let mut adamw = settings.adamw;
         if let Some(limit) = settings.clip_norm {
             // As torch clips: the small addend keeps a zero norm from dividing.

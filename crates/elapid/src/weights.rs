@@ -195,6 +195,15 @@ impl Weights {
         self.params[id.0].trained
     }
 
+    /// Whether one of these, or an adapter of one, is trained.
+    pub fn any_trained(&self, mut ids: Range<usize>) -> bool {
+        ids.any(|id| {
+            let adapter = self.params[id].adapter;
+            let of_adapter = |a: AdapterIds| self.is_trained(a.a) || self.is_trained(a.b);
+            self.params[id].trained || adapter.is_some_and(of_adapter)
+        })
+    }
+
     /// Trained parameters in order.
     pub fn trained(&self) -> Vec<ParamId> {
         self.ids().filter(|&id| self.is_trained(id)).collect()

@@ -1,6 +1,6 @@
 //! `elapid bench`: training speed beside PyTorch and beside the limit of the machine.
 
-use crate::report::{Done, Failure, count, n_threads_default};
+use crate::report::{Done, Failure, between, count, line, n_threads_default};
 use elapid::batch::{Batch, Targets};
 use elapid::config::Config;
 use elapid::device::Device;
@@ -18,7 +18,8 @@ use std::time::Instant;
 ///
 /// One step is forward, backward and AdamW in f32 on random tokens. The limit is what matrix
 /// products alone would take: 6 flops per parameter and token at the rate measured in the same run.
-/// With --torch the PyTorch script is run in turn with ours, and ratios are printed.
+/// With --torch a PyTorch script is run in turn with ours, and ratios are printed; it takes --model,
+/// --threads, --B, --T, --d, --layers, --vocab, --reps and prints one JSON object.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid bench\n  elapid bench --models mamba --reps 15\n  \
     elapid bench --torch 'python bench_train_torch.py' --receipt bench.json")]
@@ -27,25 +28,25 @@ pub struct Bench {
     #[arg(long, value_delimiter = ',', default_value = "llama,mamba,mamba2")]
     models: Vec<String>,
     /// Sequences in a batch
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 8, value_parser = between(1, 65536))]
     batch: usize,
     /// Tokens in a sequence
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 256, value_parser = between(1, 1048576))]
     context: usize,
     /// Width
-    #[arg(long, default_value_t = 384)]
+    #[arg(long, default_value_t = 384, value_parser = between(64, 65536))]
     d_model: usize,
     /// Layers
-    #[arg(long, default_value_t = 6)]
+    #[arg(long, default_value_t = 6, value_parser = between(1, 1000))]
     layers: usize,
     /// Vocabulary
-    #[arg(long, default_value_t = 8192)]
+    #[arg(long, default_value_t = 8192, value_parser = between(2, 1048576))]
     vocab: usize,
     /// Timed steps; the median and the best are printed
-    #[arg(long, default_value_t = 9)]
+    #[arg(long, default_value_t = 9, value_parser = between(1, 1000))]
     reps: usize,
     /// Threads [default: all]
-    #[arg(long)]
+    #[arg(long, value_parser = between(1, 1024))]
     threads: Option<usize>,
     /// Command that runs the PyTorch script, to measure beside
     #[arg(long)]
@@ -84,7 +85,10 @@ impl Bench {
             }
         }
         if let Some(path) = &self.receipt {
-            let text = json!({"version": env!("CARGO_PKG_VERSION"), "figures": figures});
+            let text = json!({
+                "version": env!("CARGO_PKG_VERSION"), "commit": commit(),
+                "machine": machine(), "figures": figures,
+            });
             let written = std::fs::write(path, format!("{text:#}\n"));
             written.map_err(|error| {
                 Failure::new(
@@ -198,11 +202,11 @@ impl Bench {
 
     fn print(&self, figure: &Value) {
         if self.json {
-            println!("{figure}");
+            line(figure);
             return;
         }
         let number = |key: &str| figure[key].as_f64().unwrap_or(f64::NAN);
-        println!(
+        line(format!(
             "train   {:<7} {} params  {:.0} ms  {:.0} tok/s (best {:.0})  {:.0}% of the product \
              limit {:.0} tok/s at {:.0} GFLOP/s  peak {:.0} MB",
             figure["model"].as_str().unwrap_or_default(),
@@ -214,7 +218,7 @@ impl Bench {
             number("limit_tok_s"),
             number("gemm_gflops"),
             number("peak_rss_mb"),
-        );
+        ));
     }
 
     fn random_batch(&self) -> (Batch, Vec<u32>) {
@@ -260,7 +264,7 @@ fn print_rival(name: &str, ours: &Value, theirs: &Value) {
     let ratio = |key: &str| {
         ours[key].as_f64().unwrap_or(f64::NAN) / theirs[key].as_f64().unwrap_or(f64::NAN)
     };
-    println!(
+    line(format!(
         "torch   {name:<16} {:.0} tok/s (best {:.0})  peak {:.0} MB  we are {:.2}x as fast \
          (best {:.2}x) in {:.2}x the memory",
         theirs["tok_s_med"].as_f64().unwrap_or(f64::NAN),
@@ -269,7 +273,7 @@ fn print_rival(name: &str, ours: &Value, theirs: &Value) {
         ratio("tok_s_med"),
         ratio("tok_s_best"),
         ratio("peak_rss_mb"),
-    );
+    ));
 }
 
 /// Runs a program and reads the last line of its output that is a JSON object.
@@ -279,12 +283,26 @@ fn last_json_line(mut command: Command) -> Done<Value> {
         Failure::new(format!("cannot run {shown}: {error}"), "check the command")
     })?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());
-    line.ok_or_else(|| {
+    let read = |line| serde_json::from_str::<Value>(line).ok().filter(Value::is_object);
+    let figures = text.lines().rev().find_map(read).filter(|_| output.status.success());
+    figures.ok_or_else(|| {
         let errors = String::from_utf8_lossy(&output.stderr);
-        let tail: Vec<&str> = errors.lines().rev().take(3).collect();
-        Failure::new(format!("{shown} printed no figures: {tail:?}"), "run it by itself")
+        let last = errors.lines().last().unwrap_or_default();
+        Failure::new(format!("{shown} printed no figures: {last}"), "run it by itself")
     })
+}
+
+/// The commit of the working directory, where it is a repository.
+fn commit() -> Option<String> {
+    let output = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_string())
+}
+
+/// The name of the processor, where the system tells.
+fn machine() -> Option<String> {
+    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = info.lines().find(|line| line.starts_with("model name"))?;
+    line.split_once(':').map(|pair| pair.1.trim().to_string())
 }
 
 /// The most memory this process ever held, in MiB, where the system tells.

@@ -1,7 +1,7 @@
 //! `elapid check`: a model directory against the reference values beside it.
 
 use crate::files;
-use crate::report::{Done, Failure, n_threads_default};
+use crate::report::{Done, Failure, between, line, n_threads_default};
 use elapid::device::Device;
 use elapid::formats::peft;
 use elapid::golden::{self, AfterAdamW, Comparison};
@@ -17,7 +17,7 @@ use std::process::ExitCode;
 /// Logits, loss, hidden states, every gradient, and the weights after some AdamW steps are compared
 /// with what a reference implementation computed. Where golden_grouped.safetensors is there too,
 /// that is the one followed. A directory with an adapter/ is checked on its base model. Exits with
-/// 1 when something is out of tolerance.
+/// 1 when something is out of tolerance or cannot be read.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid check golden/sets/jamba\n  \
     elapid check golden/sets/lora_llama_qv --all\n  elapid check DIR --json")]
@@ -28,7 +28,7 @@ pub struct Check {
     #[arg(long, default_value = "auto")]
     device: String,
     /// Threads [default: all]
-    #[arg(long)]
+    #[arg(long, value_parser = between(1, 1024))]
     threads: Option<usize>,
     /// Print every gradient, not only the worst
     #[arg(long)]
@@ -73,11 +73,11 @@ impl Check {
     fn print(&self, comparisons: &[Comparison], skipped: Option<String>) {
         if self.json {
             for c in comparisons {
-                let line = json!({
+                let object = json!({
                     "quantity": c.quantity, "error": c.error, "tolerance": c.tolerance,
                     "holds": c.holds(), "note": c.note,
                 });
-                println!("{line}");
+                line(object);
             }
         } else {
             let (grads, others): (Vec<_>, Vec<_>) =
@@ -102,7 +102,7 @@ impl Check {
 
 fn print_line(c: &Comparison, what: &str, note: &str) {
     let verdict = if c.holds() { "ok" } else { "FAIL" };
-    println!("{verdict:<7} {what:<16} {:.2e}  of {:.0e}  {note}", c.error, c.tolerance);
+    line(format!("{verdict:<7} {what:<16} {:.2e}  of {:.0e}  {note}", c.error, c.tolerance));
 }
 
 /// The model of a directory, or, where it holds an adapter, its base with the adapter.
@@ -168,5 +168,10 @@ fn optimizer_settings(path: &Path) -> Done<(AdamW, usize)> {
         weight_decay: read("/optimizer/weight_decay")?,
         grad_scale: 1.0,
     };
-    Ok((settings, read("/optimizer/steps")? as usize))
+    let n_steps = read("/optimizer/steps")?;
+    if !(1.0..=1e4).contains(&n_steps) {
+        let problem = format!("{}: {n_steps} optimizer steps", path.display());
+        return Err(Failure::new(problem, "between 1 and 10000 steps are made"));
+    }
+    Ok((settings, n_steps as usize))
 }

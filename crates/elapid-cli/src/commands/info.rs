@@ -1,10 +1,11 @@
 //! `elapid info`: what this machine has, what a model is.
 
 use crate::files;
-use crate::report::{Done, count, mebibytes, n_threads_default};
+use crate::report::{Done, count, line, mebibytes, n_threads_default};
 use elapid::config::{Config, FeedForwardConfig, MixerConfig};
 use elapid::device::Device;
 use elapid::model::Model;
+use elapid::state::State;
 use elapid::weights::Role;
 use serde_json::json;
 use std::path::PathBuf;
@@ -35,11 +36,11 @@ impl Info {
         let device = Device::cpu(n_threads_default())?;
         let version = env!("CARGO_PKG_VERSION");
         if self.json {
-            println!("{}", json!({"version": version, "device": device.describe()}));
+            line(format!("{}", json!({"version": version, "device": device.describe()})));
         } else {
-            println!("elapid  {version}");
-            println!("device  {}", device.describe());
-            println!("models  {}", elapid::config::FAMILIES.join(", "));
+            line(format!("elapid  {version}"));
+            line(format!("device  {}", device.describe()));
+            line(format!("models  {}", elapid::config::FAMILIES.join(", ")));
         }
         Ok(())
     }
@@ -58,42 +59,44 @@ impl Info {
         }
         let of = |role: Role| by_role[role as usize];
         let config = model.config();
-        let state_bytes = model.state(&device).n_bytes();
+        let state_bytes = State::n_bytes_at_start(config);
         let layers = kinds(config);
         if self.json {
-            let line = json!({
+            let object = json!({
                 "family": config.family, "layers": layers, "n_layer": config.layers.len(),
                 "d_model": config.d_model, "n_vocab": config.n_vocab, "tied": config.tied,
                 "n_params": weights.n_elem(), "n_params_matrices": of(Role::Matrix),
                 "n_params_embedding": of(Role::Embedding), "n_params_vectors": of(Role::Vector),
+                "n_params_buffers": of(Role::Buffer),
                 "weight_bytes": n_bytes, "state_bytes": state_bytes,
             });
-            println!("{line}");
+            line(object);
             return Ok(());
         }
-        println!(
+        line(format!(
             "model   {}, {} layers, d_model {}",
             config.family,
             config.layers.len(),
             config.d_model
-        );
+        ));
         for (kind, n) in layers {
-            println!("layers  {n} x {kind}");
+            line(format!("layers  {n} x {kind}"));
         }
         let head = if config.tied { "tied" } else { "untied" };
-        println!("vocab   {} tokens, head {head}", config.n_vocab);
-        println!(
-            "params  {} in all: matrices {}, embedding {}, vectors {}",
+        line(format!("vocab   {} tokens, head {head}", config.n_vocab));
+        line(format!(
+            "params  {} in all: matrices {}, embedding {}, vectors {}, buffers {}",
             count(weights.n_elem() as f64),
             count(of(Role::Matrix) as f64),
             count(of(Role::Embedding) as f64),
-            count(of(Role::Vector) as f64)
-        );
-        println!(
+            count(of(Role::Vector) as f64),
+            count(of(Role::Buffer) as f64)
+        ));
+        line(format!(
             "memory  weights {}, state of an empty sequence {}",
             mebibytes(n_bytes as f64),
             mebibytes(state_bytes as f64)
-        );
+        ));
         Ok(())
     }
 }

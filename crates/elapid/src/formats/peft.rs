@@ -7,8 +7,9 @@
 
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::formats::Pairs;
 use crate::formats::safetensors::SafeTensors;
-use crate::weights::Weights;
+use crate::weights::{Role, Weights};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,12 +28,40 @@ struct AdapterConfig {
     #[serde(default)]
     fan_in_fan_out: bool,
     bias: Option<String>,
+    /// In the order of the file: the first that matches counts.
     #[serde(default)]
-    rank_pattern: Option<BTreeMap<String, u64>>,
+    rank_pattern: Option<Pairs<u64>>,
     #[serde(default)]
-    alpha_pattern: Option<BTreeMap<String, f64>>,
-    #[serde(default)]
-    modules_to_save: Option<Value>,
+    alpha_pattern: Option<Pairs<f64>>,
+    /// Everything else, to be refused where it would change the result.
+    #[serde(flatten)]
+    others: BTreeMap<String, Value>,
+}
+
+/// Settings that change the result and that we do not know; each may be absent, null, false or empty.
+const REFUSED: &[&str] = &[
+    "modules_to_save",
+    "alora_invocation_tokens",
+    "layer_replication",
+    "use_qalora",
+    "use_bdlora",
+    "trainable_token_indices",
+    "target_parameters",
+    "lora_bias",
+    "exclude_modules",
+    "corda_config",
+    "eva_config",
+    "loftq_config",
+];
+
+/// Whether a setting says nothing.
+fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    }
 }
 
 impl AdapterConfig {
@@ -60,10 +89,20 @@ impl AdapterConfig {
             Some("none") | None => {}
             Some(other) => return fail("bias", format!("is \"{other}\", not \"none\"")),
         }
-        match &self.modules_to_save {
-            None | Some(Value::Null) => {}
-            Some(Value::Array(list)) if list.is_empty() => {}
-            Some(other) => return fail("modules_to_save", format!("{other} is not supported")),
+        for key in REFUSED {
+            if let Some(value) = self.others.get(*key).filter(|value| !is_off(value)) {
+                return fail(key, format!("{value} is not supported"));
+            }
+        }
+        // The other ways to begin an adapter change the base weights too.
+        match self.others.get("init_lora_weights") {
+            None | Some(Value::Bool(_) | Value::Null) => {}
+            Some(Value::String(kind)) if kind == "gaussian" || kind == "orthogonal" => {}
+            Some(other) => return fail("init_lora_weights", format!("{other} is not supported")),
+        }
+        let ranks = self.rank_pattern.iter().flat_map(|patterns| &patterns.0);
+        if let Some((pattern, _)) = ranks.into_iter().find(|(_, rank)| *rank == 0) {
+            return fail("rank_pattern", format!("`{pattern}` has rank 0"));
         }
         if self.r == 0 {
             return fail("r", "is 0".into());
@@ -71,8 +110,9 @@ impl AdapterConfig {
         if !self.lora_alpha.is_finite() {
             return fail("lora_alpha", format!("is {}", self.lora_alpha));
         }
-        let patterns = self.rank_pattern.iter().flat_map(BTreeMap::keys);
-        let patterns = patterns.chain(self.alpha_pattern.iter().flat_map(BTreeMap::keys));
+        let of_ranks = self.rank_pattern.iter().flat_map(|patterns| &patterns.0).map(|p| &p.0);
+        let of_alphas = self.alpha_pattern.iter().flat_map(|patterns| &patterns.0).map(|p| &p.0);
+        let patterns = of_ranks.chain(of_alphas);
         for pattern in patterns {
             if pattern.contains(['*', '+', '?', '[', ']', '(', ')', '{', '}', '|', '^', '$', '\\'])
             {
@@ -93,11 +133,12 @@ impl AdapterConfig {
 }
 
 /// The value of the first key that is the module or its tail after a dot.
-fn lookup<T: Copy>(patterns: &Option<BTreeMap<String, T>>, module: &str) -> Option<T> {
+fn lookup<T: Copy>(patterns: &Option<Pairs<T>>, module: &str) -> Option<T> {
     let is_tail = |key: &str| {
         module.strip_suffix(key).is_some_and(|head| head.is_empty() || head.ends_with('.'))
     };
-    patterns.iter().flatten().find(|(key, _)| is_tail(key)).map(|(_, value)| *value)
+    let mut pairs = patterns.iter().flat_map(|patterns| &patterns.0);
+    pairs.find(|(key, _)| is_tail(key)).map(|(_, value)| *value)
 }
 
 /// Adds an adapter to the matrices it names; returns how many.
@@ -125,6 +166,9 @@ pub fn apply(
             }
         };
     }
+    if modules.is_empty() {
+        return Err(Error::format(file.file(), "the adapter holds no tensors", hint));
+    }
     for module in &modules {
         add_one(device, weights, &config, file, module)?;
     }
@@ -139,9 +183,12 @@ fn add_one(
     module: &str,
 ) -> Result<()> {
     let weight = format!("{module}.weight");
-    let Some(id) = weights.find(&weight).filter(|&id| weights.tensor(id).shape().len() == 2) else {
-        let example = weights.name(weights.ids().nth(2).unwrap_or(crate::weights::ParamId(0)));
-        return Err(Error::NoMatch { pattern: weight, example: example.into() });
+    // Embeddings and convolutions are no linear maps: an adapter there would do nothing.
+    let is_matrix = |id: &_| weights.role(*id) == Role::Matrix;
+    let Some(id) = weights.find(&weight).filter(is_matrix) else {
+        let example = weights.ids().find(is_matrix).map(|id| weights.name(id).to_string());
+        let example = example.unwrap_or_default();
+        return Err(Error::NoMatch { pattern: weight, example });
     };
     let (rank, scale) = config.of(module);
     let (d_out, d_in) = weights.tensor(id).dims2();
@@ -177,11 +224,15 @@ mod tests {
 
     #[test]
     fn patterns_match_the_tail_of_a_module_after_a_dot() {
-        let c = config(r#", "use_rslora": true, "rank_pattern": {"down_proj": 16, "0.q": 1}"#);
+        let c =
+            config(r#", "use_rslora": true, "rank_pattern": {"down_proj": 16, "0.q": 1, "q": 64}"#);
         assert_eq!(c.of("model.layers.1.mlp.down_proj"), (16, 2.0));
         assert_eq!(c.of("model.layers.1.mlp.updown_proj"), (4, 4.0));
         assert_eq!(c.of("x.0.q"), (1, 8.0));
-        assert_eq!(c.of("x.10.q"), (4, 4.0));
+        assert_eq!(c.of("x.10.q"), (64, 1.0));
+        // The first in the file counts, whatever the alphabet says.
+        let c = config(r#", "alpha_pattern": {"q": 32, "a.q": 4}"#);
+        assert_eq!(c.of("a.q"), (4, 8.0));
     }
 
     #[test]
@@ -192,6 +243,9 @@ mod tests {
             (r#", "modules_to_save": ["lm_head"]"#, "modules_to_save"),
             (r#", "fan_in_fan_out": true"#, "fan_in_fan_out"),
             (r#", "peft_type": "IA3""#, "peft_type"),
+            (r#", "init_lora_weights": "pissa""#, "init_lora_weights"),
+            (r#", "layer_replication": [[0, 2]]"#, "layer_replication"),
+            (r#", "rank_pattern": {"q_proj": 0}"#, "rank_pattern"),
             (r#", "alpha_pattern": {".*q_proj": 2}"#, "alpha_pattern"),
         ] {
             let text = config(more).refuse("adapter_config.json").unwrap_err().to_string();

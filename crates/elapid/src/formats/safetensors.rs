@@ -5,9 +5,9 @@
 
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::formats::Pairs;
 use crate::tensor::{DType, SharedBytes, Tensor};
-use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use std::collections::BTreeMap;
 
 /// The format allows no longer header.
@@ -36,32 +36,6 @@ struct HeaderEntry {
     dtype: String,
     shape: Vec<u64>,
     data_offsets: [u64; 2],
-}
-
-/// The header as a list, so that a name that comes twice is seen.
-struct Header(Vec<(String, serde_json::Value)>);
-
-impl<'de> Deserialize<'de> for Header {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct Pairs;
-        impl<'de> Visitor<'de> for Pairs {
-            type Value = Header;
-            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-                f.write_str("an object of tensors")
-            }
-            fn visit_map<A: MapAccess<'de>>(
-                self,
-                mut map: A,
-            ) -> std::result::Result<Header, A::Error> {
-                let mut list = Vec::new();
-                while let Some(pair) = map.next_entry()? {
-                    list.push(pair);
-                }
-                Ok(Header(list))
-            }
-        }
-        deserializer.deserialize_map(Pairs)
-    }
 }
 
 fn n_bytes_of(dtype: &str) -> Option<u64> {
@@ -93,7 +67,7 @@ impl SafeTensors {
         if header.first() != Some(&b'{') {
             return Err(fail("the header does not begin with `{`".into()));
         }
-        let Header(pairs) =
+        let Pairs::<serde_json::Value>(pairs) =
             serde_json::from_slice(header).map_err(|error| fail(format!("header: {error}")))?;
         let mut entries = BTreeMap::new();
         for (name, value) in pairs {

@@ -17,6 +17,7 @@ use crate::tape::{Tape, Var};
 use crate::weights::{Init, LinearIds, ParamId, Role, Spec, Weights};
 use feed_forward::FeedForward;
 use mixer::{ConvIds, Mixer};
+use std::ops::Range;
 
 /// What every layer of one pass sees.
 pub(crate) struct Pass<'t, 'w> {
@@ -51,6 +52,10 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
+    pub fn needs_grad(&self) -> bool {
+        self.h.needs_grad() || self.branch.as_ref().is_some_and(|branch| branch.0.needs_grad())
+    }
+
     /// Adds the branch; returns the sum and its norm.
     pub fn join(&self, pass: &Pass, norm: ParamId, eps: f32) -> (Var, Var) {
         let w = pass.var(norm);
@@ -142,6 +147,8 @@ pub(crate) struct Layer {
     feed_forward: Option<(ParamId, FeedForward)>,
     eps: f32,
     residual_scale: f32,
+    /// Ids of its parameters.
+    params: Range<usize>,
 }
 
 /// What a layer gives back.
@@ -156,6 +163,7 @@ pub(crate) struct LayerOut {
 
 impl Layer {
     pub fn new(builder: &mut Builder, config: &LayerConfig, d_model: usize) -> Layer {
+        let first = builder.specs.len();
         let mixer_norm = builder.norm(config.mixer_norm.clone(), d_model);
         let mixer = Mixer::new(builder, &config.mixer, d_model);
         let feed_forward = match &config.feed_forward {
@@ -166,7 +174,13 @@ impl Layer {
             }
         };
         let (eps, residual_scale) = (config.eps, config.residual_scale);
-        Layer { mixer_norm, mixer, feed_forward, eps, residual_scale }
+        let params = first..builder.specs.len();
+        Layer { mixer_norm, mixer, feed_forward, eps, residual_scale, params }
+    }
+
+    /// Ids of its parameters, without adapters.
+    pub fn params(&self) -> Range<usize> {
+        self.params.clone()
     }
 
     /// Factor of its branches.

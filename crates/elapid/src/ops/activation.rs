@@ -110,7 +110,8 @@ fn value_and_slope<S: Simd>(kind: Kind, x: F32s<S>) -> (F32s<S>, F32s<S>) {
         }
         Kind::Relu => {
             let zero = x.same(0.0);
-            (x.max(zero), zero.select_less(x, one, zero))
+            // In this order a NaN stays one.
+            (zero.max(x), zero.select_less(x, one, zero))
         }
     }
 }

@@ -10,7 +10,7 @@ const PIECE: usize = 1 << 15;
 
 /// `x` between minus and plus `limit`.
 pub fn clamp(tape: &Tape, x: &Var, limit: f32) -> Var {
-    let y = each_pair(x.value(), x.value(), |x, _| x.max(-limit).min(limit));
+    let y = each_pair(x.value(), x.value(), |x, _| x.clamp(-limit, limit));
     let x_value = x.value().clone();
     tape.record("clamp", &[x], y, move |dy| {
         vec![Some(each_pair(&x_value, &dy, |x, dy| if x.abs() <= limit { dy } else { 0.0 }))]

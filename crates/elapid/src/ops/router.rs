@@ -13,7 +13,7 @@
 //!
 //! Dividing the chosen part of a softmax by its sum is the softmax of the chosen logits, which is
 //! how it is computed: it cannot divide zero by zero. Equal values go to the lower index; NaN
-//! counts as smallest. With groups, experts lie in `n_group` runs of equal length; only the
+//! counts as largest. With groups, experts lie in `n_group` runs of equal length; only the
 //! `n_group_used` groups with the largest sum of their two best `s + choice_bias` may be chosen
 //! from (DeepSeek-V3). Without bias and groups s has the order of l, so l itself is compared and
 //! scores that round to the same number do not tie.
@@ -329,10 +329,10 @@ fn best(scores: &[f32], candidates: impl Iterator<Item = usize>, chosen: &mut [u
     assert_eq!(n, chosen.len(), "router: fewer candidates than choices");
 }
 
-/// NaN is smaller than everything else.
+/// NaN is larger than everything else: an expert that is broken is chosen, and is seen.
 #[inline]
 fn is_larger(a: f32, b: f32) -> bool {
-    a > b || (b.is_nan() && !a.is_nan())
+    a > b || (a.is_nan() && !b.is_nan())
 }
 
 type Sorted = (Arc<[u32]>, Arc<[u32]>, Arc<[usize]>);
@@ -554,13 +554,13 @@ mod tests {
     }
 
     #[test]
-    fn ties_go_to_the_lower_index_and_nan_is_smallest() {
+    fn ties_go_to_the_lower_index_and_nan_is_largest() {
         let device = Device::cpu(1).unwrap();
         let nan = f32::NAN;
         let rows: [([f32; 4], [u32; 3]); 4] = [
             ([1.0, 1.0, 1.0, 1.0], [0, 1, 2]),
             ([0.0, 2.0, 1.0, 2.0], [1, 3, 2]),
-            ([nan, -5.0, f32::NEG_INFINITY, nan], [1, 2, 0]),
+            ([nan, -5.0, f32::NEG_INFINITY, nan], [0, 3, 1]),
             ([nan, nan, nan, nan], [0, 1, 2]),
         ];
         for (logits, want) in rows {

@@ -22,7 +22,8 @@ impl WithSimd for StepSizes<'_, '_> {
             let soft = raw.softplus();
             let below_max = max.select_less(soft, zero, raw.sigmoid());
             soft.select_less(min, zero, below_max).store(&mut slope[at..]);
-            soft.max(min).min(max).store(&mut delta[at..]);
+            // In this order a NaN stays one.
+            max.min(min.max(soft)).store(&mut delta[at..]);
         }
         for first in (0..n_tok).step_by(CHUNK) {
             let end = n_tok.min(first + CHUNK);

@@ -22,7 +22,7 @@ use std::time::Instant;
 /// --threads, --B, --T, --d, --layers, --vocab, --reps and prints one JSON object.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid bench\n  elapid bench --models mamba --reps 15\n  \
-    elapid bench --torch 'python bench_train_torch.py' --receipt bench.json")]
+    elapid bench --torch 'python scripts/bench_torch.py' --receipt bench.json")]
 pub struct Bench {
     /// Which shapes, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "llama,mamba,mamba2")]

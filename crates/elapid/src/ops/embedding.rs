@@ -65,9 +65,11 @@ mod tests {
 
     #[test]
     fn gradients() {
-        for ids in [vec![0u32], vec![2, 0, 2, 2, 70, 65, 63, 64]] {
+        // One token; tokens that come again; rows of two tasks.
+        let cases = [(1, vec![0u32]), (4, vec![2, 0, 2, 2, 3]), (71, vec![2, 70, 65, 63, 64, 70])];
+        for (n_vocab, ids) in cases {
             let ids: Arc<[u32]> = ids.into();
-            let inputs = [Input::normal(1, &[71, 5], 1.0)];
+            let inputs = [Input::normal(1, &[n_vocab, 5], 1.0)];
             check_gradients(&inputs, |tape, v| vec![embedding(tape, &v[0], &ids)]);
         }
     }

@@ -208,20 +208,30 @@ impl<S: Simd> F32s<S> {
     }
 
     /// `ln(1 + e^self)`, without overflow, exact to rounding for very negative arguments.
-    ///
-    /// With `e = exp(-|x|)`: `max(x, 0) + ln(1 + e)`, the logarithm corrected for what `1 + e`
-    /// rounds away, so that tiny step sizes of trained models keep their digits.
     #[inline(always)]
     pub fn softplus(self) -> Self {
-        let one = self.same(1.0);
+        self.softplus_and_slope().0
+    }
+
+    /// Softplus and its slope, the sigmoid.
+    ///
+    /// With `e = exp(-|x|)`, at most 1: softplus is `max(x, 0) + ln(1 + e)`. The logarithm is a
+    /// polynomial without constant term, so that tiny step sizes of trained models keep their
+    /// digits.
+    #[inline(always)]
+    pub fn softplus_and_slope(self) -> (Self, Self) {
+        let (zero, one) = (self.same(0.0), self.same(1.0));
         let e = (-self.abs()).exp();
-        let u = one + e;
-        let lost = e - (u - one);
-        let log = u.ln() + lost / u;
-        // Below 2^-12 the series e - e^2/2 is exact to rounding and does not cancel.
-        let tiny = (e * self.same(-0.5)).mul_add(e, e);
-        let log1p = e.select_less(self.same(2.4e-4), tiny, log);
-        self.max(self.same(0.0)) + log1p
+        let p = self.same(5.364_829_7e-3);
+        let p = p.mul_add(e, self.same(-3.006_581_4e-2));
+        let p = p.mul_add(e, self.same(7.920_457e-2));
+        let p = p.mul_add(e, self.same(-1.375_380_5e-1));
+        let p = p.mul_add(e, self.same(1.915_365_6e-1));
+        let p = p.mul_add(e, self.same(-2.485_716_3e-1));
+        let p = p.mul_add(e, self.same(3.332_132_4e-1));
+        let p = p.mul_add(e, self.same(-4.999_964_8e-1));
+        let log1p = (p * e).mul_add(e, e);
+        (self.max(zero) + log1p, self.select_less(zero, e, one) / (one + e))
     }
 
     /// Hyperbolic tangent.

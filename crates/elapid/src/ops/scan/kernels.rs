@@ -1,0 +1,389 @@
+//! Kernels of `scan`: what a task reads, and the walk over tokens of one tile of states.
+
+use super::*;
+
+/// What the task of one segment and one group of channels reads.
+pub(super) struct Source<'a> {
+    /// All rows and channels, as `delta` and `gate`.
+    pub x: &'a [f32],
+    pub delta: &'a [f32],
+    pub gate: Option<&'a [f32]>,
+    /// The rows of the segment, as `c`.
+    pub b: &'a [f32],
+    pub c: &'a [f32],
+    /// The channels of the group, as `a_log` and `skip`.
+    pub delta_bias: Option<&'a [f32]>,
+    pub a_log: &'a [f32],
+    pub skip: &'a [f32],
+    /// The whole state before the segment.
+    pub entry: Option<&'a [f32]>,
+    pub segment: Segment,
+    pub channels: Range<usize>,
+    /// Channels rounded up to whole vectors: the length of a row of scratch.
+    pub width: usize,
+    pub d_inner: usize,
+    pub d_state: usize,
+    pub n_pad: usize,
+}
+
+impl Source<'_> {
+    /// The group's piece of the row of token `tok` of the segment.
+    #[inline(always)]
+    pub fn row<'t>(&self, all: &'t [f32], tok: usize) -> &'t [f32] {
+        let first = (self.segment.start + tok) * self.d_inner + self.channels.start;
+        &all[first..first + self.channels.len()]
+    }
+
+    /// States of the group: (n_pad, width).
+    pub fn n_state(&self) -> usize {
+        self.n_pad * self.width
+    }
+
+    pub fn forward_scratch(&self) -> usize {
+        2 * self.n_state() + 3 * CHUNK_FORWARD * self.width
+    }
+
+    pub fn backward_scratch(&self) -> usize {
+        let n_tok = self.segment.n_tok.min(CHUNK);
+        let n_starts = self.segment.n_tok.div_ceil(CHUNK);
+        (3 + n_starts) * self.n_state()
+            + (8 * n_tok + 2) * self.width
+            + ((2 * n_tok + 1) * TILE + 2 * n_tok * self.n_pad) * LANES_MAX
+    }
+
+    /// Decay per unit of delta as a power of two, `-exp(a_log) / ln 2`, transposed.
+    #[inline(always)]
+    pub fn rates<S: Simd>(&self, simd: S, rates: &mut [f32]) {
+        let factor = F32s::splat(simd, -std::f32::consts::LOG2_E);
+        rates.fill(0.0);
+        for (ch, a_log) in self.a_log.chunks_exact(self.d_state).enumerate() {
+            for (n, &a_log) in a_log.iter().enumerate() {
+                rates[n * self.width + ch] = a_log;
+            }
+        }
+        for at in (0..self.d_state * self.width).step_by(F32s::<S>::LANES) {
+            (F32s::load(simd, &rates[at..]).exp() * factor).store(&mut rates[at..]);
+        }
+    }
+
+    /// Copies the group's piece of the state before the segment.
+    pub fn enter(&self, h: &mut [f32]) {
+        h.fill(0.0);
+        if let Some(entry) = self.entry {
+            let rows = h.chunks_exact_mut(self.width).zip(entry.chunks_exact(self.d_inner));
+            for (h, entry) in rows {
+                h[..self.channels.len()].copy_from_slice(&entry[self.channels.clone()]);
+            }
+        }
+    }
+
+    /// Where the vectors of a row of scratch begin.
+    #[inline(always)]
+    pub fn vectors<S: Simd>(&self) -> std::iter::StepBy<Range<usize>> {
+        (0..self.width).step_by(F32s::<S>::LANES)
+    }
+
+    /// Where the tiles begin: first channel and first state.
+    #[inline(always)]
+    pub fn tiles<S: Simd>(&self) -> impl Iterator<Item = (usize, usize)> {
+        let n_pad = self.n_pad;
+        self.vectors::<S>().flat_map(move |ch| (0..n_pad).step_by(TILE).map(move |n| (ch, n)))
+    }
+}
+
+/// A vector of scratch.
+#[inline(always)]
+pub(super) fn get<S: Simd>(simd: S, x: &[f32], at: usize) -> F32s<S> {
+    F32s::load(simd, &x[at..at + F32s::<S>::LANES])
+}
+
+/// Writes a vector of scratch.
+#[inline(always)]
+pub(super) fn put<S: Simd>(y: &mut [f32], at: usize, v: F32s<S>) {
+    v.store(&mut y[at..at + F32s::<S>::LANES]);
+}
+
+/// A vector of a row that ends where the channels end: zeros beyond.
+#[inline(always)]
+pub(super) fn get_row<S: Simd>(simd: S, row: &[f32], ch: usize) -> F32s<S> {
+    F32s::load(simd, row.get(ch..).unwrap_or_default())
+}
+
+/// Writes what the row has room for.
+#[inline(always)]
+pub(super) fn put_row<S: Simd>(row: &mut [f32], ch: usize, v: F32s<S>) {
+    v.store(row.get_mut(ch..).unwrap_or_default());
+}
+
+/// Cuts `len` numbers from the front of the scratch.
+#[inline(always)]
+pub(super) fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+    scratch.split_off_mut(..len).expect("the scratch was counted")
+}
+
+pub(super) struct Forward<'a> {
+    pub source: &'a Source<'a>,
+    pub y: Vec<&'a mut [f32]>,
+    pub exit: Vec<&'a mut [f32]>,
+    pub scratch: &'a mut [f32],
+}
+
+impl WithSimd for Forward<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Forward { source, mut y, exit, mut scratch } = self;
+        let width = source.width;
+        let rates = take(&mut scratch, source.n_state());
+        let h = take(&mut scratch, source.n_state());
+        let delta = take(&mut scratch, CHUNK_FORWARD * width);
+        let u = take(&mut scratch, CHUNK_FORWARD * width);
+        let out = take(&mut scratch, CHUNK_FORWARD * width);
+        source.rates(simd, rates);
+        source.enter(h);
+        for first in (0..source.segment.n_tok).step_by(CHUNK_FORWARD) {
+            let toks = first..source.segment.n_tok.min(first + CHUNK_FORWARD);
+            open(simd, source, &toks, (delta, u, None));
+            for at in source.tiles::<S>() {
+                Walk::new(source, &toks, (rates, delta, u), at).forward(simd, h, out);
+            }
+            close_forward(simd, source, &toks, out, &mut y[toks.clone()]);
+        }
+        for (exit, h) in exit.into_iter().zip(h.chunks_exact(width)) {
+            exit.copy_from_slice(&h[..exit.len()]);
+        }
+    }
+}
+
+/// `delta`, `u = delta x` and the slope of the softplus, of some tokens.
+///
+/// Down the columns, as all loops over rows here: a fixed stride is what the prefetcher finds.
+#[inline(always)]
+pub(super) fn open<S: Simd>(
+    simd: S,
+    source: &Source,
+    toks: &Range<usize>,
+    (delta, u, mut slope): (&mut [f32], &mut [f32], Option<&mut [f32]>),
+) {
+    for ch in source.vectors::<S>() {
+        let bias = match source.delta_bias {
+            Some(bias) => get_row(simd, bias, ch),
+            None => F32s::zero(simd),
+        };
+        for (row, tok) in toks.clone().enumerate() {
+            let at = row * source.width + ch;
+            let raw = get_row(simd, source.row(source.delta, tok), ch);
+            let (step, step_slope) = (raw + bias).softplus_and_slope();
+            put(delta, at, step);
+            put(u, at, step * get_row(simd, source.row(source.x, tok), ch));
+            if let Some(slope) = &mut slope {
+                put(slope, at, step_slope);
+            }
+        }
+    }
+}
+
+/// `y = (out + skip x) silu(gate)`, where `out` is `c . h`.
+#[inline(always)]
+pub(super) fn close_forward<S: Simd>(
+    simd: S,
+    source: &Source,
+    toks: &Range<usize>,
+    out: &[f32],
+    y: &mut [&mut [f32]],
+) {
+    for ch in source.vectors::<S>() {
+        let skip = get_row(simd, source.skip, ch);
+        for (row, tok) in toks.clone().enumerate() {
+            let x = get_row(simd, source.row(source.x, tok), ch);
+            let out = skip.mul_add(x, get(simd, out, row * source.width + ch));
+            let out = match source.gate {
+                Some(gate) => {
+                    let gate = get_row(simd, source.row(gate, tok), ch);
+                    out * gate * gate.sigmoid()
+                }
+                None => out,
+            };
+            put_row(y[row], ch, out);
+        }
+    }
+}
+
+/// One vector of channels and one tile of states, on their way over some tokens.
+pub(super) struct Walk<'a> {
+    /// (n_pad, width)
+    pub rates: &'a [f32],
+    /// (tokens, width), as `u`
+    pub delta: &'a [f32],
+    pub u: &'a [f32],
+    /// (tokens, n_pad), as `c`
+    pub b: &'a [f32],
+    pub c: &'a [f32],
+    pub n_tok: usize,
+    pub n_pad: usize,
+    pub width: usize,
+    /// First channel.
+    pub ch: usize,
+    /// First state.
+    pub state: usize,
+}
+
+impl<'a> Walk<'a> {
+    #[inline(always)]
+    pub fn new(
+        source: &Source<'a>,
+        toks: &Range<usize>,
+        (rates, delta, u): (&'a [f32], &'a [f32], &'a [f32]),
+        (ch, state): (usize, usize),
+    ) -> Walk<'a> {
+        let (width, n_pad) = (source.width, source.n_pad);
+        let b = &source.b[toks.start * n_pad..toks.end * n_pad];
+        let c = &source.c[toks.start * n_pad..toks.end * n_pad];
+        Walk { rates, delta, u, b, c, n_tok: toks.len(), n_pad, width, ch, state }
+    }
+
+    /// The tile of an array (n_pad, width).
+    #[inline(always)]
+    pub fn load<S: Simd>(&self, simd: S, from: &[f32]) -> [F32s<S>; TILE] {
+        let mut tile = [F32s::zero(simd); TILE];
+        for n in 0..TILE {
+            tile[n] = get(simd, from, (self.state + n) * self.width + self.ch);
+        }
+        tile
+    }
+
+    #[inline(always)]
+    pub fn save<S: Simd>(&self, tile: &[F32s<S>; TILE], to: &mut [f32]) {
+        for n in 0..TILE {
+            put(to, (self.state + n) * self.width + self.ch, tile[n]);
+        }
+    }
+
+    /// The tile's numbers of a row of `b` or `c`.
+    #[inline(always)]
+    pub fn shared(&self, all: &'a [f32], tok: usize) -> &'a [f32; TILE] {
+        all[tok * self.n_pad + self.state..].first_chunk().expect("tiles fill the row")
+    }
+
+    /// A sum over states so far: nothing before the first tile.
+    #[inline(always)]
+    pub fn state_sum<S: Simd>(&self, simd: S, sums: &[f32], at: usize) -> F32s<S> {
+        if self.state == 0 { F32s::zero(simd) } else { get(simd, sums, at) }
+    }
+
+    /// A sum over channels so far: nothing before the first vector.
+    #[inline(always)]
+    pub fn channel_sum<S: Simd>(&self, simd: S, sums: &[f32], at: usize) -> F32s<S> {
+        if self.ch == 0 { F32s::zero(simd) } else { get(simd, sums, at) }
+    }
+
+    /// Moves `h` on and adds `c . h` to `out`.
+    #[inline(always)]
+    pub fn forward<S: Simd>(&self, simd: S, h_all: &mut [f32], outs: &mut [f32]) {
+        let rates = self.load(simd, self.rates);
+        let mut h = self.load(simd, h_all);
+        for tok in 0..self.n_tok {
+            let at = tok * self.width + self.ch;
+            let (delta, u) = (get(simd, self.delta, at), get(simd, self.u, at));
+            let (b, c) = (self.shared(self.b, tok), self.shared(self.c, tok));
+            let mut out = self.state_sum(simd, outs, at);
+            for n in 0..TILE {
+                let decay = (delta * rates[n]).exp2_of_negative();
+                h[n] = decay.mul_add(h[n], u * u.same(b[n]));
+                out = h[n].mul_add(u.same(c[n]), out);
+            }
+            put(outs, at, out);
+        }
+        self.save(&h, h_all);
+    }
+
+    /// As `forward`, for `h` only.
+    #[inline(always)]
+    pub fn advance<S: Simd>(&self, simd: S, h_all: &mut [f32]) {
+        let rates = self.load(simd, self.rates);
+        let mut h = self.load(simd, h_all);
+        for tok in 0..self.n_tok {
+            let at = tok * self.width + self.ch;
+            let (delta, u) = (get(simd, self.delta, at), get(simd, self.u, at));
+            let b = self.shared(self.b, tok);
+            for n in 0..TILE {
+                let decay = (delta * rates[n]).exp2_of_negative();
+                h[n] = decay.mul_add(h[n], u * u.same(b[n]));
+            }
+        }
+        self.save(&h, h_all);
+    }
+
+    /// As `forward`, from `start`; keeps every state and decay, and adds to dc.
+    #[inline(always)]
+    pub fn replay<S: Simd>(&self, simd: S, start: &[f32], held: &mut Held) {
+        let lanes = F32s::<S>::LANES;
+        let rates = self.load(simd, self.rates);
+        let mut h = self.load(simd, start);
+        for n in 0..TILE {
+            put(held.h, n * lanes, h[n]);
+        }
+        let dcs = &mut held.dc[self.state * self.n_tok * lanes..];
+        for tok in 0..self.n_tok {
+            let at = tok * self.width + self.ch;
+            let (delta, u) = (get(simd, self.delta, at), get(simd, self.u, at));
+            let (b, c) = (self.shared(self.b, tok), self.shared(self.c, tok));
+            let dout = get(simd, held.dout, at);
+            let h_after = &mut held.h[(tok + 1) * TILE * lanes..][..TILE * lanes];
+            let decays = &mut held.decay[tok * TILE * lanes..][..TILE * lanes];
+            let dcs = &mut dcs[tok * TILE * lanes..][..TILE * lanes];
+            let mut out = self.state_sum(simd, held.out, at);
+            for n in 0..TILE {
+                let decay = (delta * rates[n]).exp2_of_negative();
+                let after = decay.mul_add(h[n], u * u.same(b[n]));
+                put(decays, n * lanes, decay);
+                put(h_after, n * lanes, after);
+                out = after.mul_add(u.same(c[n]), out);
+                let dc = self.channel_sum(simd, dcs, n * lanes);
+                put(dcs, n * lanes, after.mul_add(dout, dc));
+                h[n] = after;
+            }
+            put(held.out, at, out);
+        }
+    }
+
+    /// Inverts `replay`, from the last token to the first: moves `g` back and adds to the sums.
+    #[inline(always)]
+    pub fn backward<S: Simd>(
+        &self,
+        simd: S,
+        g_all: &mut [f32],
+        da_all: &mut [f32],
+        held: &mut Held,
+    ) {
+        let lanes = F32s::<S>::LANES;
+        let rates = self.load(simd, self.rates);
+        let (mut g, mut da) = (self.load(simd, g_all), self.load(simd, da_all));
+        let dbs = &mut held.db[self.state * self.n_tok * lanes..];
+        for tok in (0..self.n_tok).rev() {
+            let at = tok * self.width + self.ch;
+            let (delta, u) = (get(simd, self.delta, at), get(simd, self.u, at));
+            let (b, c) = (self.shared(self.b, tok), self.shared(self.c, tok));
+            let dout = get(simd, held.dout, at);
+            let h_before = &held.h[tok * TILE * lanes..][..TILE * lanes];
+            let decays = &held.decay[tok * TILE * lanes..][..TILE * lanes];
+            let dbs = &mut dbs[tok * TILE * lanes..][..TILE * lanes];
+            let mut g_b = self.state_sum(simd, held.g_b, at);
+            let mut q_rate = self.state_sum(simd, held.q_rate, at);
+            for n in 0..TILE {
+                let g_after = dout.mul_add(u.same(c[n]), g[n]);
+                let db = self.channel_sum(simd, dbs, n * lanes);
+                put(dbs, n * lanes, g_after.mul_add(u, db));
+                g_b = g_after.mul_add(u.same(b[n]), g_b);
+                g[n] = g_after * get(simd, decays, n * lanes);
+                let q = g[n] * get(simd, h_before, n * lanes);
+                q_rate = q.mul_add(rates[n], q_rate);
+                da[n] = q.mul_add(delta, da[n]);
+            }
+            put(held.g_b, at, g_b);
+            put(held.q_rate, at, q_rate);
+        }
+        self.save(&g, g_all);
+        self.save(&da, da_all);
+    }
+}

@@ -185,6 +185,13 @@ PRESETS = {
         "qwen2",
         DENSE | rope(1000000.0) | dict(tie_word_embeddings=True, rms_norm_eps=1e-6),
     ),
+    "qwen2_window": (
+        "qwen2",
+        DENSE
+        | rope(1000000.0)
+        | dict(tie_word_embeddings=True, rms_norm_eps=1e-6)
+        | dict(use_sliding_window=True, sliding_window=8, max_window_layers=2),
+    ),
     "qwen3": (
         "qwen3",
         DENSE | rope(1000000.0) | dict(head_dim=8, tie_word_embeddings=True, rms_norm_eps=1e-6),
@@ -252,7 +259,9 @@ PRESETS = {
     ),
 }
 LONG = {"llama3_rope": 48, "llama_yarn": 48}
-SEEDS = {"dots1": 15, "granitemoehybrid": 3}  # every expert is chosen, never by a hair
+# dots1, granite: every expert is chosen, never by a hair. mamba_odd: with seed 0 one gradient is
+# 1e-5 of the others, and AdamW turns its noise into a full step.
+SEEDS = {"dots1": 15, "granitemoehybrid": 3, "mamba_odd": 1}
 
 LLAMA_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LORA = {

@@ -53,7 +53,28 @@ fn every_golden_set_of_the_project_is_met() {
         assert_all_hold(&dir);
         let text = stdout(&check(&dir));
         assert!(text.contains("adamw mean") && text.contains("adamw far"), "{}", dir.display());
+        let n_grads = text.lines().filter(|line| line.contains("\"quantity\":\"grad.")).count();
+        assert_eq!(n_grads, n_trainable(&dir), "{}: gradients", dir.display());
     }
+}
+
+/// Stored tensors of a set that can be trained: of its adapter where it has one.
+fn n_trainable(dir: &Path) -> usize {
+    let adapter = dir.join("adapter/adapter_model.safetensors");
+    let path = if adapter.exists() { adapter } else { dir.join("model.safetensors") };
+    let names = header(&std::fs::read(path).unwrap()).1;
+    // The bias of the choice of experts is moved by the load, not by a gradient.
+    names.iter().filter(|name| !name.ends_with("e_score_correction_bias")).count()
+}
+
+type Header = serde_json::Map<String, serde_json::Value>;
+
+/// Header of a safetensors file, and the names of its tensors.
+fn header(bytes: &[u8]) -> (Header, Vec<String>) {
+    let n_header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Header = serde_json::from_slice(&bytes[8..8 + n_header]).unwrap();
+    let names = header.keys().filter(|key| *key != "__metadata__").cloned().collect();
+    (header, names)
 }
 
 #[test]
@@ -167,9 +188,7 @@ fn sharded_weights_load_and_a_missing_shard_is_named() {
 #[allow(clippy::type_complexity)]
 fn split_in_two(bytes: &[u8]) -> ((Vec<u8>, Vec<String>), (Vec<u8>, Vec<String>)) {
     let n_header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let header: serde_json::Map<String, serde_json::Value> =
-        serde_json::from_slice(&bytes[8..8 + n_header]).unwrap();
-    let names: Vec<String> = header.keys().filter(|key| *key != "__metadata__").cloned().collect();
+    let (header, names) = header(bytes);
     let write = |names: &[String]| {
         let (mut new_header, mut data) = (serde_json::Map::new(), Vec::new());
         for name in names {

@@ -1,4 +1,4 @@
-//! What goes wrong is seen and said: numbers that are not finite, targets and states that do not fit.
+//! What goes wrong is seen and said: numbers that are not finite, what does not fit together.
 
 #![allow(clippy::unwrap_used)] // a test may panic
 
@@ -17,7 +17,8 @@ const TOKENS: [u32; 6] = [1, 2, 3, 4, 5, 6];
 fn model() -> Model {
     let config = json!({
         "model_type": "elapid", "vocab_size": 12, "d_model": 16,
-        "layers": ["mamba1", "mamba2", {"mixer": "attention", "feed_forward": "experts"}, "short_conv"],
+        "layers": ["mamba1", "mamba2", "short_conv",
+                   {"mixer": "attention", "feed_forward": "experts"}],
         "mamba2": {"d_head": 8}, "attention": {"n_head": 2}, "dense": {"activation": "relu"},
     });
     Model::new(Config::from_json("config.json", &config.to_string()).unwrap())

@@ -18,8 +18,8 @@ use std::time::Instant;
 ///
 /// One step is forward, backward and AdamW in f32 on random tokens. The limit is what matrix
 /// products alone would take: 6 flops per parameter and token at the rate measured in the same run.
-/// With --torch a PyTorch script is run in turn with ours, and ratios are printed; it takes --model,
-/// --threads, --B, --T, --d, --layers, --vocab, --reps and prints one JSON object.
+/// With --torch a PyTorch script is run in turn with ours, and ratios are printed; it takes
+/// --model, --threads, --B, --T, --d, --layers, --vocab, --reps and prints one JSON object.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid bench\n  elapid bench --models mamba --reps 15\n  \
     elapid bench --torch 'python scripts/bench_torch.py' --receipt bench.json")]

@@ -9,20 +9,18 @@ impl Reader<'_> {
     pub(super) fn experts(
         &self,
         prefix: String,
-        n_key: &str,
-        n_default: usize,
-        used_key: &str,
-        used_default: usize,
+        n_expert: usize,
+        n_used: usize,
     ) -> Result<ExpertsConfig> {
         let keys = self.keys;
         Ok(ExpertsConfig {
             router_name: format!("{prefix}.gate.weight"),
             prefix,
-            n_expert: keys.size_or(n_key, n_default)?,
+            n_expert,
             d_ff: 0,
             activation: self.activation()?,
             router: Router {
-                n_used: keys.size_or(used_key, used_default)?,
+                n_used,
                 score: Score::Softmax,
                 normalise: keys.bool_or("norm_topk_prob", false)?,
                 scale: 1.0,
@@ -38,7 +36,9 @@ impl Reader<'_> {
 
     pub(super) fn mixtral_experts(&self, at: &str) -> Result<ExpertsConfig> {
         let prefix = format!("{at}.block_sparse_moe");
-        let mut experts = self.experts(prefix, "num_local_experts", 8, "num_experts_per_tok", 2)?;
+        let n_expert = self.keys.size_or("num_local_experts", 8)?;
+        let n_used = self.keys.size_or("num_experts_per_tok", 2)?;
+        let mut experts = self.experts(prefix, n_expert, n_used)?;
         experts.d_ff = self.keys.size("intermediate_size")?;
         experts.router.normalise = true;
         experts.form = ExpertForm::Each(["w1", "w3", "w2"]);
@@ -51,11 +51,10 @@ impl Reader<'_> {
         let d_shared = keys.size("shared_expert_intermediate_size")?;
         let shared = self.dense(format!("{prefix}.shared_expert"), d_shared, false)?;
         Ok(ExpertsConfig {
-            n_expert,
             d_ff: keys.size("moe_intermediate_size")?,
             shared: Some(shared),
             shared_gate: Some(format!("{prefix}.shared_expert_gate.weight")),
-            ..self.experts(prefix, "num_experts", 60, "num_experts_per_tok", 4)?
+            ..self.experts(prefix, n_expert, keys.size_or("num_experts_per_tok", 4)?)?
         })
     }
 
@@ -72,7 +71,10 @@ impl Reader<'_> {
             _ => None,
         };
         let choice_bias = Some(format!("{prefix}.gate.e_score_correction_bias"));
-        let experts = self.experts(prefix, "n_routed_experts", 128, "num_experts_per_tok", 6)?;
+        // The class has no defaults for these two.
+        let (n_expert, n_used) =
+            (keys.size("n_routed_experts")?, keys.size("num_experts_per_tok")?);
+        let experts = self.experts(prefix, n_expert, n_used)?;
         let router = Router {
             score: Score::Sigmoid,
             scale: keys.float_or("routed_scaling_factor", 1.0)?,
@@ -90,12 +92,13 @@ impl Reader<'_> {
             form: DenseForm::Fused(["input_linear", "output_linear"]),
             ..self.dense(format!("{at}.shared_mlp"), d_shared, false)?
         };
-        if keys.size_or("num_local_experts", 8)? == 0 {
+        let n_expert = keys.size_or("num_local_experts", 8)?;
+        if n_expert == 0 {
             return Ok(FeedForwardConfig::Dense(shared));
         }
         let prefix = format!("{at}.block_sparse_moe");
         let router_name = format!("{prefix}.router.layer.weight");
-        let base = self.experts(prefix, "num_local_experts", 8, "num_experts_per_tok", 2)?;
+        let base = self.experts(prefix, n_expert, keys.size_or("num_experts_per_tok", 2)?)?;
         Ok(FeedForwardConfig::Experts(ExpertsConfig {
             d_ff: keys.size("intermediate_size")?,
             router: Router { score: Score::SoftmaxOfChosen, normalise: false, ..base.router },

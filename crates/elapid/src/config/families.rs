@@ -1,9 +1,9 @@
-//! The config.json of each Hugging Face family, as a list of layers. The only file that knows
-//! families: their keys, defaults, schedules and tensor names; their experts are in `experts.rs`.
+//! The config.json of each Hugging Face family, as a list of layers: keys, defaults, schedules and
+//! tensor names. Their experts are in `experts.rs`, their rotary positions in `rope.rs`.
 
 use super::keys::Keys;
 use super::*;
-use crate::ops::rope::RopeScaling;
+use crate::ops::gated_norm::Order;
 
 pub(super) const LLAMA_FF: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
@@ -24,7 +24,7 @@ pub(super) fn config(family: &str, keys: &Keys) -> Result<Config> {
 /// The keys of one family's config.
 pub(super) struct Reader<'a> {
     pub(super) keys: &'a Keys,
-    family: &'a str,
+    pub(super) family: &'a str,
 }
 
 impl Reader<'_> {
@@ -50,7 +50,7 @@ impl Reader<'_> {
 
     fn n_layer(&self) -> Result<usize> {
         let n_layer = self.keys.size("num_hidden_layers")?;
-        if n_layer > 10_000 {
+        if n_layer > check::N_LAYER_MAX {
             return Err(self.keys.wrong("num_hidden_layers", format!("{n_layer} is out of range")));
         }
         Ok(n_layer)
@@ -112,7 +112,7 @@ impl Reader<'_> {
         let mut config = self.backbone(true)?;
         let d_inner = match keys.size_opt("intermediate_size")? {
             Some(d_inner) => d_inner,
-            None => config.d_model * keys.size_or("expand", 2)?,
+            None => config.d_model.saturating_mul(keys.size_or("expand", 2)?),
         };
         let inner_norm = match self.family {
             "falcon_mamba" => InnerNorm::Plain { eps: keys.float_or("mixer_rms_eps", 1e-6)? },
@@ -164,19 +164,20 @@ impl Reader<'_> {
             let problem = format!("{n_head} heads of {d_head} do not fill {d_inner} channels");
             return Err(keys.wrong("num_heads", problem));
         }
+        let n_group = keys.size_or("n_groups", 8)?;
         for idx in 0..self.n_layer()? {
             let bias = keys.bool_or("use_bias", false)?;
             let mixer = MixerConfig::Mamba2(Mamba2Config {
                 prefix: format!("backbone.layers.{idx}.mixer"),
                 n_head,
                 d_head,
-                n_group: keys.size_or("n_groups", 8)?,
+                n_group,
                 d_state: keys.size_or("state_size", 128)?,
                 d_conv: keys.size_or("conv_kernel", 4)?,
                 in_bias: bias,
                 out_bias: bias,
                 conv_bias: keys.bool_or("use_conv_bias", true)?,
-                norm: Some((Order::GateFirst, config.eps)),
+                norm: Some(GatedNorm { n_group, eps: config.eps, order: Order::GateFirst }),
                 delta_limit: self.delta_limit()?,
                 scales: Mamba2Scales::default(),
                 delta_init: self.delta_init()?,
@@ -192,7 +193,8 @@ impl Reader<'_> {
         let eps_default = if matches!(self.family, "mixtral" | "olmoe") { 1e-5 } else { 1e-6 };
         config.eps = keys.float_or("rms_norm_eps", eps_default)?;
         if matches!(self.family, "mixtral" | "qwen2_moe" | "olmoe") {
-            config.balance_scale = keys.float_or("router_aux_loss_coef", 0.001)?;
+            let default = if self.family == "olmoe" { 0.01 } else { 0.001 };
+            config.balance_scale = keys.float_or("router_aux_loss_coef", default)?;
         }
         for idx in 0..self.n_layer()? {
             let at = format!("model.layers.{idx}");
@@ -212,7 +214,12 @@ impl Reader<'_> {
     fn attention(&self, idx: usize, config: &Config) -> Result<AttentionConfig> {
         let keys = self.keys;
         let n_head = keys.size("num_attention_heads")?;
-        let n_kv_default = if self.family == "mixtral" { 8 } else { n_head };
+        let n_kv_absent = match self.family {
+            "mistral" | "mixtral" | "jamba" | "bamba" | "falcon_h1" => Some(8),
+            "qwen2_moe" => Some(16),
+            "qwen2" | "qwen3" | "dots1" => Some(32),
+            _ => None,
+        };
         let d_head = match keys.size_opt("head_dim")? {
             Some(d_head) => d_head,
             None if self.family == "qwen3" => 128,
@@ -237,7 +244,8 @@ impl Reader<'_> {
             "granitemoehybrid" => keys.float_or("attention_multiplier", 1.0)?,
             _ => (d_head as f64).powf(-0.5) as f32,
         };
-        let n_kv_head = keys.size_or("num_key_value_heads", n_kv_default)?;
+        // Null is as many as heads everywhere, absence only where the class says so.
+        let n_kv_head = keys.size_or_null("num_key_value_heads", n_kv_absent)?.unwrap_or(n_head);
         let falcon = self.family == "falcon_h1";
         let factor = |key: &str| if falcon { keys.float_or(key, 1.0) } else { Ok(1.0) };
         Ok(AttentionConfig {
@@ -261,92 +269,39 @@ impl Reader<'_> {
     /// The sliding window of layer `idx`, by the rules of each family.
     fn window(&self, idx: usize) -> Result<Option<usize>> {
         let keys = self.keys;
-        let window = keys.size_opt("sliding_window")?;
+        let absent = match self.family {
+            "mistral" | "qwen2" | "qwen3" | "qwen2_moe" | "dots1" => Some(4096),
+            _ => None,
+        };
+        let window = keys.size_or_null("sliding_window", absent)?;
         let slides = match self.family {
             "mistral" | "mixtral" => true,
             "qwen2" | "qwen3" | "qwen2_moe" if !keys.bool_or("use_sliding_window", false)? => false,
-            "qwen2" | "qwen3" | "qwen2_moe" | "dots1" => match keys.strings("layer_types")? {
-                Some(types) => types.get(idx).is_some_and(|kind| kind == "sliding_attention"),
-                None => idx >= keys.size_or("max_window_layers", 28)?,
-            },
+            "qwen2" | "qwen3" | "qwen2_moe" | "dots1" => {
+                match keys.string_at("layer_types", idx)? {
+                    Some("sliding_attention") => true,
+                    Some("full_attention") => false,
+                    Some(other) => {
+                        let known = "known are full_attention, sliding_attention";
+                        return Err(
+                            keys.wrong("layer_types", format!("holds \"{other}\"; {known}"))
+                        );
+                    }
+                    None => self.slides_by_default(idx)?,
+                }
+            }
             _ => false,
         };
         Ok(window.filter(|_| slides))
     }
 
-    /// Transformers 4 has `rope_theta` and `rope_scaling`, transformers 5 `rope_parameters`.
-    fn rope(&self, d_head: usize) -> Result<Option<Rope>> {
-        let keys = self.keys;
-        let none = match self.family {
-            "jamba" => true,
-            "granitemoehybrid" => keys.str_or("position_embedding_type", "nope")? != "rope",
-            _ => false,
-        };
-        if none {
-            return Ok(None);
-        }
-        let parameters = keys.object("rope_parameters")?;
-        let old = keys.object("rope_scaling")?;
-        let scaling = parameters.as_ref().or(old.as_ref());
-        let base_default = match self.family {
-            "mixtral" | "falcon_h1" => 1e6,
-            _ => 1e4,
-        };
-        let from = |key: &str| -> Result<Option<f64>> {
-            match parameters.as_ref().map(|p| p.float_opt(key)).transpose()?.flatten() {
-                Some(value) => Ok(Some(value)),
-                None => keys.float_opt(key),
-            }
-        };
-        let base = from("rope_theta")?.unwrap_or(base_default);
-        let partial_default = if self.family == "bamba" { 0.5 } else { 1.0 };
-        let partial = from("partial_rotary_factor")?.unwrap_or(partial_default);
-        let scaling = match scaling {
-            Some(scaling) => self.rope_scaling(scaling)?,
-            None => RopeScaling::None,
-        };
-        let d_rotary = (d_head as f64 * partial) as usize;
-        Ok(Some(Rope { base, d_rotary, scaling }))
-    }
-
-    fn rope_scaling(&self, keys: &Keys) -> Result<RopeScaling> {
-        let kind = if keys.has("rope_type") {
-            keys.str("rope_type")?
-        } else {
-            keys.str_or("type", "default")?
-        };
-        let need = |key: &str| -> Result<f64> {
-            keys.float_opt(key)?.ok_or_else(|| keys.wrong(key, "is missing"))
-        };
-        let n_ctx_orig = || -> Result<usize> {
-            const KEY: &str = "original_max_position_embeddings";
-            let found = keys.size_opt(KEY)?.or(self.keys.size_opt(KEY)?);
-            let found = found.or(self.keys.size_opt("max_position_embeddings")?);
-            found.filter(|&n_ctx| n_ctx > 0).ok_or_else(|| keys.wrong(KEY, "is missing or 0"))
-        };
-        Ok(match kind {
-            "default" => RopeScaling::None,
-            "linear" => RopeScaling::Linear { factor: need("factor")? },
-            "llama3" => RopeScaling::Llama3 {
-                factor: need("factor")?,
-                low_freq: need("low_freq_factor")?,
-                high_freq: need("high_freq_factor")?,
-                n_ctx_orig: n_ctx_orig()?,
-            },
-            "yarn" => RopeScaling::Yarn {
-                factor: need("factor")?,
-                n_ctx_orig: n_ctx_orig()?,
-                beta_fast: keys.float_opt("beta_fast")?.unwrap_or(32.0),
-                beta_slow: keys.float_opt("beta_slow")?.unwrap_or(1.0),
-                attention_factor: keys.float_opt("attention_factor")?,
-                mscale: keys.float_opt("mscale")?,
-                mscale_all_dim: keys.float_opt("mscale_all_dim")?,
-                truncate: keys.bool_or("truncate", true)?,
-            },
-            other => {
-                let problem = format!("is \"{other}\"; known are default, linear, llama3, yarn");
-                return Err(keys.wrong("rope_type", problem));
-            }
+    /// Without `layer_types`: the last layers slide; in Qwen2-MoE every other one of the first.
+    fn slides_by_default(&self, idx: usize) -> Result<bool> {
+        let default = if self.family == "dots1" { 62 } else { 28 };
+        let limit = self.keys.size_or("max_window_layers", default)?;
+        Ok(match self.family {
+            "qwen2_moe" => idx < limit && idx.is_multiple_of(2),
+            _ => idx >= limit,
         })
     }
 
@@ -383,7 +338,11 @@ impl Reader<'_> {
             }
             "olmoe" => ExpertsConfig {
                 d_ff: keys.size("intermediate_size")?,
-                ..self.experts(format!("{at}.mlp"), "num_experts", 64, "num_experts_per_tok", 8)?
+                ..self.experts(
+                    format!("{at}.mlp"),
+                    keys.size_or("num_experts", 64)?,
+                    keys.size_or("num_experts_per_tok", 8)?,
+                )?
             },
             "dots1" if idx >= keys.size_or("first_k_dense_replace", 0)? => {
                 self.dots1_experts(&at)?
@@ -407,7 +366,11 @@ impl Reader<'_> {
         match self.family {
             "granitemoehybrid" => {
                 config.embed_scale = keys.float_or("embedding_multiplier", 1.0)?;
-                config.logit_scale = 1.0 / keys.float_or("logits_scaling", 1.0)?;
+                let scaling = keys.float_or("logits_scaling", 1.0)?;
+                config.logit_scale = 1.0 / scaling;
+                if !config.logit_scale.is_finite() || config.logit_scale == 0.0 {
+                    return Err(keys.wrong("logits_scaling", format!("{scaling} is no divisor")));
+                }
                 config.balance_scale = keys.float_or("router_aux_loss_coef", 0.001)?;
                 residual_scale = keys.float_or("residual_multiplier", 1.0)?;
             }
@@ -436,15 +399,11 @@ impl Reader<'_> {
     fn hybrid_mixer(&self, idx: usize, config: &Config) -> Result<MixerConfig> {
         let keys = self.keys;
         let is_attention = match self.family {
-            "jamba" => {
-                let period = keys.size_or("attn_layer_period", 8)?.max(1);
-                idx % period == keys.size_or("attn_layer_offset", 4)?
-            }
+            "jamba" => self.is_periodic(idx, "attn", 8, 4)?,
             "bamba" => keys.sizes("attn_layer_indices")?.unwrap_or_default().contains(&idx),
             "granitemoehybrid" => {
                 // Transformers 5 renamed the kinds.
-                let types = keys.strings("layer_types")?.unwrap_or_default();
-                match types.get(idx).map(String::as_str) {
+                match keys.string_at("layer_types", idx)? {
                     Some("attention" | "full_attention") => true,
                     Some("mamba" | "linear_attention") | None => false,
                     Some(other) => {
@@ -477,13 +436,26 @@ impl Reader<'_> {
         }))
     }
 
+    /// Whether a layer of Jamba is one of those that come once in a period.
+    fn is_periodic(&self, idx: usize, what: &str, period: usize, offset: usize) -> Result<bool> {
+        let period = self.keys.size_or(&format!("{what}_layer_period"), period)?;
+        let key = format!("{what}_layer_offset");
+        let offset = self.keys.size_or(&key, offset)?;
+        match offset < period {
+            true => Ok(idx % period == offset),
+            false => {
+                Err(self.keys.wrong(&key, format!("{offset} is not below the period, {period}")))
+            }
+        }
+    }
+
     fn hybrid_mamba2(&self, idx: usize, config: &Config) -> Result<Mamba2Config> {
         let keys = self.keys;
         let falcon = self.family == "falcon_h1";
         let expanded = config.d_model.saturating_mul(keys.size_or("mamba_expand", 2)?);
-        let d_inner = match keys.size_opt("mamba_d_ssm")? {
-            Some(d_inner) if falcon => d_inner,
-            _ => expanded,
+        let d_inner = match falcon {
+            true => keys.size_or_null("mamba_d_ssm", Some(1024))?.unwrap_or(expanded),
+            false => expanded,
         };
         let n_head = keys.size_or("mamba_n_heads", 128)?;
         let d_head = match keys.get("mamba_d_head") {
@@ -495,20 +467,22 @@ impl Reader<'_> {
             let problem = format!("{n_head} heads of {d_head} do not fill {d_inner} channels");
             return Err(keys.wrong("mamba_n_heads", problem));
         }
-        let norm = match falcon {
-            true if !keys.bool_or("mamba_rms_norm", false)? => None,
-            true if keys.bool_or("mamba_norm_before_gate", true)? => {
-                Some((Order::NormFirst, config.eps))
-            }
-            _ => Some((Order::GateFirst, config.eps)),
-        };
+        let n_group = keys.size_or("mamba_n_groups", 1)?;
+        let has_norm = !falcon || keys.bool_or("mamba_rms_norm", false)?;
+        let norm_first = falcon && keys.bool_or("mamba_norm_before_gate", true)?;
+        let norm = has_norm.then_some(GatedNorm {
+            // The reference code of Bamba and Granite takes all of d_inner, whatever the groups.
+            n_group: if falcon { n_group } else { 1 },
+            eps: config.eps,
+            order: if norm_first { Order::NormFirst } else { Order::GateFirst },
+        });
         let proj_bias = keys.bool_or("mamba_proj_bias", false)?;
         let out_bias = if falcon { keys.bool_or("projectors_bias", false)? } else { proj_bias };
         Ok(Mamba2Config {
             prefix: format!("model.layers.{idx}.mamba"),
             n_head,
             d_head,
-            n_group: keys.size_or("mamba_n_groups", 1)?,
+            n_group,
             d_state: keys.size_or("mamba_d_state", 256)?,
             d_conv: keys.size_or("mamba_d_conv", 4)?,
             in_bias: proj_bias,
@@ -543,10 +517,10 @@ impl Reader<'_> {
         let prefix = format!("{at}.feed_forward");
         if self.family == "jamba" {
             let n_expert = keys.size_or("num_experts", 16)?;
-            let period = keys.size_or("expert_layer_period", 2)?.max(1);
-            if n_expert > 1 && idx % period == keys.size_or("expert_layer_offset", 1)? {
+            if self.is_periodic(idx, "expert", 2, 1)? && n_expert > 1 {
                 let router_name = format!("{prefix}.router.weight");
-                let base = self.experts(prefix, "num_experts", 16, "num_experts_per_tok", 2)?;
+                let n_used = keys.size_or("num_experts_per_tok", 2)?;
+                let base = self.experts(prefix, n_expert, n_used)?;
                 let router = Router { normalise: false, ..base.router };
                 return Ok(FeedForwardConfig::Experts(ExpertsConfig {
                     d_ff,

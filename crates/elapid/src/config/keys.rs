@@ -85,6 +85,11 @@ impl Keys {
         self.typed(key, "a whole number", read)
     }
 
+    /// A size whose null means something else than its absence: none, instead of `absent`.
+    pub(super) fn size_or_null(&self, key: &str, absent: Option<usize>) -> Result<Option<usize>> {
+        if self.map.contains_key(key) { self.size_opt(key) } else { Ok(absent) }
+    }
+
     pub(super) fn float_or(&self, key: &str, default: f32) -> Result<f32> {
         Ok(self.float_opt(key)?.map_or(default, |x| x as f32))
     }
@@ -109,10 +114,15 @@ impl Keys {
         })
     }
 
-    pub(super) fn strings(&self, key: &str) -> Result<Option<Vec<String>>> {
-        self.typed(key, "a list of strings", |value| {
-            value.as_array()?.iter().map(|s| s.as_str().map(str::to_string)).collect()
-        })
+    /// Item `idx` of a list of strings, one for each layer; none where there is no list.
+    pub(super) fn string_at(&self, key: &str, idx: usize) -> Result<Option<&str>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let wrong = || self.wrong(key, format!("is {value}, not a list of strings"));
+        let list = value.as_array().ok_or_else(wrong)?;
+        match list.get(idx) {
+            Some(item) => item.as_str().map(Some).ok_or_else(wrong),
+            None => Err(self.wrong(key, format!("holds {}, none for layer {idx}", list.len()))),
+        }
     }
 
     /// The object under `key`.

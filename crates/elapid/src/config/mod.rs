@@ -1,18 +1,21 @@
 //! What a model is: a list of layers, each a mixer and a feed-forward.
 //!
-//! `families.rs` turns the config.json of each family into this, and `own.rs` our own config; no
-//! other file knows families. Parameters keep the names of the family's files, so that adapters,
-//! patterns and exports speak the names people know.
+//! `families.rs` turns the config.json of each family into this, and `own.rs` our own config;
+//! `check.rs` refuses what no model can be. Outside this folder nothing knows families. Parameters
+//! keep the names of the family's files, so that adapters, patterns and exports speak the names
+//! people know.
 
+mod check;
 mod experts;
 mod families;
 mod keys;
 mod own;
+mod rope;
 
 use crate::error::{Error, Result};
 use crate::ops::activation::Kind;
 use crate::ops::attention::Attention;
-use crate::ops::gated_norm::Order;
+use crate::ops::gated_norm::GatedNorm;
 use crate::ops::rope::Rope;
 use crate::ops::router::Router;
 use keys::Keys;
@@ -185,8 +188,8 @@ pub struct Mamba2Config {
     pub out_bias: bool,
     /// Whether the convolution has one.
     pub conv_bias: bool,
-    /// The gated norm: its order and `eps`; without it the gate alone.
-    pub norm: Option<(Order, f32)>,
+    /// The gated norm, whose groups need not be those of B and C; without it the gate alone.
+    pub norm: Option<GatedNorm>,
     /// Step sizes are clamped to this range.
     pub delta_limit: (f32, f32),
     /// Factors of input, of (z, x, B, C, delta) and of the output.
@@ -352,130 +355,5 @@ impl Config {
         };
         config.validate(file)?;
         Ok(config)
-    }
-
-    /// Refuses what no model can be: sizes of zero, heads that do not divide.
-    fn validate(&self, file: &str) -> Result<()> {
-        let fail = |key: &str, problem: String| {
-            Err(Error::config(file, key, problem, "compare with the config.json of the original"))
-        };
-        let positive = [("vocab_size", self.n_vocab), ("hidden_size", self.d_model)];
-        for (key, value) in positive {
-            if value == 0 || value > 1 << 28 {
-                return fail(key, format!("{value} is out of range"));
-            }
-        }
-        if self.layers.is_empty() || self.layers.len() > 10_000 {
-            return fail("num_hidden_layers", format!("{} is out of range", self.layers.len()));
-        }
-        let problems = self.layers.iter().flat_map(|layer| {
-            layer.mixer.problems().into_iter().chain(layer.feed_forward.problems())
-        });
-        match problems.into_iter().next() {
-            Some((key, problem)) => fail(key, problem),
-            None => Ok(()),
-        }
-    }
-}
-
-type Problems = Vec<(&'static str, String)>;
-
-/// Sizes that must lie in 1..=2^24.
-fn out_of_range(sizes: &[(&'static str, usize)]) -> Problems {
-    let bad = sizes.iter().filter(|(_, size)| *size == 0 || *size > 1 << 24);
-    bad.map(|(key, size)| (*key, format!("{size} is out of range"))).collect()
-}
-
-impl MixerConfig {
-    fn problems(&self) -> Problems {
-        match self {
-            MixerConfig::Mamba1(c) => out_of_range(&[
-                ("intermediate_size", c.d_inner),
-                ("state_size", c.d_state),
-                ("conv_kernel", c.d_conv),
-                ("time_step_rank", c.delta_rank),
-            ]),
-            MixerConfig::Mamba2(c) => c.problems(),
-            MixerConfig::Attention(c) => c.problems(),
-            MixerConfig::ShortConv(c) => out_of_range(&[("d_conv", c.d_conv)]),
-            MixerConfig::Parallel(mamba, attention) => {
-                mamba.problems().into_iter().chain(attention.problems()).collect()
-            }
-        }
-    }
-}
-
-impl Mamba2Config {
-    fn problems(&self) -> Problems {
-        let mut list = out_of_range(&[
-            ("num_heads", self.n_head),
-            ("head_dim", self.d_head),
-            ("n_groups", self.n_group),
-            ("state_size", self.d_state),
-            ("conv_kernel", self.d_conv),
-        ]);
-        if list.is_empty() && !self.n_head.is_multiple_of(self.n_group) {
-            list.push((
-                "n_groups",
-                format!("{} do not divide {} heads", self.n_group, self.n_head),
-            ));
-        }
-        list
-    }
-}
-
-impl AttentionConfig {
-    fn problems(&self) -> Problems {
-        let dims = &self.dims;
-        let mut list = out_of_range(&[
-            ("num_attention_heads", dims.n_head),
-            ("num_key_value_heads", dims.n_kv_head),
-            ("head_dim", dims.d_head),
-            ("sliding_window", dims.window.unwrap_or(1)),
-        ]);
-        if list.is_empty() && !dims.n_head.is_multiple_of(dims.n_kv_head) {
-            let problem = format!("{} do not divide {} heads", dims.n_kv_head, dims.n_head);
-            list.push(("num_key_value_heads", problem));
-        }
-        if let Some(rope) = &self.rope
-            && (rope.d_rotary > dims.d_head || !rope.d_rotary.is_multiple_of(2))
-        {
-            let problem = format!("{} rotated numbers in heads of {}", rope.d_rotary, dims.d_head);
-            list.push(("head_dim", problem));
-        }
-        list
-    }
-}
-
-impl FeedForwardConfig {
-    fn problems(&self) -> Problems {
-        match self {
-            FeedForwardConfig::None => Vec::new(),
-            FeedForwardConfig::Dense(c) => out_of_range(&[("intermediate_size", c.d_ff)]),
-            FeedForwardConfig::Experts(c) => {
-                let mut list = out_of_range(&[
-                    ("num_experts", c.n_expert),
-                    ("moe_intermediate_size", c.d_ff),
-                    ("num_experts_per_tok", c.router.n_used),
-                ]);
-                let (n_group, n_used) = (c.router.n_group, c.router.n_group_used);
-                if n_group == 0 || !c.n_expert.is_multiple_of(n_group) {
-                    list.push((
-                        "n_group",
-                        format!("{n_group} do not divide {} experts", c.n_expert),
-                    ));
-                }
-                if n_used == 0 || n_used > n_group {
-                    list.push(("topk_group", format!("{n_used} of {n_group} groups")));
-                }
-                let per_group = c.n_expert / n_group.max(1);
-                let reachable = per_group * c.router.n_group_used;
-                if list.is_empty() && c.router.n_used > reachable {
-                    let problem = format!("{} of {reachable} experts", c.router.n_used);
-                    list.push(("num_experts_per_tok", problem));
-                }
-                list
-            }
-        }
     }
 }

@@ -15,6 +15,7 @@
 
 use super::keys::Keys;
 use super::*;
+use crate::ops::gated_norm::Order;
 use crate::ops::rope::RopeScaling;
 use crate::ops::router::Score;
 use serde_json::Value;
@@ -39,9 +40,23 @@ const KNOWN: &[&str] = &[
     "experts",
 ];
 
+/// The objects among them, with the keys of each.
+const PARTS: &[(&str, &[&str])] = &[
+    ("mamba1", &["d_state", "d_conv", "expand", "delta_rank", "delta_min", "delta_max"]),
+    ("mamba2", &["d_state", "d_conv", "expand", "d_head", "n_group", "delta_min", "delta_max"]),
+    ("attention", &["n_head", "n_kv_head", "d_head", "window", "rope_base", "qk_norm"]),
+    ("short_conv", &["d_conv"]),
+    ("dense", &["d_ff", "activation"]),
+    ("experts", &["n_expert", "n_used", "d_ff", "d_shared", "activation"]),
+];
+
 /// Reads our own config.
 pub(super) fn config(keys: &Keys) -> Result<Config> {
     keys.only(KNOWN)?;
+    // Used or not: a slip in a part that no layer has is still a slip.
+    for (name, known) in PARTS {
+        part(keys, name)?.only(known)?;
+    }
     let d_model = keys.size("d_model")?;
     let eps = keys.float_or("eps", 1e-5)?;
     let mut config = Config {
@@ -79,7 +94,7 @@ pub(super) fn config(keys: &Keys) -> Result<Config> {
 fn schedule(keys: &Keys) -> Result<Vec<(String, Option<String>)>> {
     let every = |n: usize| -> Result<Vec<_>> {
         let n_layer = keys.size("n_layer")?;
-        if n_layer > 10_000 {
+        if n_layer > check::N_LAYER_MAX {
             return Err(keys.wrong("n_layer", format!("{n_layer} is out of range")));
         }
         let kind = |idx: usize| if idx % n == n - 1 { "attention" } else { "mamba2" };
@@ -116,13 +131,11 @@ fn schedule(keys: &Keys) -> Result<Vec<(String, Option<String>)>> {
 }
 
 /// The settings of one kind: an absent object is all defaults.
-fn part(keys: &Keys, name: &str, known: &[&str]) -> Result<Keys> {
-    let part = match keys.object(name)? {
+fn part(keys: &Keys, name: &str) -> Result<Keys> {
+    Ok(match keys.object(name)? {
         Some(part) => part,
         None => keys.nested(name, serde_json::Map::new()),
-    };
-    part.only(known)?;
-    Ok(part)
+    })
 }
 
 fn delta_init(part: &Keys) -> Result<DeltaInit> {
@@ -138,8 +151,7 @@ fn mixer(keys: &Keys, kind: &str, prefix: String, config: &Config) -> Result<Mix
     let d_model = config.d_model;
     Ok(match kind {
         "mamba1" => {
-            let known = ["d_state", "d_conv", "expand", "delta_rank", "delta_min", "delta_max"];
-            let part = part(keys, kind, &known)?;
+            let part = part(keys, kind)?;
             MixerConfig::Mamba1(Mamba1Config {
                 prefix,
                 d_inner: d_model.saturating_mul(part.size_or("expand", 2)?),
@@ -153,34 +165,32 @@ fn mixer(keys: &Keys, kind: &str, prefix: String, config: &Config) -> Result<Mix
             })
         }
         "mamba2" => {
-            let known =
-                ["d_state", "d_conv", "expand", "d_head", "n_group", "delta_min", "delta_max"];
-            let part = part(keys, kind, &known)?;
+            let part = part(keys, kind)?;
             let d_inner = d_model.saturating_mul(part.size_or("expand", 2)?);
             let d_head = part.size_or("d_head", 64)?;
             if d_head == 0 || !d_inner.is_multiple_of(d_head) {
                 let problem = format!("{d_head} does not divide {d_inner} channels");
                 return Err(part.wrong("d_head", problem));
             }
+            let n_group = part.size_or("n_group", 1)?;
             MixerConfig::Mamba2(Mamba2Config {
                 prefix,
                 n_head: d_inner / d_head,
                 d_head,
-                n_group: part.size_or("n_group", 1)?,
+                n_group,
                 d_state: part.size_or("d_state", 64)?,
                 d_conv: part.size_or("d_conv", 4)?,
                 in_bias: false,
                 out_bias: false,
                 conv_bias: true,
-                norm: Some((Order::GateFirst, config.eps)),
+                norm: Some(GatedNorm { n_group, eps: config.eps, order: Order::GateFirst }),
                 delta_limit: (0.0, f32::INFINITY),
                 scales: Mamba2Scales::default(),
                 delta_init: delta_init(&part)?,
             })
         }
         "attention" => {
-            let known = ["n_head", "n_kv_head", "d_head", "window", "rope_base", "qk_norm"];
-            let part = part(keys, kind, &known)?;
+            let part = part(keys, kind)?;
             let n_head = part.size_or("n_head", (d_model / 64).max(1))?;
             let d_head = part.size_or("d_head", d_model / n_head.max(1))?;
             let qk_norm = if part.bool_or("qk_norm", false)? { QkNorm::Head } else { QkNorm::None };
@@ -206,7 +216,7 @@ fn mixer(keys: &Keys, kind: &str, prefix: String, config: &Config) -> Result<Mix
             })
         }
         "short_conv" => {
-            let part = part(keys, kind, &["d_conv"])?;
+            let part = part(keys, kind)?;
             MixerConfig::ShortConv(ShortConvConfig { prefix, d_conv: part.size_or("d_conv", 3)? })
         }
         other => {
@@ -255,13 +265,12 @@ fn feed_forward(keys: &Keys, kind: &str, prefix: String) -> Result<FeedForwardCo
     Ok(match kind {
         "none" => FeedForwardConfig::None,
         "dense" => {
-            let part = part(keys, kind, &["d_ff", "activation"])?;
+            let part = part(keys, kind)?;
             let d_ff = part.size_or("d_ff", usual)?;
             FeedForwardConfig::Dense(dense(prefix, d_ff, activation(&part)?))
         }
         "experts" => {
-            let known = ["n_expert", "n_used", "d_ff", "d_shared", "activation"];
-            let part = part(keys, kind, &known)?;
+            let part = part(keys, kind)?;
             let activation = activation(&part)?;
             if !activation.1 {
                 return Err(part.wrong("activation", "experts are gated: swiglu, geglu or reglu"));

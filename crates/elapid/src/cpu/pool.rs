@@ -71,7 +71,11 @@ impl Pool {
             usage.n_alloc += 1;
         }
         drop(shelf);
-        let lines = found.unwrap_or_else(|| bytemuck::zeroed_vec(n_lines));
+        let mut lines = found.unwrap_or_else(|| bytemuck::zeroed_vec(n_lines));
+        if cfg!(debug_assertions) {
+            // Not a number in every format: who reads before writing is found out in tests.
+            lines.fill(Line([0xff; 64]));
+        }
         Buffer { lines, n_bytes, pool: self.clone() }
     }
 

@@ -38,7 +38,7 @@ struct AdapterConfig {
     others: BTreeMap<String, Value>,
 }
 
-/// Settings that change the result and that we do not know; each may be absent, null, false or empty.
+/// Settings that change the result and that we do not know; absent, null, false or empty is fine.
 const REFUSED: &[&str] = &[
     "modules_to_save",
     "alora_invocation_tokens",

@@ -7,7 +7,7 @@ use crate::ops::add::add;
 use crate::ops::attention::{KvCache, attention};
 use crate::ops::clamp::clamp;
 use crate::ops::conv::{Activation, Conv, causal_conv};
-use crate::ops::gated_norm::{GatedNorm, gated_norm};
+use crate::ops::gated_norm::gated_norm;
 use crate::ops::norm::rms_norm;
 use crate::ops::rope::{RopeTable, rope};
 use crate::ops::scale::{scale, scale_columns};
@@ -228,11 +228,8 @@ impl Mamba2 {
             },
         };
         let y = ssd(tape, &op, pass.segments, ssd_states);
-        let y = match (c.norm, self.norm) {
-            (Some((order, eps)), Some(norm)) => {
-                let config = GatedNorm { n_group: c.n_group, eps, order };
-                gated_norm(tape, &y, &gate, &pass.var(norm), &config)
-            }
+        let y = match (&c.norm, self.norm) {
+            (Some(config), Some(norm)) => gated_norm(tape, &y, &gate, &pass.var(norm), config),
             _ => gated(tape, Kind::Silu, &gate, &y),
         };
         scale(tape, &pass.linear(&y, &self.out_proj), c.scales.output)

@@ -133,11 +133,12 @@ mod tests {
         }
     }
 
-    /// Relative, but for what is below the least normal number.
+    /// Relative, but for what is below the least normal number; what is not a number is not close.
     fn assert_close(what: &str, got: &[f32], want: &[f32], tolerance: f32) {
+        assert_eq!(got.len(), want.len(), "{what}");
         for (idx, (got, want)) in got.iter().zip(want).enumerate() {
-            let far = (got - want).abs() > tolerance * want.abs().max(1e-37);
-            assert!(!far, "{what}[{idx}]: {got:e}, torch says {want:e}");
+            let close = (got - want).abs() <= tolerance * want.abs().max(1e-37);
+            assert!(close, "{what}[{idx}]: {got:e}, torch says {want:e}");
         }
     }
 

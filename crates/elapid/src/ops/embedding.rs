@@ -62,6 +62,9 @@ fn backward(shape: &[usize], ids: &[u32], dy: &Tensor) -> Tensor {
 mod tests {
     use super::*;
     use crate::check::{Input, check_gradients};
+    use crate::quant::{BlockType, encode_q8_0};
+    use crate::tensor::DType;
+    use half::f16;
 
     #[test]
     fn gradients() {
@@ -71,6 +74,33 @@ mod tests {
             let ids: Arc<[u32]> = ids.into();
             let inputs = [Input::normal(1, &[n_vocab, 5], 1.0)];
             check_gradients(&inputs, |tape, v| vec![embedding(tape, &v[0], &ids)]);
+        }
+    }
+
+    #[test]
+    fn rows_of_a_stored_table_are_those_of_its_decoded_values() {
+        let device = Device::cpu(2).unwrap();
+        let (n_vocab, d_model) = (71, 96);
+        let ids: Arc<[u32]> = vec![70, 0, 3, 70, 1, 64, 63].into();
+        let exact = Input::normal(1, &[n_vocab, d_model], 1.0).tensor(&device);
+        let exact = exact.f32();
+        let halves: Vec<f16> = exact.iter().map(|&x| f16::from_f32(x)).collect();
+        let mut blocks = vec![0; n_vocab * d_model / 32 * 34];
+        encode_q8_0(exact, &mut blocks);
+        let mut of_blocks = vec![0.0; exact.len()];
+        BlockType::Q8_0.decode(&blocks, &mut of_blocks);
+        let of_halves: Vec<f32> = halves.iter().map(|x| x.to_f32()).collect();
+        let halves: Vec<u8> = halves.iter().flat_map(|x| x.to_le_bytes()).collect();
+        for (dtype, bytes, values) in
+            [(DType::F16, halves, of_halves), (DType::Block(BlockType::Q8_0), blocks, of_blocks)]
+        {
+            let shape = [n_vocab, d_model];
+            let table = Tensor::from_shared(&device, &shape, dtype, Arc::new(bytes), 0);
+            let y = embedding(&Tape::off(), &Var::constant(table), &ids);
+            y.value().expect_shape("embedding", &[ids.len(), d_model]);
+            for (row, &id) in y.value().f32().chunks(d_model).zip(ids.iter()) {
+                assert_eq!(row, &values[id as usize * d_model..][..d_model], "{dtype:?}, id {id}");
+            }
         }
     }
 }

@@ -399,6 +399,10 @@ fn sum_pieces(device: &Device, dy: &[f32], d: usize) -> Tensor {
 mod tests {
     use super::*;
     use crate::check::{Input, check_gradients};
+    use crate::quant::{BlockType, encode_q8_0};
+    use crate::rng::Rng;
+    use crate::tape::Gradients;
+    use half::{bf16, f16};
     use std::sync::Arc;
 
     fn with_adapter(v: &[Var]) -> Linear {
@@ -474,38 +478,103 @@ mod tests {
     fn a_frozen_weight_gets_no_gradient_and_passes_one_on() {
         let device = Device::cpu(2).unwrap();
         let inputs = operands(3, 4, 5);
+        let [x, w] = [&inputs[0], &inputs[1]].map(|input| input.tensor(&device));
+        let dy = Input::normal(9, &[3, 5], 1.0).tensor(&device);
         let tape = Tape::new();
-        let x = tape.leaf(0, &inputs[0].tensor(&device));
-        let weight = Var::constant(inputs[1].tensor(&device));
-        let y = linear(&tape, &x, &weight.into());
-        let mut grads = crate::tape::Gradients::default();
-        let seed = Tensor::zeros(&device, &[3, 5]);
-        tape.walk(vec![(y, seed)], &mut grads);
-        assert_eq!(grads.iter().count(), 1);
+        let y = linear(&tape, &tape.leaf(0, &x), &Var::constant(w.clone()).into());
+        let mut grads = Gradients::default();
+        tape.walk(vec![(y, dy.clone())], &mut grads);
+        assert_eq!(grads.iter().map(|(key, _)| key).collect::<Vec<_>>(), [0]);
+        let (w, dy) = (w.f32(), dy.f32());
+        let product = |tok: usize, idx: usize| -> f32 {
+            (0..5).map(|out| dy[tok * 5 + out] * w[out * 4 + idx]).sum()
+        };
+        let want: Vec<f32> = (0..12).map(|at| product(at / 4, at % 4)).collect();
+        assert!(largest_difference(grads.get(0).unwrap().f32(), &want) < 1e-5);
+    }
+
+    /// Where one is not a number they are infinitely far apart.
+    fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+        assert_eq!(a.len(), b.len());
+        let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
+        differences.fold(0.0, |worst, d| if d.is_nan() { f32::INFINITY } else { worst.max(d) })
+    }
+
+    /// Bytes of this format: of `values` where we can encode it, else arbitrary ones under scales
+    /// that make numbers of about the same size.
+    fn encoded(dtype: DType, values: &[f32]) -> Vec<u8> {
+        // (first byte of each f16, its size)
+        let (scales, size): (&[usize], f32) = match dtype {
+            DType::F16 => {
+                return values.iter().flat_map(|&w| f16::from_f32(w).to_le_bytes()).collect();
+            }
+            DType::BF16 => {
+                return values.iter().flat_map(|&w| bf16::from_f32(w).to_le_bytes()).collect();
+            }
+            DType::Block(BlockType::Q8_0) => {
+                let mut bytes = vec![0; dtype.n_bytes(values.len()).unwrap()];
+                encode_q8_0(values, &mut bytes);
+                return bytes;
+            }
+            DType::Block(BlockType::Q4_0) => (&[0], 0.05),
+            DType::Block(BlockType::Q4K) => (&[0, 2], 1e-3),
+            DType::Block(BlockType::Q6K) => (&[208], 2e-4),
+            _ => panic!("{dtype:?} is not met here"),
+        };
+        let rng = Rng::new(3, 0);
+        let n_bytes = dtype.n_bytes(values.len()).unwrap() as u64;
+        let mut bytes: Vec<u8> = (0..n_bytes).map(|n| rng.below(n, 256) as u8).collect();
+        for (idx, block) in bytes.chunks_exact_mut(dtype.block().1).enumerate() {
+            for &at in scales {
+                let scale = f16::from_f32(size * (1.0 + (idx % 5) as f32 / 4.0));
+                block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    /// What the bytes mean, not by way of `Tensor`.
+    fn decoded(dtype: DType, bytes: &[u8], n_elem: usize) -> Vec<f32> {
+        let pairs = bytes.as_chunks::<2>().0.iter();
+        match dtype {
+            DType::F16 => pairs.map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
+            DType::BF16 => pairs.map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
+            DType::Block(block) => {
+                let mut values = vec![0.0; n_elem];
+                block.decode(bytes, &mut values);
+                values
+            }
+            DType::F32 => panic!("nothing to decode"),
+        }
     }
 
     #[test]
-    fn a_weight_in_bf16_gives_what_its_decoded_values_give() {
+    fn a_weight_in_any_format_gives_what_its_decoded_values_give() {
         let device = Device::cpu(2).unwrap();
-        let (n_tok, d_in, d_out) = (3, 40, 5000);
+        // Two panels, the second of which does not fill its last piece.
+        let (n_tok, d_in, d_out) = (3, 256, 700);
         let inputs = operands(n_tok, d_in, d_out);
-        let exact = inputs[1].tensor(&device);
-        let bytes: Vec<u8> =
-            exact.f32().iter().flat_map(|&w| half::bf16::from_f32(w).to_le_bytes()).collect();
-        let stored = Tensor::from_shared(&device, &[d_out, d_in], DType::BF16, Arc::new(bytes), 0);
+        let (x, exact) = (inputs[0].tensor(&device), inputs[1].tensor(&device));
         let dy = Input::normal(9, &[n_tok, d_out], 1.0).tensor(&device);
         let run = |weight: Tensor| {
             let tape = Tape::new();
-            let x = tape.leaf(0, &inputs[0].tensor(&device));
-            let y = linear(&tape, &x, &Var::constant(weight).into());
+            let y = linear(&tape, &tape.leaf(0, &x), &Var::constant(weight).into());
             let mut out = y.value().f32().to_vec();
-            let mut grads = crate::tape::Gradients::default();
+            let mut grads = Gradients::default();
             tape.walk(vec![(y, dy.clone())], &mut grads);
             out.extend_from_slice(grads.get(0).unwrap().f32());
             out
         };
-        let (got, want) = (run(stored.clone()), run(stored.to_f32()));
-        let worst = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(worst < 1e-4, "{worst}");
+        let blocks = [BlockType::Q8_0, BlockType::Q4_0, BlockType::Q4K, BlockType::Q6K];
+        for dtype in [DType::F16, DType::BF16].into_iter().chain(blocks.map(DType::Block)) {
+            let bytes = encoded(dtype, exact.f32());
+            let values = decoded(dtype, &bytes, d_out * d_in);
+            let stored = Tensor::from_shared(&device, &[d_out, d_in], dtype, Arc::new(bytes), 0);
+            let want = run(Tensor::from_f32(&device, &[d_out, d_in], &values));
+            let size = want.iter().fold(0.0, |size: f32, y| size.max(y.abs()));
+            assert!(size > 10.0, "{dtype:?}: {size} is too small to tell");
+            let worst = largest_difference(&run(stored), &want);
+            assert!(worst < 3e-6 * size, "{dtype:?}: {worst} of {size}");
+        }
     }
 }

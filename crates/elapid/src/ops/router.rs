@@ -72,7 +72,7 @@ pub struct Router {
 }
 
 impl Router {
-    /// Whether weights are parts of a softmax over all experts; else they depend on the chosen only.
+    /// Whether weights are parts of a softmax over all experts, not over the chosen only.
     fn weighs_over_all(&self) -> bool {
         self.score == Score::Softmax && !self.normalise
     }
@@ -491,7 +491,7 @@ mod tests {
         }
     }
 
-    /// Experts and weights by the classes of OLMoE, Mixtral, GraniteMoeHybrid and dots1 there; those
+    /// Experts and weights by the classes of OLMoE, Mixtral, GraniteMoeHybrid and dots1; those
     /// of dots1, which leaves them in no order, put in order.
     #[test]
     fn routing_agrees_with_transformers() {

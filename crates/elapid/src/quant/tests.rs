@@ -1,5 +1,5 @@
-//! Against values decoded by gguf-py: ours in `golden/quants.safetensors`, and more where a
-//! sibling folder of the project has them.
+//! Against values decoded by gguf-py: ours in `golden/quants.safetensors`, and more where
+//! golden values lie beside the project.
 
 use super::*;
 use std::collections::BTreeMap;
@@ -71,7 +71,7 @@ fn encoding_q8_0_gives_the_bytes_of_ggml() {
     assert!(bytes == stored["q8_0.encoded"].bytes);
 }
 
-/// Golden values of the workspace this project may stand in; `None`, said aloud, where it does not.
+/// Where golden values lie beside the project; `None`, said aloud, where they do not.
 fn more_goldens() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/golden/quants");
     if !root.is_dir() {
@@ -118,9 +118,20 @@ fn a_torn_block_panics() {
 }
 
 #[test]
-fn encoding_q8_0_survives_what_is_not_finite() {
-    let mut x = [1.0; 64];
+fn encoding_q8_0_makes_nan_zero_and_an_infinity_spoils_its_own_block_only() {
+    let mut x = [1.0; 96];
     x[3] = f32::NAN;
     x[40] = f32::NEG_INFINITY;
-    encode_q8_0(&x, &mut [0; 68]);
+    let mut bytes = [0; 3 * 34];
+    encode_q8_0(&x, &mut bytes);
+    let mut y = [0.0; 96];
+    BlockType::Q8_0.decode(&bytes, &mut y);
+    for (idx, y) in y.into_iter().enumerate() {
+        match idx {
+            3 => assert_eq!(y, 0.0),
+            // The scale is infinite: no number of the block can be taken for a good one.
+            32..64 => assert!(y.is_nan(), "number {idx} is {y}"),
+            _ => assert!((y - 1.0).abs() < 1e-3, "number {idx} is {y}"),
+        }
+    }
 }

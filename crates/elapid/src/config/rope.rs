@@ -1,0 +1,104 @@
+//! Rotary positions of the families that have them, in both spellings.
+
+use super::families::Reader;
+use super::keys::Keys;
+use super::*;
+use crate::ops::rope::RopeScaling;
+
+impl Reader<'_> {
+    /// Transformers 4 has `rope_theta` and `rope_scaling`, transformers 5 `rope_parameters`.
+    pub(super) fn rope(&self, d_head: usize) -> Result<Option<Rope>> {
+        let keys = self.keys;
+        let none = match self.family {
+            "jamba" => true,
+            "granitemoehybrid" => keys.str_or("position_embedding_type", "nope")? != "rope",
+            _ => false,
+        };
+        if none {
+            return Ok(None);
+        }
+        let parameters = keys.object("rope_parameters")?;
+        let old = keys.object("rope_scaling")?;
+        let scaling = parameters.as_ref().or(old.as_ref());
+        let base_default = match self.family {
+            "mixtral" => 1e6,
+            // Of transformers 4, by which the published files were written; the class of 5 has 1e4.
+            "falcon_h1" => 1e5,
+            _ => 1e4,
+        };
+        let from = |key: &str| -> Result<Option<f64>> {
+            match parameters.as_ref().map(|p| p.float_opt(key)).transpose()?.flatten() {
+                Some(value) => Ok(Some(value)),
+                None => keys.float_opt(key),
+            }
+        };
+        let base = from("rope_theta")?.unwrap_or(base_default);
+        let partial_default = if self.family == "bamba" { 0.5 } else { 1.0 };
+        let partial = from("partial_rotary_factor")?.unwrap_or(partial_default);
+        let scaling = match scaling {
+            Some(scaling) => self.rope_scaling(scaling)?,
+            None => RopeScaling::None,
+        };
+        let d_rotary = (d_head as f64 * partial) as usize;
+        Ok(Some(Rope { base, d_rotary, scaling }))
+    }
+
+    fn rope_scaling(&self, keys: &Keys) -> Result<RopeScaling> {
+        let kind = if keys.has("rope_type") {
+            keys.str("rope_type")?
+        } else {
+            keys.str_or("type", "default")?
+        };
+        let above_0 = |key: &str, value: f64| match value.is_finite() && value > 0.0 {
+            true => Ok(value),
+            false => Err(keys.wrong(key, format!("is {value}, not a finite number above 0"))),
+        };
+        let need = |key: &str| -> Result<f64> {
+            above_0(key, keys.float_opt(key)?.ok_or_else(|| keys.wrong(key, "is missing"))?)
+        };
+        let or = |key: &str, default: f64| above_0(key, keys.float_opt(key)?.unwrap_or(default));
+        let optional = |key: &str| match keys.float_opt(key)? {
+            Some(value) if !value.is_finite() => {
+                Err(keys.wrong(key, format!("is {value}, not finite")))
+            }
+            value => Ok(value),
+        };
+        let n_ctx_orig = || -> Result<usize> {
+            const KEY: &str = "original_max_position_embeddings";
+            let found = keys.size_opt(KEY)?.or(self.keys.size_opt(KEY)?);
+            let found = found.or(self.keys.size_opt("max_position_embeddings")?);
+            found.filter(|&n_ctx| n_ctx > 0).ok_or_else(|| keys.wrong(KEY, "is missing or 0"))
+        };
+        let scaling = match kind {
+            "default" => RopeScaling::None,
+            "linear" => RopeScaling::Linear { factor: need("factor")? },
+            "llama3" => RopeScaling::Llama3 {
+                factor: need("factor")?,
+                low_freq: need("low_freq_factor")?,
+                high_freq: need("high_freq_factor")?,
+                n_ctx_orig: n_ctx_orig()?,
+            },
+            "yarn" => RopeScaling::Yarn {
+                factor: need("factor")?,
+                n_ctx_orig: n_ctx_orig()?,
+                beta_fast: or("beta_fast", 32.0)?,
+                beta_slow: or("beta_slow", 1.0)?,
+                attention_factor: optional("attention_factor")?,
+                mscale: optional("mscale")?,
+                mscale_all_dim: optional("mscale_all_dim")?,
+                truncate: keys.bool_or("truncate", true)?,
+            },
+            other => {
+                let problem = format!("is \"{other}\"; known are default, linear, llama3, yarn");
+                return Err(keys.wrong("rope_type", problem));
+            }
+        };
+        if let RopeScaling::Llama3 { low_freq, high_freq, .. } = scaling
+            && low_freq >= high_freq
+        {
+            let problem = format!("is {high_freq}, not above low_freq_factor, {low_freq}");
+            return Err(keys.wrong("high_freq_factor", problem));
+        }
+        Ok(scaling)
+    }
+}

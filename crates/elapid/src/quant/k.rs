@@ -12,14 +12,16 @@
 //! Small q are kept in planes: with 2 bits, byte i of a run of 32 holds numbers i, i + 32, i + 64
 //! and i + 96 of 128, lowest bits first; with 4 bits, numbers i and i + 32 of 64 (Q6K: 64 bytes,
 //! numbers i and i + 64 of 128). Single bits: bit j of byte i belongs to number `i + 32 j` of 256.
+//!
+//! Not here: encoding, which is in `k_encode.rs`.
 
 use super::f16_at;
 
 pub(super) const N_ELEM: usize = 256;
 /// Numbers in a plane: those that sit at the same bits of successive bytes.
-const PLANE: usize = 32;
+pub(super) const PLANE: usize = 32;
 /// Bytes of packed 6-bit scales.
-const SCALES: usize = 12;
+pub(super) const SCALES: usize = 12;
 
 pub(super) const Q2K_BYTES: usize = 16 + 64 + 4;
 pub(super) const Q3K_BYTES: usize = 32 + 64 + SCALES + 2;

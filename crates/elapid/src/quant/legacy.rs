@@ -10,8 +10,11 @@
 //!
 //! Byte i of a 4-bit q holds number i in its low half and number `i + 16` in its high half. The
 //! fifth bit of number i is bit i of a 32-bit word.
+//!
+//! Encoding takes the extremes of a block for its scale, without a search, and gives the bytes of
+//! ggml for all finite numbers.
 
-use super::f16_at;
+use super::{f16_at, put_f16};
 
 pub(super) const N_ELEM: usize = 32;
 const HALF: usize = N_ELEM / 2;
@@ -89,23 +92,112 @@ pub(super) fn decode_q8_0(block: &[u8; Q8_0_BYTES], out: &mut [f32; N_ELEM]) {
     }
 }
 
-/// Encodes whole blocks as Q8_0, to the same bytes as ggml.
-///
-/// `d = max |x| / 127`; q is rounded with the unrounded d, as there, not with the f16 that is kept.
-pub fn encode_q8_0(x: &[f32], bytes: &mut [u8]) {
-    assert!(
-        x.len().is_multiple_of(N_ELEM) && x.len() / N_ELEM * Q8_0_BYTES == bytes.len(),
-        "q8_0: {} numbers into {} bytes",
-        x.len(),
-        bytes.len()
-    );
-    for (x, block) in x.as_chunks::<N_ELEM>().0.iter().zip(bytes.as_chunks_mut::<Q8_0_BYTES>().0) {
-        let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
-        let d = largest / 127.0;
-        let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
-        block[..2].copy_from_slice(&half::f16::from_f32(d).to_le_bytes());
-        for (q, x) in block[2..].iter_mut().zip(x) {
-            *q = (x * inverse).round() as i8 as u8;
+#[inline(always)]
+pub(super) fn encode_q8_0(x: &[f32; N_ELEM], block: &mut [u8; Q8_0_BYTES]) {
+    let d = fold(x, 0.0, |largest, x| if x.abs() > largest { x.abs() } else { largest }) / 127.0;
+    let inverse = inverse(d);
+    put_f16::<0>(block, d);
+    for (q, x) in block[2..].iter_mut().zip(x) {
+        *q = low_byte((x * inverse).round());
+    }
+}
+
+#[inline(always)]
+pub(super) fn encode_q4_0(x: &[f32; N_ELEM], block: &mut [u8; Q4_0_BYTES]) {
+    let (d, q) = signed::<8>(x);
+    put_f16::<0>(block, d);
+    put_four_bits(&q, &mut block[2..]);
+}
+
+#[inline(always)]
+pub(super) fn encode_q5_0(x: &[f32; N_ELEM], block: &mut [u8; Q5_0_BYTES]) {
+    let (d, q) = signed::<16>(x);
+    put_f16::<0>(block, d);
+    block[2..6].copy_from_slice(&fifth_bits(&q).to_le_bytes());
+    put_four_bits(&q, &mut block[6..]);
+}
+
+#[inline(always)]
+pub(super) fn encode_q4_1(x: &[f32; N_ELEM], block: &mut [u8; Q4_1_BYTES]) {
+    let (d, m, q) = unsigned::<15>(x);
+    put_f16::<0>(block, d);
+    put_f16::<2>(block, m);
+    put_four_bits(&q, &mut block[4..]);
+}
+
+#[inline(always)]
+pub(super) fn encode_q5_1(x: &[f32; N_ELEM], block: &mut [u8; Q5_1_BYTES]) {
+    let (d, m, q) = unsigned::<31>(x);
+    put_f16::<0>(block, d);
+    put_f16::<2>(block, m);
+    block[4..8].copy_from_slice(&fifth_bits(&q).to_le_bytes());
+    put_four_bits(&q, &mut block[8..]);
+}
+
+/// `d` and `q` with x about `d (q - ZERO)`: the number farthest from zero, the first if several,
+/// becomes `q = 0`, whatever its sign.
+#[inline(always)]
+fn signed<const ZERO: i32>(x: &[f32; N_ELEM]) -> (f32, [u8; N_ELEM]) {
+    let largest = fold(x, 0.0, |largest, x| if x.abs() > largest { x.abs() } else { largest });
+    let is_farthest = |x: &f32| x.abs() == largest && largest > 0.0;
+    let d = x.iter().copied().find(is_farthest).unwrap_or(0.0) / -(ZERO as f32);
+    let inverse = inverse(d);
+    let q_max = (2 * ZERO - 1) as i8;
+    let q = x.map(|x| (low_byte(x * inverse + (ZERO as f32 + 0.5)) as i8).min(q_max) as u8);
+    (d, q)
+}
+
+/// `d`, `m` and `q` with x about `d q + m`: the least number becomes 0, the largest `Q_MAX`.
+#[inline(always)]
+fn unsigned<const Q_MAX: i32>(x: &[f32; N_ELEM]) -> (f32, f32, [u8; N_ELEM]) {
+    let least = fold(x, f32::MAX, |least, x| if x < least { x } else { least });
+    let largest = fold(x, f32::MIN, |largest, x| if x > largest { x } else { largest });
+    // Of zeros of either sign, the first.
+    let first = |zero: f32| x.iter().copied().find(|x| *x == zero).unwrap_or(zero);
+    let m = if least == 0.0 { first(least) } else { least };
+    let d = (if largest == 0.0 { first(largest) } else { largest } - m) / Q_MAX as f32;
+    let inverse = inverse(d);
+    let q = x.map(|x| (low_byte((x - m) * inverse + 0.5) as i8).min(Q_MAX as i8) as u8);
+    (d, m, q)
+}
+
+/// One over `d`, or zero for zero. The unrounded d makes q, not the f16 that is kept.
+#[inline(always)]
+fn inverse(d: f32) -> f32 {
+    if d == 0.0 { 0.0 } else { 1.0 / d }
+}
+
+/// Folds in lanes, so that it becomes vectors: `f` must not care about the order.
+#[inline(always)]
+fn fold(x: &[f32; N_ELEM], start: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [start; 8];
+    for x in x.as_chunks::<8>().0 {
+        for i in 0..8 {
+            lanes[i] = f(lanes[i], x[i]);
         }
     }
+    lanes.into_iter().fold(start, f)
+}
+
+/// The low byte of the integer part; zero for NaN and for what exceeds an i32.
+///
+/// Blocks so small that `1 / d` is infinite come by such numbers; this is what x86 makes of them.
+#[inline(always)]
+fn low_byte(x: f32) -> u8 {
+    let fits = x < -(i32::MIN as f32);
+    (if fits { x as i32 } else { 0 }) as u8
+}
+
+/// The low four bits of each number, two to a byte.
+#[inline(always)]
+fn put_four_bits(q: &[u8; N_ELEM], out: &mut [u8]) {
+    for i in 0..HALF {
+        out[i] = q[i] & 15 | q[i + HALF] << 4;
+    }
+}
+
+/// The fifth bit of each number, in a word.
+#[inline(always)]
+fn fifth_bits(q: &[u8; N_ELEM]) -> u32 {
+    q.iter().enumerate().fold(0, |bits, (i, q)| bits | ((*q as u32 >> 4) & 1) << i)
 }

@@ -17,13 +17,16 @@
 //! and sums are rounded to f32 one by one, in the order of the brackets, as ggml does: decoded
 //! numbers have the same bits as there. Everything is little-endian.
 //!
-//! Not here: dot products on blocks; encoding, but for Q8_0; the importance-matrix formats (IQ),
-//! ternary and MX formats.
+//! Encoding gives ggml's bytes too, without an importance matrix: its sums run in ggml's order, and
+//! no product is fused with a sum. `mix` says which format each tensor of a model gets.
+//!
+//! Not here: dot products on blocks; the importance-matrix formats (IQ), ternary and MX formats.
 
 mod k;
+mod k_encode;
 mod legacy;
-
-pub use self::legacy::encode_q8_0;
+pub mod mix;
+mod search;
 
 use pulp::{Simd, WithSimd};
 
@@ -127,6 +130,25 @@ impl BlockType {
         );
         pulp::Arch::new().dispatch(Decode { block: self, bytes, out });
     }
+
+    /// Encodes whole blocks, to the bytes that ggml gives without an importance matrix.
+    ///
+    /// Numbers that are not finite make blocks without meaning.
+    pub fn encode(self, x: &[f32], bytes: &mut [u8]) {
+        let Facts { n_elem, n_bytes, name, .. } = self.facts();
+        assert!(
+            x.len().is_multiple_of(n_elem) && x.len() / n_elem * n_bytes == bytes.len(),
+            "{name}: {} numbers into {} bytes",
+            x.len(),
+            bytes.len()
+        );
+        pulp::Arch::new().dispatch(Encode { block: self, x, bytes });
+    }
+}
+
+/// Encodes whole blocks as Q8_0.
+pub fn encode_q8_0(x: &[f32], bytes: &mut [u8]) {
+    BlockType::Q8_0.encode(x, bytes);
 }
 
 /// Decodes with the widest instruction set: the loops are plain, the compiler makes the vectors.
@@ -159,6 +181,42 @@ impl WithSimd for Decode<'_> {
     }
 }
 
+/// Encodes with the widest instruction set, as [`Decode`].
+struct Encode<'a> {
+    block: BlockType,
+    x: &'a [f32],
+    bytes: &'a mut [u8],
+}
+
+impl WithSimd for Encode<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Encode { block, x, bytes } = self;
+        match block {
+            BlockType::Q4_0 => to_blocks(x, bytes).for_each(|(x, y)| legacy::encode_q4_0(x, y)),
+            BlockType::Q4_1 => to_blocks(x, bytes).for_each(|(x, y)| legacy::encode_q4_1(x, y)),
+            BlockType::Q5_0 => to_blocks(x, bytes).for_each(|(x, y)| legacy::encode_q5_0(x, y)),
+            BlockType::Q5_1 => to_blocks(x, bytes).for_each(|(x, y)| legacy::encode_q5_1(x, y)),
+            BlockType::Q8_0 => to_blocks(x, bytes).for_each(|(x, y)| legacy::encode_q8_0(x, y)),
+            BlockType::Q2K => to_blocks(x, bytes).for_each(|(x, y)| k_encode::encode_q2k(x, y)),
+            BlockType::Q3K => to_blocks(x, bytes).for_each(|(x, y)| k_encode::encode_q3k(x, y)),
+            BlockType::Q4K => to_blocks(x, bytes).for_each(|(x, y)| k_encode::encode_q4k(x, y)),
+            BlockType::Q5K => to_blocks(x, bytes).for_each(|(x, y)| k_encode::encode_q5k(x, y)),
+            BlockType::Q6K => to_blocks(x, bytes).for_each(|(x, y)| k_encode::encode_q6k(x, y)),
+        }
+    }
+}
+
+/// Each block of `N` numbers with its `M` bytes.
+#[inline(always)]
+fn to_blocks<'a, const N: usize, const M: usize>(
+    x: &'a [f32],
+    bytes: &'a mut [u8],
+) -> impl Iterator<Item = (&'a [f32; N], &'a mut [u8; M])> {
+    x.as_chunks::<N>().0.iter().zip(bytes.as_chunks_mut::<M>().0)
+}
+
 /// Each block of `N` bytes with its `M` numbers.
 #[inline(always)]
 fn blocks<'a, const N: usize, const M: usize>(
@@ -172,6 +230,12 @@ fn blocks<'a, const N: usize, const M: usize>(
 #[inline(always)]
 fn f16_at<const AT: usize>(block: &[u8]) -> f32 {
     half::f16::from_le_bytes([block[AT], block[AT + 1]]).to_f32()
+}
+
+/// Puts the f16 nearest to `x` at byte `AT` of a block.
+#[inline(always)]
+fn put_f16<const AT: usize>(block: &mut [u8], x: f32) {
+    block[AT..AT + 2].copy_from_slice(&half::f16::from_f32(x).to_le_bytes());
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Against values decoded by gguf-py: ours in `golden/quants.safetensors`, and more where
-//! golden values lie beside the project.
+//! Against values decoded by gguf-py and blocks encoded by ggml: ours in
+//! `golden/quants.safetensors`, and more where golden values lie beside the project.
 
 use super::*;
 use std::collections::BTreeMap;
@@ -62,13 +62,36 @@ fn decoding_gives_the_bits_of_ggml() {
     }
 }
 
+/// Encodes all of `source` at once, then block by block, then without vectors; each must give the
+/// bytes `want`.
+fn expect_encoded(block: BlockType, source: &Stored, want: &Stored, what: &str) {
+    let (x, n_bytes) = (source.f32(), block.n_bytes());
+    let mut whole = vec![0xaa; want.bytes.len()];
+    block.encode(&x, &mut whole);
+    let mut by_blocks = vec![0xaa; want.bytes.len()];
+    for (x, bytes) in x.chunks(block.n_elem()).zip(by_blocks.chunks_mut(n_bytes)) {
+        block.encode(x, bytes);
+    }
+    let mut scalar = vec![0xaa; want.bytes.len()];
+    Encode { block, x: &x, bytes: &mut scalar }.with_simd(pulp::Scalar::new());
+    for (idx, want) in want.bytes.chunks(n_bytes).enumerate() {
+        for bytes in [&whole, &by_blocks, &scalar] {
+            let got = &bytes[idx * n_bytes..][..n_bytes];
+            let x = &x[idx * block.n_elem()..][..block.n_elem()];
+            assert!(got == want, "{what}: block {idx}, {x:?}, is {got:?}, not {want:?}");
+        }
+    }
+    println!("{what}: {} blocks", want.bytes.len() / n_bytes);
+}
+
 #[test]
-fn encoding_q8_0_gives_the_bytes_of_ggml() {
+fn encoding_gives_the_bytes_of_ggml() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/quants.safetensors");
     let stored = load(&path);
-    let mut bytes = vec![0; stored["q8_0.encoded"].bytes.len()];
-    encode_q8_0(&stored["q8_0.source"].f32(), &mut bytes);
-    assert!(bytes == stored["q8_0.encoded"].bytes);
+    for block in BlockType::ALL {
+        let name = block.name();
+        expect_encoded(block, &stored["source"], &stored[&format!("{name}.encoded")], name);
+    }
 }
 
 /// Where golden values lie beside the project; `None`, said aloud, where they do not.
@@ -82,7 +105,7 @@ fn more_goldens() -> Option<PathBuf> {
 }
 
 #[test]
-fn decoding_gives_the_bits_of_more_goldens_where_they_are() {
+fn more_goldens_agree_where_they_are() {
     let Some(root) = more_goldens() else { return };
     let real = load(&root.join("real_rows.safetensors"));
     for block in BlockType::ALL {
@@ -93,11 +116,7 @@ fn decoding_gives_the_bits_of_more_goldens_where_they_are() {
         if let Some(raw) = real.get(&format!("{name}.raw")) {
             expect_decoded(block, raw, &real[&format!("{name}.deq")], &name);
         }
-        if block == BlockType::Q8_0 {
-            let mut bytes = vec![0; stored["raw"].bytes.len()];
-            encode_q8_0(&stored["src"].f32(), &mut bytes);
-            assert!(bytes == stored["raw"].bytes, "encoding as q8_0");
-        }
+        expect_encoded(block, &stored["src"], &stored["raw"], &name);
     }
 }
 
@@ -118,12 +137,58 @@ fn a_torn_block_panics() {
 }
 
 #[test]
+#[should_panic(expected = "q6_k: 512 numbers into 210 bytes")]
+fn blocks_without_room_panic() {
+    BlockType::Q6K.encode(&[0.0; 512], &mut [0; 210]);
+}
+
+#[test]
+fn numbers_that_are_not_finite_stay_in_their_block() {
+    for block in BlockType::ALL {
+        let (n_elem, n_bytes) = (block.n_elem(), block.n_bytes());
+        let good: Vec<f32> = (0..3 * n_elem).map(|i| (i as f32 * 0.7).sin()).collect();
+        let mut want = vec![0; 3 * n_bytes];
+        block.encode(&good, &mut want);
+        for odd in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN] {
+            for at in [n_elem..n_elem + 1, n_elem + 5..n_elem + 20, n_elem..2 * n_elem] {
+                let mut x = good.clone();
+                x[at].fill(odd);
+                let mut bytes = vec![0; 3 * n_bytes];
+                block.encode(&x, &mut bytes);
+                let (first, last) = (0..n_bytes, 2 * n_bytes..3 * n_bytes);
+                assert_eq!(bytes[first.clone()], want[first], "{block:?} {odd}");
+                assert_eq!(bytes[last.clone()], want[last], "{block:?} {odd}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_block_comes_back_near_to_what_went_in() {
+    for block in BlockType::ALL {
+        let x: Vec<f32> = (0..1024).map(|i| (i as f32 * 1.37).sin() * 0.05).collect();
+        let mut bytes = vec![0; x.len() / block.n_elem() * block.n_bytes()];
+        let mut y = vec![0.0; x.len()];
+        block.encode(&x, &mut bytes);
+        block.decode(&bytes, &mut y);
+        let error: f32 = x.iter().zip(&y).map(|(x, y)| (x - y).powi(2)).sum();
+        let total: f32 = x.iter().map(|x| x.powi(2)).sum();
+        // A sine of amplitude a has the mean square a^2 / 2, steps of 2a / 2^bits an error of a
+        // twelfth of their square: the ratio is 2/3 of 4^-bits.
+        let bits = block.name().as_bytes()[1] - b'0';
+        let ratio = error / total / (2.0 / 3.0 * 0.25f32.powi(bits.into()));
+        println!("{block:?}: {ratio}");
+        assert!(ratio < 2.0, "{block:?}: error {ratio} times that of even steps");
+    }
+}
+
+#[test]
 fn encoding_q8_0_makes_nan_zero_and_an_infinity_spoils_its_own_block_only() {
     let mut x = [1.0; 96];
     x[3] = f32::NAN;
     x[40] = f32::NEG_INFINITY;
     let mut bytes = [0; 3 * 34];
-    encode_q8_0(&x, &mut bytes);
+    BlockType::Q8_0.encode(&x, &mut bytes);
     let mut y = [0.0; 96];
     BlockType::Q8_0.decode(&bytes, &mut y);
     for (idx, y) in y.into_iter().enumerate() {

@@ -1,0 +1,236 @@
+//! Chat templates: messages to the text a model was trained on.
+//!
+//! A template is a program in Jinja, written for transformers, which runs it in jinja2 with
+//! `trim_blocks`, `lstrip_blocks`, loop controls, `raise_exception`, `strftime_now`, and a
+//! `tojson` that writes as `json.dumps`. Here minijinja runs it; `python` and `text` make it give
+//! the bytes that jinja2 gives, checked on the families of templates in `golden/chat.json`.
+//!
+//! A template comes with the model, from strangers. Instructions, bytes read and written, size
+//! of the source, nesting of source, calls and values are limited (see `guard`), so that a
+//! hostile one ends in an error.
+//!
+//! Not here: a template for models that have none (that is an error), a clock (the time comes
+//! in with the options), tokens (special tokens are text until the tokenizer reads them).
+
+mod guard;
+mod python;
+mod text;
+mod time;
+
+use crate::error::{Error, Result};
+use guard::{Meter, TokenCheck};
+use minijinja::machinery::{self, CodeGenerator, Vm, WhitespaceConfig};
+use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
+use serde_json::Map;
+use std::error::Error as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+pub use time::Moment;
+
+/// A message: `role`, `content` (a string or a list of parts), `tool_calls` and whatever else
+/// the template reads. Keys keep their order where serde_json is built to keep it.
+pub type Message = Map<String, serde_json::Value>;
+
+/// Longest template read. Real ones stay below 32 KiB.
+const SOURCE_BYTE_MAX: usize = 1 << 18;
+
+/// Instructions of a rendering.
+const FUEL_MAX: u64 = 4_000_000;
+
+/// Bytes a rendering may read and write, and how many more for each byte of the messages.
+const BYTE_MAX: usize = 1 << 26;
+const BYTE_PER_INPUT: usize = 256;
+
+/// What a template is given besides the messages.
+#[derive(Debug, Clone, Default)]
+pub struct ChatOptions {
+    /// Whether the text ends where the assistant is to begin.
+    pub add_generation_prompt: bool,
+    /// Text of the token that begins a sequence.
+    pub bos_token: Option<String>,
+    /// Text of the token that ends one.
+    pub eos_token: Option<String>,
+    /// Tools as JSON schemas, a list.
+    pub tools: Option<serde_json::Value>,
+    /// Further variables, such as `enable_thinking`.
+    pub extra: Map<String, serde_json::Value>,
+    /// The time for `strftime_now`; a template that asks for it without one fails.
+    pub now: Option<Moment>,
+}
+
+/// A chat template, known to parse.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    file: String,
+    source: String,
+}
+
+/// The words of `raise_exception`.
+#[derive(Debug)]
+struct Refusal(String);
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+impl ChatTemplate {
+    /// Parses the template `source`, which came from `file`.
+    pub fn new(file: &str, source: &str) -> Result<ChatTemplate> {
+        if source.len() > SOURCE_BYTE_MAX {
+            let n_byte = source.len();
+            let problem =
+                format!("the chat template has {n_byte} bytes, at most {SOURCE_BYTE_MAX} are read");
+            return Err(Error::format(file, problem, HINT));
+        }
+        // As jinja2 does, every end of line is one `\n`.
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        let template =
+            ChatTemplate { file: file.to_string(), source: without_generation_tags(source) };
+        template.caught(|| template.compiled(|_, _| Ok(())))?;
+        Ok(template)
+    }
+
+    /// Renders `messages`.
+    pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<String> {
+        let context = context(messages, options);
+        let n_input = Meter::size(&context);
+        let n_byte = n_input.saturating_mul(BYTE_PER_INPUT).saturating_add(BYTE_MAX);
+        let meter = Arc::new(Meter::new(n_byte));
+        let env = environment(&meter, options.now);
+        self.caught(|| {
+            self.compiled(|instructions, blocks| {
+                let mut text = String::new();
+                let mut out = machinery::make_string_output(&mut text);
+                let vm = Vm::new(&env);
+                vm.eval(instructions, context, blocks, &mut out, AutoEscape::None)?;
+                drop(out);
+                Ok(text)
+            })
+        })
+    }
+
+    /// Compiles, metered, and hands the instructions to `run`.
+    fn compiled<T>(
+        &self,
+        run: impl FnOnce(
+            &machinery::Instructions<'_>,
+            &std::collections::BTreeMap<&str, machinery::Instructions<'_>>,
+        ) -> std::result::Result<T, minijinja::Error>,
+    ) -> std::result::Result<T, minijinja::Error> {
+        let space = WhitespaceConfig {
+            keep_trailing_newline: false,
+            lstrip_blocks: true,
+            trim_blocks: true,
+        };
+        let mut check = TokenCheck::default();
+        for token in machinery::tokenize(&self.source, false, Default::default(), space) {
+            let (token, span) = token?;
+            check.check(&token, span)?;
+        }
+        let tree = machinery::parse(&self.source, "template", Default::default(), space)?;
+        let mut code = CodeGenerator::new("template", &self.source);
+        if let Some(tree) = guard::statement(&tree) {
+            code.compile_stmt(&tree);
+        }
+        let (instructions, blocks) = code.finish();
+        run(&instructions, &blocks)
+    }
+
+    /// What `f` gives, with errors and panics of minijinja as ours.
+    fn caught<T>(&self, f: impl FnOnce() -> std::result::Result<T, minijinja::Error>) -> Result<T> {
+        let Ok(result) = catch_unwind(AssertUnwindSafe(f)) else {
+            return Err(Error::format(&self.file, "the chat template cannot be run", HINT));
+        };
+        result.map_err(|error| {
+            let mut cause = error.source();
+            while let Some(inner) = cause {
+                if let Some(Refusal(words)) = inner.downcast_ref::<Refusal>() {
+                    let hint = "the chat template refuses these messages; change roles or order";
+                    return Error::input(words.clone(), hint);
+                }
+                cause = inner.source();
+            }
+            let line = error.line().map_or(String::new(), |line| format!(", line {line}"));
+            let words = match (error.kind(), error.detail()) {
+                (_, Some(words)) => words.to_string(),
+                (ErrorKind::OutOfFuel, None) => "the template takes too many steps".to_string(),
+                (kind, None) => kind.to_string(),
+            };
+            Error::format(&self.file, format!("chat template{line}: {words}"), HINT)
+        })
+    }
+}
+
+const HINT: &str = "the chat template may be cut off, or use what only jinja2 has; \
+                    give a template of your own";
+
+/// Training marks what the assistant says with `{% generation %}`; the text is the same without.
+/// An `if` in its place keeps the rules for space around tags.
+fn without_generation_tags(source: String) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source.as_str();
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at + 2);
+        out.push_str(before);
+        let sign = tag.len() - tag.trim_start_matches(['-', '+']).len();
+        let inner = tag[sign..].trim_start();
+        let after = |word: &str| inner.strip_prefix(word).filter(|rest| is_tag_end(rest));
+        let (put, after) = match (after("generation"), after("endgeneration")) {
+            (Some(after), _) => ("if true", after),
+            (_, Some(after)) => ("endif", after),
+            _ => ("", tag),
+        };
+        if !put.is_empty() {
+            out.push_str(&tag[..sign]);
+            out.push(' ');
+            out.push_str(put);
+        }
+        rest = after;
+    }
+    out + rest
+}
+
+fn is_tag_end(rest: &str) -> bool {
+    let rest = rest.trim_start();
+    rest.strip_prefix(['-', '+']).unwrap_or(rest).starts_with("%}")
+}
+
+fn context(messages: &[Message], options: &ChatOptions) -> Value {
+    let mut map = Map::new();
+    let text = |text: &Option<String>| serde_json::Value::from(text.clone());
+    map.insert("messages".into(), messages.to_vec().into());
+    map.insert("add_generation_prompt".into(), options.add_generation_prompt.into());
+    map.insert("tools".into(), options.tools.clone().unwrap_or_default());
+    map.insert("documents".into(), serde_json::Value::Null);
+    for (name, token) in [("bos_token", &options.bos_token), ("eos_token", &options.eos_token)] {
+        if token.is_some() {
+            map.insert(name.into(), text(token));
+        }
+    }
+    map.extend(options.extra.clone());
+    Value::from_serialize(map)
+}
+
+fn environment(meter: &Arc<Meter>, now: Option<Moment>) -> Environment<'static> {
+    let mut env = Environment::new();
+    env.set_undefined_behavior(UndefinedBehavior::Lenient);
+    env.set_auto_escape_callback(|_| AutoEscape::None);
+    env.set_fuel(Some(FUEL_MAX));
+    env.set_recursion_limit(200);
+    python::install(&mut env, meter);
+    env.add_function("strftime_now", move |format: &str| match now {
+        Some(now) => Ok(now.format(format)),
+        None => Err(python::fail("the template asks for the time, and none is given")),
+    });
+    env.add_function("raise_exception", |words: &Value| -> python::Outcome<Value> {
+        Err(python::fail("refused").with_source(Refusal(words.to_string())))
+    });
+    env
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,365 @@
+//! Fill in the middle: the tokens a code model marks prefix, suffix and middle with, and how a
+//! prompt is laid out with them.
+//!
+//!     prefix first (PSM):  PRE prefix SUF suffix MID
+//!     suffix first (SPM):  SUF suffix PRE prefix MID
+//!
+//! | family                | prefix              | suffix             | middle             |
+//! |-----------------------|---------------------|--------------------|--------------------|
+//! | Qwen coder, CodeGemma | `<\|fim_prefix\|>`  | `<\|fim_suffix\|>` | `<\|fim_middle\|>` |
+//! | StarCoder 1 and 2     | `<fim_prefix>`      | `<fim_suffix>`     | `<fim_middle>`     |
+//! | SantaCoder            | `<fim-prefix>`      | `<fim-suffix>`     | `<fim-middle>`     |
+//! | CodeLlama             | `▁<PRE>`            | `▁<SUF>`           | `▁<MID>`           |
+//! | DeepSeek coder        | `<｜fim▁begin｜>`   | `<｜fim▁hole｜>`   | `<｜fim▁end｜>`    |
+//! | GLM                   | `<\|code_prefix\|>` | `<\|code_suffix\|>` | `<\|code_middle\|>` |
+//! | Falcon-H1 coder       | `<\|prefix\|>`      | `<\|suffix\|>`     | `<\|middle\|>`     |
+//! | Seed coder            | `<[fim-prefix]>`    | `<[fim-suffix]>`   | `<[fim-middle]>`   |
+//! | Codestral             | `[PREFIX]`          | `[SUFFIX]`         | none               |
+//!
+//! Codestral is suffix first and begins to write right after the prefix. DeepSeek's `hole` stands
+//! where the suffix begins, so that it fits the same layout. CodeLlama's SentencePiece puts a
+//! space before every text: prefix and suffix are to be encoded without it, or the model sees a
+//! space that is not in the file; its middle ends with `▁<EOT>`.
+//!
+//! Not here: a model without these tokens. Then there is no layout, and the caller says so.
+
+/// The order of prefix and suffix in a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FimStyle {
+    /// Prefix, suffix, middle.
+    Psm,
+    /// Suffix, prefix, middle.
+    Spm,
+}
+
+/// Tokens for fill in the middle, by id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FimTokens {
+    /// Before the prefix.
+    pub prefix: u32,
+    /// Before the suffix.
+    pub suffix: u32,
+    /// After both, where the model begins; Codestral has none.
+    pub middle: Option<u32>,
+    /// Fills a batch in training.
+    pub pad: Option<u32>,
+    /// Before the name of the repository.
+    pub repo: Option<u32>,
+    /// Before the path of each file.
+    pub sep: Option<u32>,
+    /// Ends the middle, where the family has a token of its own for it.
+    pub end: Option<u32>,
+    /// The order the family was trained for.
+    pub style: FimStyle,
+}
+
+/// Ids that a file states outright, which go before what is found by name (GGUF:
+/// `tokenizer.ggml.fim_pre_token_id` and so on).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FimOverrides {
+    /// Before the prefix.
+    pub prefix: Option<u32>,
+    /// Before the suffix.
+    pub suffix: Option<u32>,
+    /// After both.
+    pub middle: Option<u32>,
+    /// Fills a batch.
+    pub pad: Option<u32>,
+    /// Before the name of the repository.
+    pub repo: Option<u32>,
+    /// Before the path of each file.
+    pub sep: Option<u32>,
+}
+
+/// A file that is shown besides the one being edited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FimFile<'a> {
+    /// Its path.
+    pub path: &'a str,
+    /// Its text, or a part of it.
+    pub text: &'a str,
+}
+
+/// What surrounds the middle: the file itself and others of the repository.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FimContext<'a> {
+    /// Name of the repository.
+    pub repo: &'a str,
+    /// Path of the file being edited.
+    pub path: &'a str,
+    /// Other files, the most relevant last, nearest to the middle.
+    pub files: Vec<FimFile<'a>>,
+    /// Tokens the other files may take; the earliest are dropped.
+    pub n_tok_max: usize,
+}
+
+/// Spellings of prefix, suffix and middle, one family per row.
+const FAMILIES: [[&str; 3]; 10] = [
+    ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
+    ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
+    ["<fim-prefix>", "<fim-suffix>", "<fim-middle>"],
+    ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
+    ["▁<PRE>", "▁<SUF>", "▁<MID>"],
+    ["<PRE>", "<SUF>", "<MID>"],
+    ["<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"],
+    ["<|prefix|>", "<|suffix|>", "<|middle|>"],
+    ["<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"],
+    ["[PREFIX]", "[SUFFIX]", "[MIDDLE]"],
+];
+
+const PADS: [&str; 5] = ["<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<[fim-pad]>", "<PAD>"];
+
+const REPOS: [&str; 6] =
+    ["<|fim_repo|>", "<|repo_name|>", "<repo_name>", "<reponame>", "<fim-repo>", "<REPO>"];
+
+const SEPS: [&str; 3] = ["<|file_sep|>", "<|file_separator|>", "<file_sep>"];
+
+const ENDS: [&str; 2] = ["▁<EOT>", "<EOT>"];
+
+/// Goes before a file where the family has no separator, as llama.cpp writes it.
+const SNIPPET: &str = "\n\n--- snippet ---\n\n";
+
+impl FimTokens {
+    /// Finds the tokens by their spelling; `None` when the vocabulary has none.
+    ///
+    /// Prefix, suffix and middle are taken from one family: a vocabulary may hold odd leftovers
+    /// of another.
+    pub fn detect(lookup: &dyn Fn(&str) -> Option<u32>) -> Option<FimTokens> {
+        FimTokens::detect_with(lookup, &FimOverrides::default())
+    }
+
+    /// Finds the tokens by their spelling, where `overrides` does not say otherwise.
+    pub fn detect_with(
+        lookup: &dyn Fn(&str) -> Option<u32>,
+        overrides: &FimOverrides,
+    ) -> Option<FimTokens> {
+        let any = |names: &[&str]| names.iter().find_map(|name| lookup(name));
+        let found = FAMILIES.iter().find_map(|[prefix, suffix, middle]| {
+            let middle_id = lookup(middle);
+            // Only Codestral does without a middle.
+            let complete = middle_id.is_some() || *prefix == "[PREFIX]";
+            let ids = (lookup(prefix)?, lookup(suffix)?, middle_id);
+            complete.then_some((ids, *prefix))
+        });
+        let family = found.map_or("", |(_, family)| family);
+        let ids = found.map(|(ids, _)| ids);
+        let middle = overrides.middle.or(ids.and_then(|ids| ids.2));
+        let is_codellama = family.ends_with("<PRE>");
+        Some(FimTokens {
+            prefix: overrides.prefix.or(ids.map(|ids| ids.0))?,
+            suffix: overrides.suffix.or(ids.map(|ids| ids.1))?,
+            middle,
+            pad: overrides.pad.or_else(|| any(&PADS)),
+            repo: overrides.repo.or_else(|| any(&REPOS)),
+            sep: overrides.sep.or_else(|| any(&SEPS)),
+            end: if is_codellama { any(&ENDS) } else { None },
+            style: if middle.is_none() { FimStyle::Spm } else { FimStyle::Psm },
+        })
+    }
+
+    /// Tokens that end a middle besides those that end a text: a model that begins another file
+    /// or another hole is done with this one.
+    pub fn stops(&self) -> Vec<u32> {
+        let all = [
+            Some(self.prefix),
+            Some(self.suffix),
+            self.middle,
+            self.pad,
+            self.repo,
+            self.sep,
+            self.end,
+        ];
+        let mut list: Vec<u32> = all.into_iter().flatten().collect();
+        list.sort_unstable();
+        list.dedup();
+        list
+    }
+
+    /// The prompt for what is to stand between `prefix` and `suffix`.
+    ///
+    /// Without a middle token the suffix comes first whatever `style` says: the model could not
+    /// know where the prefix goes on.
+    pub fn layout(&self, style: FimStyle, prefix: &[u32], suffix: &[u32]) -> Vec<u32> {
+        let mut ids = Vec::with_capacity(prefix.len() + suffix.len() + 3);
+        let suffix_first = style == FimStyle::Spm || self.middle.is_none();
+        if suffix_first {
+            ids.push(self.suffix);
+            ids.extend_from_slice(suffix);
+        }
+        ids.push(self.prefix);
+        ids.extend_from_slice(prefix);
+        if !suffix_first {
+            ids.push(self.suffix);
+            ids.extend_from_slice(suffix);
+        }
+        ids.extend(self.middle);
+        ids
+    }
+
+    /// What goes before the prompt to show the repository, as llama.cpp's `/infill` lays it out:
+    ///
+    ///     REPO name \n
+    ///     SEP path \n text        for each other file
+    ///     SEP path \n             of the file being edited
+    ///
+    /// Where the family has no separator, other files are set off by a line of dashes. `encode`
+    /// gives the ids of plain text, without special tokens. When all is too long the front is
+    /// cut off, so that the last file and the path stay.
+    pub fn context(
+        &self,
+        context: &FimContext<'_>,
+        encode: &mut dyn FnMut(&str) -> Vec<u32>,
+    ) -> Vec<u32> {
+        let mut ids = Vec::new();
+        let mut section = |token: Option<u32>, text: &str| {
+            ids.extend(token);
+            ids.extend(encode(text));
+        };
+        if self.repo.is_some() {
+            section(self.repo, &format!("{}\n", context.repo));
+        }
+        for file in &context.files {
+            match self.sep {
+                Some(_) => section(self.sep, &format!("{}\n", file.path)),
+                None => section(None, SNIPPET),
+            }
+            section(None, file.text);
+        }
+        if self.sep.is_some() {
+            section(self.sep, &format!("{}\n", context.path));
+        }
+        let n_cut = ids.len().saturating_sub(context.n_tok_max);
+        ids.drain(..n_cut);
+        ids
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A vocabulary of these tokens, with ids from 100.
+    fn detect(vocab: &[&str]) -> Option<FimTokens> {
+        detect_with(vocab, &FimOverrides::default())
+    }
+
+    fn detect_with(vocab: &[&str], overrides: &FimOverrides) -> Option<FimTokens> {
+        let lookup = |name: &str| {
+            let at = vocab.iter().position(|token| *token == name)?;
+            Some(100 + at as u32)
+        };
+        FimTokens::detect_with(&lookup, overrides)
+    }
+
+    /// Bytes as ids.
+    fn encode(text: &str) -> Vec<u32> {
+        text.bytes().map(u32::from).collect()
+    }
+
+    #[test]
+    fn every_family_is_found_by_its_spelling() {
+        for vocab in FAMILIES.iter().filter(|vocab| vocab[0] != "[PREFIX]") {
+            let tokens = detect(vocab).unwrap();
+            assert_eq!((tokens.prefix, tokens.suffix, tokens.middle), (100, 101, Some(102)));
+            assert_eq!(tokens.style, FimStyle::Psm);
+            assert_eq!(tokens.layout(FimStyle::Psm, &[1, 2], &[3]), [100, 1, 2, 101, 3, 102]);
+            assert_eq!(tokens.layout(FimStyle::Spm, &[1, 2], &[3]), [101, 3, 100, 1, 2, 102]);
+        }
+    }
+
+    #[test]
+    fn a_vocabulary_without_the_tokens_or_with_some_of_them_gives_none() {
+        assert_eq!(detect(&[]), None);
+        assert_eq!(detect(&["<s>", "</s>", "a"]), None);
+        assert_eq!(detect(&["<|fim_prefix|>", "<|fim_suffix|>"]), None);
+        assert_eq!(detect(&["<|fim_prefix|>", "<fim_suffix>", "<fim-middle>"]), None);
+        assert_eq!(detect(&["[PREFIX]"]), None);
+    }
+
+    #[test]
+    fn leftovers_of_another_family_do_not_mix_in() {
+        let tokens = detect(&["<|fim_prefix|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>"]);
+        let tokens = tokens.unwrap();
+        assert_eq!((tokens.prefix, tokens.suffix, tokens.middle), (101, 102, Some(103)));
+    }
+
+    #[test]
+    fn codestral_has_the_suffix_first_and_no_middle() {
+        let tokens = detect(&["[SUFFIX]", "[PREFIX]"]).unwrap();
+        assert_eq!((tokens.style, tokens.middle), (FimStyle::Spm, None));
+        assert_eq!(tokens.layout(tokens.style, &[1, 2], &[3]), [100, 3, 101, 1, 2]);
+        let asked_otherwise = tokens.layout(FimStyle::Psm, &[1, 2], &[3]);
+        assert_eq!(asked_otherwise, [100, 3, 101, 1, 2]);
+    }
+
+    #[test]
+    fn the_rest_of_a_family_is_found_and_stops_a_middle() {
+        let vocab = [
+            "<|fim_prefix|>",
+            "<|fim_suffix|>",
+            "<|fim_middle|>",
+            "<|fim_pad|>",
+            "<|repo_name|>",
+            "<|file_sep|>",
+        ];
+        let tokens = detect(&vocab).unwrap();
+        assert_eq!((tokens.pad, tokens.repo, tokens.sep), (Some(103), Some(104), Some(105)));
+        assert_eq!(tokens.stops(), [100, 101, 102, 103, 104, 105]);
+        let gemma = detect(&[vocab[0], vocab[1], vocab[2], "<|file_separator|>"]).unwrap();
+        assert_eq!((gemma.sep, gemma.repo), (Some(103), None));
+        let granite = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<fim_pad>", "<reponame>"];
+        let granite = detect(&granite).unwrap();
+        assert_eq!((granite.pad, granite.repo, granite.sep), (Some(103), Some(104), None));
+        let star = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<repo_name>", "<file_sep>"];
+        let star = detect(&star).unwrap();
+        assert_eq!((star.repo, star.sep), (Some(103), Some(104)));
+        let llama = detect(&["▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"]).unwrap();
+        assert_eq!((llama.end, llama.stops()), (Some(103), vec![100, 101, 102, 103]));
+        let chat = detect(&[vocab[0], vocab[1], vocab[2], "<EOT>"]).unwrap();
+        assert_eq!(chat.end, None, "only CodeLlama ends a middle with EOT");
+    }
+
+    #[test]
+    fn ids_of_the_file_go_before_names() {
+        let overrides = FimOverrides { prefix: Some(7), sep: Some(9), ..Default::default() };
+        let tokens = detect_with(&["<fim_prefix>", "<fim_suffix>", "<fim_middle>"], &overrides);
+        let tokens = tokens.unwrap();
+        assert_eq!((tokens.prefix, tokens.suffix, tokens.sep), (7, 101, Some(9)));
+        let all = FimOverrides {
+            prefix: Some(1),
+            suffix: Some(2),
+            middle: Some(3),
+            ..Default::default()
+        };
+        let tokens = detect_with(&[], &all).unwrap();
+        assert_eq!(tokens.layout(FimStyle::Psm, &[50], &[60]), [1, 50, 2, 60, 3]);
+        let half = FimOverrides { prefix: Some(1), ..Default::default() };
+        assert_eq!(detect_with(&[], &half), None);
+    }
+
+    #[test]
+    fn the_repository_is_laid_out_as_llama_cpp_does() {
+        let vocab =
+            ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"];
+        let tokens = detect(&vocab).unwrap();
+        let files = vec![FimFile { path: "a", text: "xy" }, FimFile { path: "b", text: "z" }];
+        let mut context = FimContext { repo: "r", path: "c", files, n_tok_max: usize::MAX };
+        let line = u32::from(b'\n');
+        let ids = tokens.context(&context, &mut encode);
+        let want = [103, 114, line, 104, 97, line, 120, 121, 104, 98, line, 122, 104, 99, line];
+        assert_eq!(ids, want);
+        context.n_tok_max = 4;
+        assert_eq!(tokens.context(&context, &mut encode), want[11..]);
+        context.n_tok_max = 0;
+        assert!(tokens.context(&context, &mut encode).is_empty());
+    }
+
+    #[test]
+    fn without_a_separator_files_are_set_off_by_dashes() {
+        let tokens = detect(&["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]).unwrap();
+        let files = vec![FimFile { path: "a", text: "xy" }];
+        let context = FimContext { repo: "r", path: "c", files, n_tok_max: 100 };
+        let want = encode("\n\n--- snippet ---\n\nxy");
+        assert_eq!(tokens.context(&context, &mut encode), want);
+    }
+}

@@ -1,0 +1,122 @@
+//! Every other tokenizer.json, through the `tokenizers` crate: Unigram, WordPiece, WordLevel, odd
+//! normalizers, and the verdict on files that are wrong.
+//!
+//! The crate panics on some inputs; what reaches it from outside is caught and becomes an error.
+//!
+//! Not here: files that our own encoder understands (`json.rs`).
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+
+use super::gguf;
+use super::tokens::{Alphabet, Kind, Tokens};
+use super::{Engine, Special, Tokenizer};
+use crate::error::{Error, Result};
+
+/// A tokenizer of the crate.
+pub(super) struct Foreign {
+    parse: tokenizers::Tokenizer,
+    /// The same, with special tokens as text; made when first asked for.
+    plain: OnceLock<Box<tokenizers::Tokenizer>>,
+}
+
+/// Runs `work`, and makes words of a panic.
+fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("the tokenizer broke down".into()),
+    }
+}
+
+impl Foreign {
+    /// Ids of a text, with what the file's post-processor adds or without.
+    fn encode_by(&self, text: &str, special: Special, whole: Whole) -> Result<Vec<u32>> {
+        let tokenizer = match special {
+            Special::Parse => &self.parse,
+            Special::Plain => self.plain.get_or_init(|| {
+                let mut plain = self.parse.clone();
+                plain.set_encode_special_tokens(true);
+                Box::new(plain)
+            }),
+        };
+        let encode = || tokenizer.encode_fast(text, whole == Whole::WithEnds);
+        let encoding = guarded(encode).map_err(|problem| {
+            Error::input(
+                format!("the text cannot be encoded: {problem}"),
+                "look at the tokenizer.json: it may lack a token for what is unknown",
+            )
+        })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Ids of a text.
+    pub(super) fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>> {
+        self.encode_by(text, special, Whole::TextOnly)
+    }
+
+    /// Text of ids; what cannot be decoded is nothing.
+    pub(super) fn decode(&self, ids: &[u32], special: Special) -> String {
+        guarded(|| self.parse.decode(ids, special == Special::Plain)).unwrap_or_default()
+    }
+
+    /// What the post-processor puts before and after a text.
+    fn ends(&self) -> [Vec<u32>; 2] {
+        let both = |text: &str| {
+            let whole = self.encode_by(text, Special::Parse, Whole::WithEnds).ok()?;
+            let text = self.encode_by(text, Special::Parse, Whole::TextOnly).ok()?;
+            let at = (0..=whole.len().checked_sub(text.len())?)
+                .find(|at| whole[*at..].starts_with(&text) && !text.is_empty())?;
+            Some([whole[..at].to_vec(), whole[at + text.len()..].to_vec()])
+        };
+        both("a").unwrap_or_default()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Whole {
+    WithEnds,
+    TextOnly,
+}
+
+/// Reads any tokenizer.json.
+pub(super) fn read(file: &str, json: &str) -> Result<Tokenizer> {
+    let parse =
+        guarded(|| tokenizers::Tokenizer::from_bytes(json.as_bytes())).map_err(|problem| {
+            Error::format(
+                file,
+                format!("is not a tokenizer.json: {problem}"),
+                "the file may be cut or from another tool; download it again",
+            )
+        })?;
+    let mut parse = parse;
+    // Neither belongs to the ids of a text.
+    let _ = parse.with_truncation(None);
+    parse.with_padding(None);
+    let vocab = parse.get_vocab(true);
+    let added = parse.get_added_tokens_decoder();
+    let mut pairs: Vec<(u32, &str, Kind)> =
+        vocab.iter().map(|(text, id)| (*id, text.as_str(), Kind::Normal)).collect();
+    for (id, token) in &added {
+        let kind = if token.special { Kind::Control } else { Kind::UserDefined };
+        pairs.push((*id, token.content.as_str(), kind));
+    }
+    let tokens = Tokens::from_pairs(file, Alphabet::Plain, &pairs)?;
+    let mut ids = BTreeMap::new();
+    let eog = gguf::roles(&tokens, &mut ids, gguf::Names::Added).eog;
+    let foreign = Foreign { parse, plain: OnceLock::new() };
+    let [begin, end] = foreign.ends();
+    Ok(Tokenizer {
+        tokens,
+        engine: Engine::Foreign(Box::new(foreign)),
+        strips_space: false,
+        begin,
+        end,
+        ids,
+        eog,
+        scores: None,
+        pre: None,
+        original: Some(json.into()),
+    })
+}

@@ -1,0 +1,444 @@
+//! The vocabulary inside a GGUF file, read as llama.cpp reads it.
+//!
+//! | `tokenizer.ggml.model` | is                                                           |
+//! |------------------------|--------------------------------------------------------------|
+//! | `gpt2`                 | bytes, merges by rank, a pre-tokenizer by name               |
+//! | `llama`                | SentencePiece: scores, bytes as `<0x0A>`, a space first        |
+//!
+//! Kinds of tokens decide what is found in text. Files get kinds wrong, so llama.cpp corrects
+//! tokens that end a turn or mark a gap to fill by their names, and so do we: `roles`.
+//!
+//! Not here: the container; WordPiece (`bert`), Unigram (`t5`), `rwkv`, `plamo2`.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::bpe::Merges;
+use super::encoder::{Encoder, Prefix, Spaces, Words};
+use super::names;
+use super::special::{AddedToken, Finder, Order};
+use super::spm;
+use super::tokens::{Alphabet, Kind, Tokens, byte_char};
+use super::{Engine, Tokenizer};
+use crate::error::{Error, Result};
+
+/// The vocabulary as GGUF files describe it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GgufVocab {
+    /// `tokenizer.ggml.model`: `gpt2`, `llama`, ...
+    pub model: String,
+    /// `tokenizer.ggml.pre`.
+    pub pre: Option<String>,
+    /// `tokenizer.ggml.tokens`.
+    pub tokens: Vec<Vec<u8>>,
+    /// `tokenizer.ggml.token_type`.
+    pub token_types: Option<Vec<i32>>,
+    /// `tokenizer.ggml.scores`.
+    pub scores: Option<Vec<f32>>,
+    /// `tokenizer.ggml.merges`.
+    pub merges: Option<Vec<Vec<u8>>>,
+    /// `tokenizer.ggml.*_token_id` by the first part of the name: `bos`, `eos`, `unknown`,
+    /// `padding`, `eot`, `eom`, `seperator`, `fim_pre`, `fim_suf`, `fim_mid`, `fim_pad`, ...
+    pub ids: BTreeMap<String, u32>,
+    /// `tokenizer.ggml.add_bos_token` and the like by the last part of their names:
+    /// `add_bos_token`, `add_eos_token`, `add_space_prefix`, `remove_extra_whitespaces`.
+    pub flags: BTreeMap<String, bool>,
+}
+
+/// Roles as files spell them, and as we do.
+pub(super) const ALIASES: [(&str, &str); 6] = [
+    ("unknown", "unk"),
+    ("padding", "pad"),
+    ("seperator", "sep"),
+    ("prefix", "fim_pre"),
+    ("suffix", "fim_suf"),
+    ("middle", "fim_mid"),
+];
+
+/// Tokens that end a generation.
+const ENDS: [&str; 22] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+];
+
+/// Tokens that end a turn, a message, or fill a gap in the middle, by their names.
+const BY_NAME: [(&str, &[&str]); 8] = [
+    (
+        "eot",
+        &[
+            "<|eot_id|>",
+            "<|im_end|>",
+            "<|end|>",
+            "<end_of_turn>",
+            "<|endoftext|>",
+            "<|end_of_text|>",
+            "<EOT>",
+            "_<EOT>",
+            "[EOT]",
+            "<｜end▁of▁sentence｜>",
+            "<end_of_utterance>",
+        ],
+    ),
+    ("eom", &["<|eom_id|>"]),
+    (
+        "fim_pre",
+        &[
+            "<|fim_prefix|>",
+            "<fim-prefix>",
+            "<fim_prefix>",
+            "<｜fim▁begin｜>",
+            "<PRE>",
+            "▁<PRE>",
+            "<|code_prefix|>",
+            "<|prefix|>",
+        ],
+    ),
+    (
+        "fim_suf",
+        &[
+            "<|fim_suffix|>",
+            "<fim-suffix>",
+            "<fim_suffix>",
+            "<｜fim▁hole｜>",
+            "<SUF>",
+            "▁<SUF>",
+            "<|code_suffix|>",
+            "<|suffix|>",
+        ],
+    ),
+    (
+        "fim_mid",
+        &[
+            "<|fim_middle|>",
+            "<fim-middle>",
+            "<fim_middle>",
+            "<｜fim▁end｜>",
+            "<MID>",
+            "▁<MID>",
+            "<|code_middle|>",
+            "<|middle|>",
+        ],
+    ),
+    ("fim_pad", &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"]),
+    ("fim_rep", &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"]),
+    ("fim_sep", &["<|file_sep|>"]),
+];
+
+/// Tokens that are text to show although files call them control tokens.
+const SHOWN: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
+
+/// What names say about tokens.
+pub(super) struct Roles {
+    /// Ids that end a generation, ascending.
+    pub(super) eog: Vec<u32>,
+    /// Kinds that should be other than files say.
+    pub(super) kinds: Vec<(u32, Kind)>,
+}
+
+/// Which names count: any, or only those that the file calls special or added.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Names {
+    /// As llama.cpp does.
+    Any,
+    /// For files that are right about their tokens.
+    Added,
+}
+
+/// Finds special tokens by name; `ids` gets those it lacks.
+pub(super) fn roles(tokens: &Tokens, ids: &mut BTreeMap<String, u32>, names: Names) -> Roles {
+    let is_added = |id: &u32| names == Names::Any || tokens.kind(*id) != Kind::Normal;
+    let find = |name: &str| tokens.find(name.as_bytes()).filter(is_added);
+    let mut kinds = Vec::new();
+    for (role, names) in BY_NAME {
+        if let Some(id) = names.iter().find_map(|name| find(name))
+            && !ids.contains_key(role)
+        {
+            ids.insert(role.into(), id);
+            kinds.push((id, Kind::Control));
+        }
+    }
+    let known = ["fim_pad", "fim_rep", "fim_sep", "eos", "eot", "eom"];
+    let mut eog: Vec<u32> = known.iter().filter_map(|role| ids.get(*role).copied()).collect();
+    for id in ENDS.iter().filter_map(|name| find(name)) {
+        eog.push(id);
+        kinds.push((id, Kind::Control));
+    }
+    kinds.extend(SHOWN.iter().filter_map(|name| find(name)).map(|id| (id, Kind::UserDefined)));
+    let has = |name: &str| find(name).filter(|id| eog.contains(id));
+    // In the harmony format `<|end|>` ends a message, not the generation.
+    let has_calls = has("<|call|>").or(has("<|calls|>")).is_some();
+    let is_harmony = has_calls && has("<|return|>").or(has("<|flush|>")).is_some();
+    let end = has("<|end|>").filter(|_| is_harmony);
+    let is_text = has("<|tool_response>").or(has("<|plamo:eos|>")).is_some();
+    let text = has("</s>").filter(|_| is_text);
+    kinds.extend(end.map(|id| (id, Kind::UserDefined)));
+    kinds.extend(text.map(|id| (id, Kind::Normal)));
+    eog.retain(|id| Some(*id) != end && Some(*id) != text);
+    eog.sort_unstable();
+    eog.dedup();
+    Roles { eog, kinds }
+}
+
+fn kind(number: i32) -> Kind {
+    match number {
+        1 => Kind::Normal,
+        2 => Kind::Unknown,
+        3 => Kind::Control,
+        4 => Kind::UserDefined,
+        6 => Kind::Byte,
+        _ => Kind::Unused,
+    }
+}
+
+/// Checks lengths and makes the list of tokens.
+fn tokens(file: &str, vocab: &GgufVocab, alphabet: Alphabet) -> Result<Tokens> {
+    let n = vocab.tokens.len();
+    let lens = [
+        ("token_type", vocab.token_types.as_ref().map(Vec::len)),
+        ("scores", vocab.scores.as_ref().map(Vec::len)),
+    ];
+    for (key, len) in lens {
+        if let Some(len) = len.filter(|len| *len < n) {
+            return Err(Error::config(
+                file,
+                &format!("tokenizer.ggml.{key}"),
+                format!("has {len} entries for {n} tokens"),
+                "the file is damaged; download or convert it again",
+            ));
+        }
+    }
+    if n == 0 || n > (u32::MAX / 4) as usize {
+        return Err(Error::config(
+            file,
+            "tokenizer.ggml.tokens",
+            format!("has {n} tokens"),
+            "the file is damaged; download or convert it again",
+        ));
+    }
+    let kind = |id: usize| vocab.token_types.as_ref().map_or(Kind::Normal, |list| kind(list[id]));
+    let list: Vec<(&[u8], Kind)> =
+        vocab.tokens.iter().enumerate().map(|(id, text)| (&text[..], kind(id))).collect();
+    Ok(Tokens::new(alphabet, &list))
+}
+
+/// Symbols for texts, virtual ones for those that are no tokens.
+pub(super) struct Symbols<'t> {
+    tokens: &'t Tokens,
+    virtuals: HashMap<Vec<u8>, u32>,
+    outputs: Vec<Vec<u32>>,
+}
+
+impl<'t> Symbols<'t> {
+    pub(super) fn new(tokens: &'t Tokens) -> Symbols<'t> {
+        Symbols { tokens, virtuals: HashMap::new(), outputs: Vec::new() }
+    }
+
+    fn symbol(&mut self, text: &[u8]) -> u32 {
+        if let Some(id) = self.tokens.find(text).or_else(|| self.virtuals.get(text).copied()) {
+            return id;
+        }
+        let id = (self.tokens.len() + self.outputs.len()) as u32;
+        self.virtuals.insert(text.to_vec(), id);
+        // What is no token comes out as its letters, where these are tokens.
+        let letters = text.iter().filter_map(|byte| self.tokens.find(&[*byte]));
+        self.outputs.push(letters.collect());
+        id
+    }
+
+    /// The symbol of each byte, in GPT-2's alphabet.
+    pub(super) fn bytes(&mut self) -> Box<[u32; 256]> {
+        let mut symbols = Box::new([0; 256]);
+        for byte in 0..=255 {
+            let letter = byte_char(byte);
+            symbols[usize::from(byte)] = self.symbol(letter.encode_utf8(&mut [0; 4]).as_bytes());
+        }
+        symbols
+    }
+
+    /// Adds a join of two texts.
+    pub(super) fn join(&mut self, merges: &mut Merges, left: &[u8], right: &[u8], rank: u32) {
+        let result = self.symbol(&[left, right].concat());
+        let (left, right) = (self.symbol(left), self.symbol(right));
+        merges.insert_first(left, right, rank, result);
+    }
+
+    /// What the virtual symbols stand for.
+    pub(super) fn outputs(self) -> Vec<Vec<u32>> {
+        self.outputs
+    }
+}
+
+/// The tokens to look for in text.
+pub(super) fn finder(file: &str, tokens: &Tokens) -> Result<Option<Finder>> {
+    let added = |id: u32| {
+        let kind = tokens.kind(id);
+        let is_special = matches!(kind, Kind::Control | Kind::Unknown);
+        // Text is UTF-8: a token that is not cannot be found in it.
+        let text = std::str::from_utf8(tokens.text(id)).ok()?;
+        (is_special || kind == Kind::UserDefined).then(|| AddedToken {
+            id,
+            text: text.into(),
+            is_special,
+            lstrip: false,
+            rstrip: false,
+        })
+    };
+    Finder::new(file, Order::Longest, (0..tokens.len() as u32).filter_map(added).collect())
+}
+
+fn bytes_encoder(file: &str, tokens: &Tokens, vocab: &GgufVocab) -> Result<Encoder> {
+    let Some(list) = &vocab.merges else {
+        return Err(Error::config(
+            file,
+            "tokenizer.ggml.merges",
+            "is missing, which a `gpt2` tokenizer needs",
+            "convert the model again, or use its tokenizer.json",
+        ));
+    };
+    let named = names::find(file, vocab.pre.as_deref().unwrap_or("default"))?;
+    let mut known = Symbols::new(tokens);
+    let symbols = known.bytes();
+    let mut merges = Merges::with_capacity(list.len());
+    for (rank, merge) in list.iter().enumerate().take(u32::MAX as usize - 1) {
+        // The first letter may be a space, so the separator is looked for after it.
+        let at = merge.iter().skip(1).position(|byte| *byte == b' ').map(|at| at + 1);
+        if let Some(at) = at {
+            known.join(&mut merges, &merge[..at], &merge[at + 1..], rank as u32);
+        }
+    }
+    let virtuals = known.outputs();
+    let whole = named.ignores_merges().then(|| whole(tokens));
+    Ok(Encoder {
+        raw: finder(file, tokens)?,
+        normalized: None,
+        nfc: false,
+        words: Words::Bytes { stages: named.stages(file)?, symbols },
+        merges,
+        whole,
+        n_vocab: tokens.len() as u32,
+        virtuals,
+    })
+}
+
+/// Every token by the bytes that are its word.
+pub(super) fn whole(tokens: &Tokens) -> super::bpe::FoldMap<Vec<u8>, u32> {
+    let mut whole = super::bpe::FoldMap::default();
+    for id in 0..tokens.len() as u32 {
+        let Ok(text) = std::str::from_utf8(tokens.text(id)) else { continue };
+        let bytes: Option<Vec<u8>> = text.chars().map(super::tokens::char_byte).collect();
+        if let Some(bytes) = bytes.filter(|_| tokens.kind(id) != Kind::Absent) {
+            whole.insert(bytes, id);
+        }
+    }
+    whole
+}
+
+fn spaces_encoder(file: &str, tokens: &Tokens, vocab: &GgufVocab) -> Result<Encoder> {
+    let zeros;
+    let scores = match &vocab.scores {
+        Some(scores) => scores,
+        None => {
+            zeros = vec![0.0; tokens.len()];
+            &zeros
+        }
+    };
+    let pieces = spm::from_scores(tokens, scores);
+    let prefix = match vocab.flags.get("add_space_prefix") {
+        Some(false) => Prefix::Never,
+        _ => Prefix::Each,
+    };
+    Ok(Encoder {
+        raw: finder(file, tokens)?,
+        normalized: None,
+        nfc: false,
+        words: Words::Spaces(Spaces {
+            prefix,
+            symbols: pieces.symbols,
+            bytes: pieces.bytes,
+            unknown: vocab.ids.get("unk").copied(),
+            glue: pieces.glue,
+        }),
+        merges: pieces.merges,
+        whole: None,
+        n_vocab: tokens.len() as u32,
+        virtuals: pieces.virtuals,
+    })
+}
+
+/// Makes a tokenizer of it.
+pub(super) fn read(file: &str, mut vocab: GgufVocab) -> Result<Tokenizer> {
+    let alphabet = match vocab.model.as_str() {
+        "gpt2" => Alphabet::Bytes,
+        "llama" => Alphabet::Spaces,
+        other => {
+            return Err(Error::config(
+                file,
+                "tokenizer.ggml.model",
+                format!("tokenizers of the kind {other:?} are not supported"),
+                "supported are gpt2 and llama; use the model's tokenizer.json",
+            ));
+        }
+    };
+    let mut tokens = tokens(file, &vocab, alphabet)?;
+    let n = tokens.len() as u32;
+    for (theirs, ours) in ALIASES {
+        if let Some(id) = vocab.ids.remove(theirs) {
+            vocab.ids.entry(ours.into()).or_insert(id);
+        }
+    }
+    vocab.ids.retain(|_, id| *id < n);
+    let adds_bos = if alphabet == Alphabet::Spaces {
+        for (role, id) in [("unk", 0), ("bos", 1), ("eos", 2)] {
+            if id < n {
+                vocab.ids.entry(role.into()).or_insert(id);
+            }
+        }
+        true
+    } else {
+        names::find(file, vocab.pre.as_deref().unwrap_or("default"))?.adds_bos()
+    };
+    let roles = roles(&tokens, &mut vocab.ids, Names::Any);
+    for (id, kind) in roles.kinds {
+        tokens.set_kind(id, kind);
+    }
+    let encoder = match alphabet {
+        Alphabet::Bytes => bytes_encoder(file, &tokens, &vocab)?,
+        _ => spaces_encoder(file, &tokens, &vocab)?,
+    };
+    let flag = |name: &str, default: bool| vocab.flags.get(name).copied().unwrap_or(default);
+    let one = |role: &str, wanted: bool| {
+        vocab.ids.get(role).copied().filter(|_| wanted).into_iter().collect::<Vec<u32>>()
+    };
+    let strips_space = alphabet == Alphabet::Spaces && flag("add_space_prefix", true);
+    Ok(Tokenizer {
+        begin: one("bos", flag("add_bos_token", adds_bos)),
+        end: one("eos", flag("add_eos_token", false)),
+        tokens,
+        engine: Engine::Own(Box::new(encoder)),
+        strips_space,
+        ids: vocab.ids,
+        eog: roles.eog,
+        scores: vocab.scores,
+        pre: vocab.pre,
+        original: None,
+    })
+}

@@ -1,0 +1,107 @@
+//! vocab.json and merges.txt, the pair of files of GPT-2.
+//!
+//! vocab.json maps texts to ids. merges.txt has a join per line, the first the strongest: two
+//! texts and one ASCII space between them. Only a first line that begins with `#version` is a
+//! comment, since a join may begin with `#`.
+//!
+//! Not here: the pre-tokenizer, which these files leave to the code that reads them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::bpe::Merges;
+use super::encoder::{Encoder, Words};
+use super::gguf::{self, Symbols};
+use super::names;
+use super::tokens::{Alphabet, Kind, Tokens};
+use super::{Engine, Tokenizer};
+use crate::error::{Error, Result};
+
+/// The joins of a merges.txt, as pairs.
+fn pairs<'t>(file: &str, text: &'t str) -> Result<Vec<(&'t str, &'t str)>> {
+    let mut list = Vec::new();
+    for (idx, line) in text.split('\n').enumerate() {
+        let line = line.strip_suffix('\r').unwrap_or(line);
+        if line.is_empty() || idx == 0 && line.starts_with("#version") {
+            continue;
+        }
+        match line.split_once(' ') {
+            Some((left, right))
+                if !left.is_empty() && !right.is_empty() && !right.contains(' ') =>
+            {
+                list.push((left, right));
+            }
+            _ => {
+                return Err(Error::format(
+                    file,
+                    format!("line {}: {line:?} is not two tokens with a space between", idx + 1),
+                    "the file is damaged, or not the merges of a byte-level tokenizer",
+                ));
+            }
+        }
+    }
+    Ok(list)
+}
+
+/// Reads both files.
+pub(super) fn read(
+    files: [&str; 2],
+    vocab_json: &[u8],
+    merges_txt: &[u8],
+    pre: &str,
+) -> Result<Tokenizer> {
+    let damaged = "the file is damaged; download it again";
+    let vocab: HashMap<String, u32> = serde_json::from_slice(vocab_json).map_err(|error| {
+        Error::format(files[0], format!("is not a map from tokens to ids: {error}"), damaged)
+    })?;
+    let text = std::str::from_utf8(merges_txt).map_err(|error| {
+        let at = error.valid_up_to();
+        Error::format(files[1], format!("is not text: byte {at} is not UTF-8"), damaged)
+    })?;
+    let list: Vec<(u32, &str, Kind)> =
+        vocab.iter().map(|(text, id)| (*id, text.as_str(), Kind::Normal)).collect();
+    let mut tokens = Tokens::from_pairs(files[0], Alphabet::Bytes, &list)?;
+    let mut ids = BTreeMap::new();
+    let roles = gguf::roles(&tokens, &mut ids, gguf::Names::Any);
+    for (id, kind) in roles.kinds {
+        tokens.set_kind(id, kind);
+    }
+    let named = names::find(files[1], pre)?;
+    let mut known = Symbols::new(&tokens);
+    let symbols = known.bytes();
+    let mut merges = Merges::default();
+    for (rank, (left, right)) in pairs(files[1], text)?.into_iter().enumerate() {
+        let joined = [left, right].concat();
+        let id = |text: &str| {
+            tokens.find(text.as_bytes()).ok_or_else(|| {
+                let problem = format!("joins {left:?} and {right:?}, but {text:?} is no token");
+                let hint = format!("{} and {} may belong to different models", files[0], files[1]);
+                Error::format(files[1], problem, &hint)
+            })
+        };
+        // Of a join told twice the last counts, as in the reference.
+        merges.insert_last(id(left)?, id(right)?, rank as u32, id(&joined)?);
+    }
+    let virtuals = known.outputs();
+    let encoder = Encoder {
+        raw: gguf::finder(files[0], &tokens)?,
+        normalized: None,
+        nfc: false,
+        words: Words::Bytes { stages: named.stages(files[1])?, symbols },
+        merges,
+        whole: named.ignores_merges().then(|| gguf::whole(&tokens)),
+        n_vocab: tokens.len() as u32,
+        virtuals,
+    };
+    Ok(Tokenizer {
+        tokens,
+        engine: Engine::Own(Box::new(encoder)),
+        strips_space: false,
+        begin: Vec::new(),
+        end: Vec::new(),
+        ids,
+        eog: roles.eog,
+        scores: None,
+        pre: Some(pre.into()),
+        original: None,
+    })
+}

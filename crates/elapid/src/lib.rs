@@ -28,23 +28,29 @@
 //! bytes go out.
 
 pub mod batch;
+pub mod chat;
 #[cfg(test)]
 mod check;
 pub mod config;
 pub mod cpu;
 pub mod device;
 pub mod error;
+pub mod fim;
 pub mod formats;
 pub mod golden;
 mod layer;
 pub mod model;
 pub mod ops;
 pub mod optim;
+pub mod parity;
+pub mod place;
 pub mod quant;
 pub mod rng;
 pub mod segment;
 pub mod state;
 pub mod tape;
 pub mod tensor;
+pub mod tokenizer;
 pub mod train;
+pub mod train_bpe;
 pub mod weights;

@@ -14,6 +14,7 @@ use crate::ops::embedding::embedding;
 use crate::ops::head_loss::head_loss;
 use crate::ops::linear::linear;
 use crate::ops::scale::scale;
+use crate::place::Place;
 use crate::state::{MixerState, State};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
@@ -30,7 +31,7 @@ pub struct Model {
 }
 
 /// Name of a head that is not the embedding.
-const HEAD: &str = "lm_head.weight";
+pub(crate) const HEAD: &str = "lm_head.weight";
 
 /// How a forward pass is made.
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,6 +90,11 @@ impl Model {
     /// What it wants of its parameters, in the order of their ids.
     pub fn specs(&self) -> &[Spec] {
         &self.specs
+    }
+
+    /// Where its parameters are in a directory of its own family, in the order of their ids.
+    pub fn places(&self) -> Vec<Place> {
+        self.specs.iter().map(Spec::place).collect()
     }
 
     /// Names a weight file may hold although the model does not ask for them.

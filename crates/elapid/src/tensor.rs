@@ -45,6 +45,35 @@ impl DType {
             None
         }
     }
+
+    /// As files and people name it: `f16`, `q4_k`.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::Block(block) => block.name(),
+        }
+    }
+
+    /// Encodes whole blocks, to the nearest; `out` has as many bytes as they take.
+    pub fn encode(self, x: &[f32], out: &mut [u8]) {
+        assert_eq!(self.n_bytes(x.len()), Some(out.len()), "{}: bytes", self.name());
+        match self {
+            DType::F32 => {
+                out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(y, x)| *y = x.to_le_bytes());
+            }
+            DType::F16 => {
+                let numbers = out.as_chunks_mut().0.iter_mut().zip(x);
+                numbers.for_each(|(y, x)| *y = half::f16::from_f32(*x).to_le_bytes());
+            }
+            DType::BF16 => {
+                let numbers = out.as_chunks_mut().0.iter_mut().zip(x);
+                numbers.for_each(|(y, x)| *y = half::bf16::from_f32(*x).to_le_bytes());
+            }
+            DType::Block(block) => block.encode(x, out),
+        }
+    }
 }
 
 enum Storage {
@@ -114,17 +143,9 @@ impl Tensor {
         let n_bytes = dtype.n_bytes(n_elem).expect("shape fills whole blocks");
         let data = &(*bytes).as_ref()[offset..offset + n_bytes];
         if !(data.as_ptr() as usize).is_multiple_of(4) {
-            let Device::Cpu(cpu) = device;
-            let mut buffer = cpu.pool().take(n_bytes);
-            buffer.bytes_mut().copy_from_slice(data);
-            let storage = Arc::new(Storage::Pooled(buffer));
-            return Tensor {
-                shape: shape.to_vec(),
-                dtype,
-                device: device.clone(),
-                storage,
-                offset: 0,
-            };
+            let mut copy = Tensor::raw(device, shape, dtype);
+            copy.bytes_mut().copy_from_slice(data);
+            return copy;
         }
         let storage = Arc::new(Storage::Shared(bytes));
         Tensor { shape: shape.to_vec(), dtype, device: device.clone(), storage, offset }
@@ -214,6 +235,52 @@ impl Tensor {
                 }
             }
             DType::Block(block) => block.decode(bytes, out),
+        }
+    }
+
+    /// A copy of these rows, in this order, of a matrix or a vector (whose rows are its numbers).
+    pub fn gather(&self, rows: &[usize]) -> Tensor {
+        let n_rows = self.shape[0];
+        let per_row = self.n_elem().checked_div(n_rows).unwrap_or(0);
+        let n_bytes = self.dtype.n_bytes(per_row).expect("rows of whole blocks");
+        let mut shape = self.shape.clone();
+        shape[0] = rows.len();
+        let (from, mut out) = (self.bytes(), Tensor::raw(&self.device, &shape, self.dtype));
+        for (to, &row) in out.bytes_mut().chunks_exact_mut(n_bytes.max(1)).zip(rows) {
+            to.copy_from_slice(&from[row * n_bytes..(row + 1) * n_bytes]);
+        }
+        out
+    }
+
+    /// Matrices of one dtype and width, one below the other, copied.
+    pub fn stack(parts: &[Tensor]) -> Tensor {
+        let first = parts.first().expect("at least one part");
+        let mut shape = first.shape.clone();
+        shape[0] = parts.iter().map(|part| part.shape[0]).sum();
+        let mut out = Tensor::raw(&first.device, &shape, first.dtype);
+        let mut rest = out.bytes_mut();
+        for part in parts {
+            assert_eq!((part.dtype, &part.shape[1..]), (first.dtype, &first.shape[1..]), "stack");
+            let (to, after) = rest.split_at_mut(part.n_bytes());
+            to.copy_from_slice(part.bytes());
+            rest = after;
+        }
+        out
+    }
+
+    /// Storage of its own in any dtype, to be filled.
+    fn raw(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
+        let Device::Cpu(cpu) = device;
+        let n_bytes = dtype.n_bytes(shape.iter().product()).expect("whole blocks");
+        let storage = Arc::new(Storage::Pooled(cpu.pool().take(n_bytes)));
+        Tensor { shape: shape.to_vec(), dtype, device: device.clone(), storage, offset: 0 }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        let n_bytes = self.n_bytes();
+        match Arc::get_mut(&mut self.storage) {
+            Some(Storage::Pooled(buffer)) => &mut buffer.bytes_mut()[..n_bytes],
+            _ => panic!("a shared tensor of shape {:?} was written", self.shape),
         }
     }
 

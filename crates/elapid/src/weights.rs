@@ -5,13 +5,14 @@
 
 use crate::config::DeltaInit;
 use crate::device::Device;
-use crate::error::{Error, Result};
-use crate::formats::safetensors::SafeTensors;
+use crate::error::Result;
+use crate::formats::{TensorFile, params};
 use crate::ops::linear::{Adapter, Linear};
+use crate::place::{Map, Part, Place};
 use crate::rng::Rng;
 use crate::tape::{Tape, Var};
 use crate::tensor::{DType, Tensor};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// A parameter, by its place in the list.
@@ -76,6 +77,15 @@ pub struct Spec {
     pub role: Role,
 }
 
+impl Spec {
+    /// Its place in a directory of its own family.
+    pub fn place(&self) -> Place {
+        let (name, shape) = (self.stored_name.clone(), self.stored_shape.clone());
+        let part = Part { name, shape, rows: self.stored_rows.clone() };
+        Place { parts: vec![part], map: Map::Same }
+    }
+}
+
 struct Param {
     name: String,
     role: Role,
@@ -127,36 +137,16 @@ impl Weights {
 
     /// Parameters from files. Matrices stay where they are, in the dtype they are stored in.
     ///
-    /// Every tensor asked for must be there in its shape, and every tensor there must be asked
-    /// for, but for those of `ignored`.
+    /// `places` says where each is. Every tensor asked for must be there in its shape, and every
+    /// tensor there must be asked for, but for those of `ignored`.
     pub fn load(
         device: &Device,
         specs: &[Spec],
-        files: &[SafeTensors],
+        places: &[Place],
+        files: &[&dyn TensorFile],
         ignored: &[&str],
     ) -> Result<Weights> {
-        let mut place: HashMap<&str, &SafeTensors> = HashMap::new();
-        for file in files {
-            for name in file.names() {
-                if let Some(first) = place.insert(name, file) {
-                    let problem = format!("tensor `{name}` is in {} too", first.file());
-                    let hint = "keep either the one file or its shards in the directory";
-                    return Err(Error::format(file.file(), problem, hint));
-                }
-            }
-        }
-        let wanted: BTreeSet<&str> = specs.iter().map(|spec| spec.stored_name.as_str()).collect();
-        for file in files {
-            let is_known = |name: &&str| wanted.contains(name) || ignored.contains(name);
-            if let Some(name) = file.names().find(|name| !is_known(name)) {
-                return Err(Error::ExtraTensor { name: name.into(), file: file.file().into() });
-            }
-        }
-        let mut tensors = Vec::with_capacity(specs.len());
-        for spec in specs {
-            let file = place.get(spec.stored_name.as_str());
-            tensors.push(load_one(device, spec, file.copied())?);
-        }
+        let tensors = params::read_all(device, specs, places, files, ignored)?;
         Ok(Weights::from_tensors(specs, tensors.into_iter()))
     }
 
@@ -272,37 +262,6 @@ impl Weights {
             adapter,
         }
     }
-}
-
-fn load_one(device: &Device, spec: &Spec, file: Option<&SafeTensors>) -> Result<Tensor> {
-    let (name, want) = (&spec.stored_name, &spec.stored_shape);
-    let stored = match file {
-        Some(file) => file.tensor(device, name)?.map(|stored| (stored, file)),
-        None => None,
-    };
-    let Some((stored, file)) = stored else {
-        return Err(Error::MissingTensor { name: name.clone(), shape: want.clone() });
-    };
-    if stored.shape() != want {
-        return Err(Error::WrongShape {
-            name: name.clone(),
-            file: file.file().into(),
-            got: stored.shape().to_vec(),
-            want: want.clone(),
-        });
-    }
-    let part = match &spec.stored_rows {
-        Some(rows) => {
-            let (n_rows, n_cols) = stored.dims2();
-            stored.reshape(&[n_rows, n_cols]).rows(rows.clone())
-        }
-        None => stored,
-    };
-    let part = part.reshape(&spec.shape);
-    Ok(match spec.role {
-        Role::Matrix | Role::Embedding => part,
-        Role::Vector | Role::Buffer => part.to_f32(),
-    })
 }
 
 fn fill(tensor: &mut Tensor, init: Init, rng: &Rng) {

@@ -8,6 +8,7 @@
 mod check;
 mod experts;
 mod families;
+pub mod gguf;
 mod keys;
 mod own;
 mod rope;
@@ -342,6 +343,14 @@ pub struct ExpertsConfig {
     pub shared: Option<DenseConfig>,
     /// Name of the matrix whose sigmoid weighs the shared one.
     pub shared_gate: Option<String>,
+}
+
+/// How text is cut before byte-pair encoding where no file of the model says it.
+pub fn pre_tokenizer(family: Option<&str>) -> &'static str {
+    match family {
+        Some("qwen2" | "qwen3" | "qwen2_moe") => "qwen2",
+        _ => "gpt-2",
+    }
 }
 
 impl Config {

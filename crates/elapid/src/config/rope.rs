@@ -40,6 +40,12 @@ impl Reader<'_> {
             None => RopeScaling::None,
         };
         let d_rotary = (d_head as f64 * partial) as usize;
+        if let RopeScaling::Factors(factors) = &scaling
+            && factors.len() != d_rotary / 2
+        {
+            let problem = format!("holds {} numbers for {} pairs", factors.len(), d_rotary / 2);
+            return Err(keys.wrong("rope_scaling.factors", problem));
+        }
         Ok(Some(Rope { base, d_rotary, scaling }))
     }
 
@@ -88,6 +94,14 @@ impl Reader<'_> {
                 mscale_all_dim: optional("mscale_all_dim")?,
                 truncate: keys.bool_or("truncate", true)?,
             },
+            // Ours alone: factors that a GGUF file gives and no rule explains.
+            "factors" => {
+                let factors = keys.floats("factors")?.unwrap_or_default();
+                if let Some(bad) = factors.iter().find(|x| !(x.is_finite() && **x > 0.0)) {
+                    return Err(keys.wrong("factors", format!("holds {bad}")));
+                }
+                RopeScaling::Factors(factors)
+            }
             other => {
                 let problem = format!("is \"{other}\"; known are default, linear, llama3, yarn");
                 return Err(keys.wrong("rope_type", problem));

@@ -1,42 +1,24 @@
 //! LoRA adapters as PEFT writes them: `adapter_config.json` and `adapter_model.safetensors`.
 //!
 //! Keys are `base_model.model.<module>.lora_A.weight` (rank, d_in) and `.lora_B.weight` (d_out,
-//! rank). The factor of their product is alpha / rank, or alpha / sqrt(rank) with `use_rslora`;
-//! `rank_pattern` and `alpha_pattern` set rank and alpha for modules whose name ends in a key.
+//! rank). `rank_pattern` and `alpha_pattern` set rank and alpha for modules whose name ends in a
+//! key. What is adapted is what the tensors say; `target_modules` must name it where it is a list.
 //! What we cannot honour is refused by name.
 
+use super::lora::{Lora, Module, PREFIX, WEIGHT, most_common, outgoing};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::formats::Pairs;
+use crate::formats::Outgoing;
 use crate::formats::safetensors::SafeTensors;
-use crate::weights::{Role, Weights};
-use serde::Deserialize;
-use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use crate::weights::Weights;
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-const PREFIX: &str = "base_model.model.";
+/// Longer names are no names of tensors; it also bounds the work of looking up their tails.
+const NAME_BYTES_MAX: usize = 1024;
 
-#[derive(Deserialize)]
-struct AdapterConfig {
-    peft_type: Option<String>,
-    r: u64,
-    lora_alpha: f64,
-    #[serde(default)]
-    use_rslora: bool,
-    #[serde(default)]
-    use_dora: bool,
-    #[serde(default)]
-    fan_in_fan_out: bool,
-    bias: Option<String>,
-    /// In the order of the file: the first that matches counts.
-    #[serde(default)]
-    rank_pattern: Option<Pairs<u64>>,
-    #[serde(default)]
-    alpha_pattern: Option<Pairs<f64>>,
-    /// Everything else, to be refused where it would change the result.
-    #[serde(flatten)]
-    others: BTreeMap<String, Value>,
-}
+const HINT: &str = "an adapter directory is written by PEFT's `save_pretrained`";
+const HINT_MERGE: &str = "merge the adapter with PEFT and convert the result";
 
 /// Settings that change the result and that we do not know; absent, null, false or empty is fine.
 const REFUSED: &[&str] = &[
@@ -52,7 +34,14 @@ const REFUSED: &[&str] = &[
     "corda_config",
     "eva_config",
     "loftq_config",
+    "lora_ga_config",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
 ];
+
+/// Signs of a regular expression. A dot is one too, but stands for itself in names of modules.
+const REGEX: [char; 13] = ['*', '+', '?', '[', ']', '(', ')', '{', '}', '|', '^', '$', '\\'];
 
 /// Whether a setting says nothing.
 fn is_off(value: &Value) -> bool {
@@ -64,192 +53,388 @@ fn is_off(value: &Value) -> bool {
     }
 }
 
-impl AdapterConfig {
+/// The object of an adapter_config.json, and the name of the file for messages.
+struct Json<'a> {
+    file: &'a str,
+    map: Map<String, Value>,
+}
+
+impl Json<'_> {
+    fn fail(&self, key: &str, problem: impl Into<String>) -> Error {
+        Error::config(self.file, key, problem, HINT_MERGE)
+    }
+
+    /// A value that says something.
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    fn flag(&self, key: &str) -> Result<bool> {
+        match self.get(key) {
+            None => Ok(false),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(other) => Err(self.fail(key, format!("{other} is neither true nor false"))),
+        }
+    }
+
+    fn text(&self, key: &str) -> Result<Option<&str>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(self.fail(key, format!("{other} is not a string"))),
+        }
+    }
+
+    fn rank(&self, key: &str, value: &Value) -> Result<u64> {
+        let rank = value.as_u64().filter(|rank| *rank > 0);
+        rank.ok_or_else(|| self.fail(key, format!("{value} is not a rank from 1 on")))
+    }
+
+    fn alpha(&self, key: &str, value: &Value) -> Result<f64> {
+        let alpha = value.as_f64().filter(|alpha| (*alpha as f32).is_finite());
+        alpha.ok_or_else(|| self.fail(key, format!("{value} is not a finite number")))
+    }
+
+    fn required(&self, key: &str) -> Result<&Value> {
+        self.get(key).ok_or_else(|| Error::config(self.file, key, "is missing", HINT))
+    }
+
+    /// An object of patterns, each with what `read` takes its value for.
+    fn patterns<T>(&self, key: &str, read: impl Fn(&Value) -> Result<T>) -> Result<Patterns<T>> {
+        let mut patterns = HashMap::new();
+        match self.get(key) {
+            None => {}
+            Some(Value::Object(map)) => {
+                for (idx, (pattern, value)) in map.iter().enumerate() {
+                    if pattern.contains(REGEX) {
+                        let problem = format!("`{pattern}` is a regular expression");
+                        return Err(self.fail(key, problem));
+                    }
+                    patterns.insert(pattern.clone(), (idx, read(value)?));
+                }
+            }
+            Some(other) => return Err(self.fail(key, format!("{other} is not an object"))),
+        }
+        Ok(Patterns(patterns))
+    }
+
+    /// The names of `target_modules`; a pattern or `all-linear` says nothing that the tensors do
+    /// not say.
+    fn targets(&self) -> Result<Option<HashSet<String>>> {
+        const KEY: &str = "target_modules";
+        match self.get(KEY) {
+            None | Some(Value::String(_)) => Ok(None),
+            Some(Value::Array(list)) => {
+                let name = |value: &Value| match value.as_str() {
+                    Some(name) => Ok(name.to_string()),
+                    None => Err(self.fail(KEY, format!("{value} is not a name"))),
+                };
+                list.iter().map(name).collect::<Result<HashSet<_>>>().map(Some)
+            }
+            Some(other) => Err(self.fail(KEY, format!("{other} is neither a list nor a pattern"))),
+        }
+    }
+
     /// Names the first setting that would change the result and that we do not know.
-    fn refuse(&self, file: &str) -> Result<()> {
-        let fail = |key: &str, problem: String| {
-            Err(Error::config(
-                file,
-                key,
-                problem,
-                "merge the adapter with PEFT and convert the result",
-            ))
-        };
-        match self.peft_type.as_deref() {
+    fn refuse(&self) -> Result<()> {
+        match self.text("peft_type")? {
             Some("LORA") | None => {}
-            Some(other) => return fail("peft_type", format!("is \"{other}\", not \"LORA\"")),
+            Some(other) => {
+                return Err(self.fail("peft_type", format!("is \"{other}\", not \"LORA\"")));
+            }
         }
-        if self.use_dora {
-            return fail("use_dora", "DoRA is not supported yet".into());
+        if self.flag("use_dora")? {
+            return Err(self.fail("use_dora", "DoRA is not supported yet"));
         }
-        if self.fan_in_fan_out {
-            return fail("fan_in_fan_out", "transposed weights are not supported".into());
+        if self.flag("fan_in_fan_out")? {
+            return Err(self.fail("fan_in_fan_out", "transposed weights are not supported"));
         }
-        match self.bias.as_deref() {
+        match self.text("bias")? {
             Some("none") | None => {}
-            Some(other) => return fail("bias", format!("is \"{other}\", not \"none\"")),
+            Some(other) => return Err(self.fail("bias", format!("is \"{other}\", not \"none\""))),
         }
         for key in REFUSED {
-            if let Some(value) = self.others.get(*key).filter(|value| !is_off(value)) {
-                return fail(key, format!("{value} is not supported"));
+            if let Some(value) = self.map.get(*key).filter(|value| !is_off(value)) {
+                return Err(self.fail(key, format!("{value} is not supported")));
             }
         }
         // The other ways to begin an adapter change the base weights too.
-        match self.others.get("init_lora_weights") {
-            None | Some(Value::Bool(_) | Value::Null) => {}
-            Some(Value::String(kind)) if kind == "gaussian" || kind == "orthogonal" => {}
-            Some(other) => return fail("init_lora_weights", format!("{other} is not supported")),
+        match self.get("init_lora_weights") {
+            None | Some(Value::Bool(_)) => Ok(()),
+            Some(Value::String(kind)) if kind == "gaussian" || kind == "orthogonal" => Ok(()),
+            Some(other) => Err(self.fail("init_lora_weights", format!("{other} is not supported"))),
         }
-        let ranks = self.rank_pattern.iter().flat_map(|patterns| &patterns.0);
-        if let Some((pattern, _)) = ranks.into_iter().find(|(_, rank)| *rank == 0) {
-            return fail("rank_pattern", format!("`{pattern}` has rank 0"));
-        }
-        if self.r == 0 {
-            return fail("r", "is 0".into());
-        }
-        if !self.lora_alpha.is_finite() {
-            return fail("lora_alpha", format!("is {}", self.lora_alpha));
-        }
-        let of_ranks = self.rank_pattern.iter().flat_map(|patterns| &patterns.0).map(|p| &p.0);
-        let of_alphas = self.alpha_pattern.iter().flat_map(|patterns| &patterns.0).map(|p| &p.0);
-        let patterns = of_ranks.chain(of_alphas);
-        for pattern in patterns {
-            if pattern.contains(['*', '+', '?', '[', ']', '(', ')', '{', '}', '|', '^', '$', '\\'])
-            {
-                let problem = format!("`{pattern}` is a regular expression");
-                return fail("rank_pattern or alpha_pattern", problem);
-            }
-        }
-        Ok(())
+    }
+}
+
+/// Values by the end of a module's name, each with its place in the file: the first counts.
+struct Patterns<T>(HashMap<String, (usize, T)>);
+
+impl<T: Copy> Patterns<T> {
+    fn of(&self, module: &str) -> Option<T> {
+        let found = tails(module).filter_map(|tail| self.0.get(tail));
+        found.min_by_key(|(idx, _)| *idx).map(|(_, value)| *value)
+    }
+}
+
+/// The name itself, and what is behind each of its dots.
+fn tails(module: &str) -> impl Iterator<Item = &str> {
+    let behind = module.match_indices('.').map(|(at, _)| &module[at + 1..]);
+    std::iter::once(module).chain(behind)
+}
+
+/// What an adapter_config.json says of the numbers.
+struct Settings {
+    r: u64,
+    alpha: f64,
+    rslora: bool,
+    ranks: Patterns<u64>,
+    alphas: Patterns<f64>,
+    targets: Option<HashSet<String>>,
+    base: Option<String>,
+}
+
+impl Settings {
+    fn parse(file: &str, json: &str) -> Result<Settings> {
+        let map = serde_json::from_str(json)
+            .map_err(|error| Error::format(file, error.to_string(), HINT))?;
+        let json = Json { file, map };
+        json.refuse()?;
+        Ok(Settings {
+            r: json.rank("r", json.required("r")?)?,
+            alpha: json.alpha("lora_alpha", json.required("lora_alpha")?)?,
+            rslora: json.flag("use_rslora")?,
+            ranks: json.patterns("rank_pattern", |value| json.rank("rank_pattern", value))?,
+            alphas: json.patterns("alpha_pattern", |value| json.alpha("alpha_pattern", value))?,
+            targets: json.targets()?,
+            base: json.text("base_model_name_or_path")?.map(str::to_string),
+        })
     }
 
-    /// Rank and factor of one module.
+    /// Rank and alpha of one module.
     fn of(&self, module: &str) -> (u64, f64) {
-        let rank = lookup(&self.rank_pattern, module).unwrap_or(self.r);
-        let alpha = lookup(&self.alpha_pattern, module).unwrap_or(self.lora_alpha);
-        let divisor = if self.use_rslora { (rank as f64).sqrt() } else { rank as f64 };
-        (rank, alpha / divisor)
+        let rank = self.ranks.of(module).unwrap_or(self.r);
+        (rank, self.alphas.of(module).unwrap_or(self.alpha))
+    }
+
+    /// Whether PEFT would look for this module.
+    fn is_target(&self, module: &str) -> bool {
+        let targets = self.targets.as_ref();
+        targets.is_none_or(|names| tails(module).any(|tail| names.contains(tail)))
     }
 }
 
-/// The value of the first key that is the module or its tail after a dot.
-fn lookup<T: Copy>(patterns: &Option<Pairs<T>>, module: &str) -> Option<T> {
-    let is_tail = |key: &str| {
-        module.strip_suffix(key).is_some_and(|head| head.is_empty() || head.ends_with('.'))
-    };
-    let mut pairs = patterns.iter().flat_map(|patterns| &patterns.0);
-    pairs.find(|(key, _)| is_tail(key)).map(|(_, value)| *value)
+/// Reads an adapter; `config` is the name and the text of its adapter_config.json.
+pub fn read(device: &Device, config: (&str, &str), file: &SafeTensors) -> Result<Lora> {
+    let (config_file, json) = config;
+    let settings = Settings::parse(config_file, json)?;
+    let mut paths = BTreeSet::new();
+    for name in file.names() {
+        let path = name.strip_prefix(PREFIX).filter(|_| name.len() <= NAME_BYTES_MAX);
+        let path = path.and_then(|name| {
+            name.strip_suffix(".lora_A.weight").or_else(|| name.strip_suffix(".lora_B.weight"))
+        });
+        let Some(path) = path else {
+            let short: String = name.chars().take(200).collect();
+            let problem = format!("tensor `{short}` is not a half of an adapter we know");
+            return Err(Error::format(file.file(), problem, HINT));
+        };
+        if !settings.is_target(path) {
+            let problem = format!("no name matches `{path}`, which {} adapts", file.file());
+            return Err(Error::config(config_file, "target_modules", problem, HINT));
+        }
+        paths.insert(path);
+    }
+    if paths.is_empty() {
+        return Err(Error::format(file.file(), "the adapter holds no tensors", HINT));
+    }
+    let modules = paths.into_iter().map(|path| read_one(device, &settings, file, path));
+    let modules = modules.collect::<Result<Vec<_>>>()?;
+    Ok(Lora { modules, rslora: settings.rslora, base: settings.base })
 }
 
-/// Adds an adapter to the matrices it names; returns how many.
+fn read_one(
+    device: &Device,
+    settings: &Settings,
+    file: &SafeTensors,
+    path: &str,
+) -> Result<Module> {
+    let (rank, alpha) = settings.of(path);
+    let half = |half: &str, axis: usize| -> Result<_> {
+        let name = format!("{PREFIX}{path}.lora_{half}.weight");
+        let Some(shape) = file.shape(&name) else {
+            let problem = format!("there is no `{name}`, the other half of `{path}`");
+            return Err(Error::format(file.file(), problem, HINT));
+        };
+        if shape.len() != 2 || shape[axis] as u64 != rank {
+            let problem = format!("`{name}` has shape {shape:?}, its rank should be {rank}");
+            let hint = "adapter_config.json and the tensors may belong to different adapters";
+            return Err(Error::format(file.file(), problem, hint));
+        }
+        Ok(file.tensor(device, &name)?.expect("it has a shape"))
+    };
+    Ok(Module { param: format!("{path}{WEIGHT}"), a: half("A", 0)?, b: half("B", 1)?, alpha })
+}
+
+/// Reads an adapter and adds it to the matrices it names; returns how many.
 pub fn apply(
     device: &Device,
     weights: &mut Weights,
     config: (&str, &str),
     file: &SafeTensors,
 ) -> Result<usize> {
-    let (config_file, json) = config;
-    let hint = "an adapter directory is written by PEFT's `save_pretrained`";
-    let config: AdapterConfig = serde_json::from_str(json)
-        .map_err(|error| Error::format(config_file, error.to_string(), hint))?;
-    config.refuse(config_file)?;
-    let mut modules = BTreeSet::new();
-    for name in file.names() {
-        let module = name.strip_prefix(PREFIX).and_then(|name| {
-            name.strip_suffix(".lora_A.weight").or_else(|| name.strip_suffix(".lora_B.weight"))
-        });
-        match module {
-            Some(module) => modules.insert(module.to_string()),
-            None => {
-                let problem = format!("tensor `{name}` is not a half of an adapter we know");
-                return Err(Error::format(file.file(), problem, hint));
-            }
-        };
-    }
-    if modules.is_empty() {
-        return Err(Error::format(file.file(), "the adapter holds no tensors", hint));
-    }
-    for module in &modules {
-        add_one(device, weights, &config, file, module)?;
-    }
-    Ok(modules.len())
+    read(device, config, file)?.attach(weights)
 }
 
-fn add_one(
-    device: &Device,
-    weights: &mut Weights,
-    config: &AdapterConfig,
-    file: &SafeTensors,
-    module: &str,
-) -> Result<()> {
-    let weight = format!("{module}.weight");
-    // Embeddings and convolutions are no linear maps: an adapter there would do nothing.
-    let is_matrix = |id: &_| weights.role(*id) == Role::Matrix;
-    let Some(id) = weights.find(&weight).filter(is_matrix) else {
-        let example = weights.ids().find(is_matrix).map(|id| weights.name(id).to_string());
-        let example = example.unwrap_or_default();
-        return Err(Error::NoMatch { pattern: weight, example });
+/// A number as people write it: whole ones without a point.
+fn number(x: f64) -> Value {
+    let whole = x as i64;
+    if whole as f64 == x && whole.abs() < 1 << 53 { json!(whole) } else { json!(x) }
+}
+
+/// The adapter_config.json of an adapter, and the tensors of its adapter_model.safetensors.
+///
+/// With the modules of the base model (`lora::modules_of`) `target_modules` holds bare names where
+/// all modules of a name are adapted; everything else is named by its full path.
+pub fn write<'a>(
+    lora: &'a Lora,
+    modules_of_model: Option<&[String]>,
+) -> Result<(String, Vec<Outgoing<'a>>)> {
+    let paths = lora.modules.iter().map(Module::path).collect::<Result<Vec<_>>>()?;
+    let r = most_common(lora.modules.iter().map(Module::rank));
+    let alpha = most_common(lora.modules.iter().map(|module| module.alpha.to_bits()));
+    let (Some(r), Some(alpha)) = (r, alpha.map(f64::from_bits)) else {
+        return Err(Error::input("the adapter adapts nothing", "name modules to adapt"));
     };
-    let (rank, scale) = config.of(module);
-    let (d_out, d_in) = weights.tensor(id).dims2();
-    let names = ["A", "B"].map(|half| format!("{PREFIX}{module}.lora_{half}.weight"));
-    let shapes = [vec![rank as usize, d_in], vec![d_out, rank as usize]];
-    let mut halves = Vec::with_capacity(2);
-    for (name, want) in names.iter().zip(shapes) {
-        let Some(half) = file.tensor(device, name)? else {
-            return Err(Error::MissingTensor { name: name.clone(), shape: want });
-        };
-        if half.shape() != want {
-            return Err(Error::WrongShape {
-                name: name.clone(),
-                file: file.file().into(),
-                got: half.shape().to_vec(),
-                want,
-            });
+    let (mut ranks, mut alphas, mut tensors) = (Map::new(), Map::new(), Vec::new());
+    for (module, path) in lora.modules.iter().zip(&paths) {
+        if module.rank() != r {
+            ranks.insert(path.to_string(), json!(module.rank()));
         }
-        halves.push(half.to_f32());
+        if module.alpha != alpha {
+            alphas.insert(path.to_string(), number(module.alpha));
+        }
+        let halves = [&module.a, &module.b];
+        let named = module.half_names()?.into_iter().zip(halves);
+        tensors.extend(named.map(|(name, half)| outgoing(name, half)));
     }
-    let halves = <[_; 2]>::try_from(halves).expect("two halves");
-    weights.adapt(id, names, halves, scale as f32);
-    Ok(())
+    let config = json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": lora.base,
+        "revision": null,
+        "r": r,
+        "lora_alpha": number(alpha),
+        "lora_dropout": 0.0,
+        "target_modules": targets(&paths, modules_of_model.unwrap_or_default()),
+        "bias": "none",
+        "fan_in_fan_out": false,
+        "use_rslora": lora.rslora,
+        "use_dora": false,
+        "modules_to_save": null,
+        "rank_pattern": ranks,
+        "alpha_pattern": alphas,
+        "init_lora_weights": true,
+        "inference_mode": true,
+    });
+    let mut text = serde_json::to_string_pretty(&config).expect("strings and numbers are JSON");
+    text.push('\n');
+    Ok((text, tensors))
+}
+
+fn last(path: &str) -> &str {
+    path.rsplit('.').next().unwrap_or(path)
+}
+
+/// Names for `target_modules`, which match these modules and no others.
+fn targets(paths: &[&str], modules_of_model: &[String]) -> Vec<String> {
+    let adapted: HashSet<&str> = paths.iter().copied().collect();
+    let mut is_whole: BTreeMap<&str, bool> = BTreeMap::new();
+    for module in modules_of_model {
+        let all_so_far = is_whole.entry(last(module)).or_insert(true);
+        *all_so_far &= adapted.contains(module.as_str());
+    }
+    let name = |path: &&str| match is_whole.get(last(path)) {
+        Some(true) => last(path).to_string(),
+        _ => path.to_string(),
+    };
+    let names: BTreeSet<String> = paths.iter().map(name).collect();
+    names.into_iter().collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn config(more: &str) -> AdapterConfig {
-        serde_json::from_str(&format!(r#"{{"r": 4, "lora_alpha": 8 {more}}}"#)).unwrap()
+    fn parse(more: &str) -> Result<Settings> {
+        let json = format!(r#"{{"r": 4, "lora_alpha": 8 {more}}}"#);
+        Settings::parse("adapter_config.json", &json)
     }
 
     #[test]
     fn patterns_match_the_tail_of_a_module_after_a_dot() {
-        let c =
-            config(r#", "use_rslora": true, "rank_pattern": {"down_proj": 16, "0.q": 1, "q": 64}"#);
-        assert_eq!(c.of("model.layers.1.mlp.down_proj"), (16, 2.0));
-        assert_eq!(c.of("model.layers.1.mlp.updown_proj"), (4, 4.0));
+        let c = parse(r#", "rank_pattern": {"down_proj": 16, "0.q": 1, "q": 64}"#).unwrap();
+        assert_eq!(c.of("model.layers.1.mlp.down_proj"), (16, 8.0));
+        assert_eq!(c.of("model.layers.1.mlp.updown_proj"), (4, 8.0));
         assert_eq!(c.of("x.0.q"), (1, 8.0));
-        assert_eq!(c.of("x.10.q"), (64, 1.0));
-        // The first in the file counts, whatever the alphabet says.
-        let c = config(r#", "alpha_pattern": {"q": 32, "a.q": 4}"#);
-        assert_eq!(c.of("a.q"), (4, 8.0));
+        assert_eq!(c.of("x.10.q"), (64, 8.0));
+        // The first in the file counts, whatever the alphabet and the length say.
+        let c = parse(r#", "alpha_pattern": {"q": 32, "a.q": 4}"#).unwrap();
+        assert_eq!(c.of("a.q"), (4, 32.0));
+    }
+
+    #[test]
+    fn targets_are_names_of_tails_and_patterns_are_left_to_the_tensors() {
+        let c = parse(r#", "target_modules": ["q_proj", "layers.1.mlp.up"]"#).unwrap();
+        assert!(c.is_target("model.layers.0.self_attn.q_proj") && c.is_target("q_proj"));
+        assert!(c.is_target("model.layers.1.mlp.up") && !c.is_target("model.layers.11.mlp.up"));
+        assert!(!c.is_target("model.layers.0.self_attn.eq_proj"));
+        for more in ["", r#", "target_modules": "all-linear""#, r#", "target_modules": ".*q""#] {
+            assert!(parse(more).unwrap().is_target("anything"), "{more}");
+        }
     }
 
     #[test]
     fn what_cannot_be_honoured_is_refused_by_name() {
         for (more, name) in [
             (r#", "use_dora": true"#, "use_dora"),
+            (r#", "use_dora": 1"#, "use_dora"),
             (r#", "bias": "all""#, "bias"),
             (r#", "modules_to_save": ["lm_head"]"#, "modules_to_save"),
             (r#", "fan_in_fan_out": true"#, "fan_in_fan_out"),
             (r#", "peft_type": "IA3""#, "peft_type"),
             (r#", "init_lora_weights": "pissa""#, "init_lora_weights"),
             (r#", "layer_replication": [[0, 2]]"#, "layer_replication"),
+            (r#", "arrow_config": {"top_k": 1}"#, "arrow_config"),
             (r#", "rank_pattern": {"q_proj": 0}"#, "rank_pattern"),
+            (r#", "rank_pattern": {"q_proj": -1}"#, "rank_pattern"),
+            (r#", "rank_pattern": [4]"#, "rank_pattern"),
+            (r#", "alpha_pattern": {"q_proj": "8"}"#, "alpha_pattern"),
+            (r#", "alpha_pattern": {"q_proj": 1e300}"#, "alpha_pattern"),
             (r#", "alpha_pattern": {".*q_proj": 2}"#, "alpha_pattern"),
+            (r#", "r": 0"#, "`r`"),
+            (r#", "r": 1.5"#, "`r`"),
+            (r#", "lora_alpha": "NaN""#, "`lora_alpha`"),
+            (r#", "lora_alpha": null"#, "`lora_alpha`"),
+            (r#", "target_modules": [1]"#, "target_modules"),
+            (r#", "target_modules": {}"#, "target_modules"),
         ] {
-            let text = config(more).refuse("adapter_config.json").unwrap_err().to_string();
-            assert!(text.contains(name), "{name}: {text}");
+            let text = parse(more).err().unwrap().to_string();
+            assert!(text.contains(name) && text.contains("hint: "), "{name}: {text}");
         }
+    }
+
+    #[test]
+    fn a_bare_name_is_a_target_only_where_all_of_that_name_are_adapted() {
+        let model = ["a.q", "b.q", "a.v", "b.v", "head"].map(str::to_string);
+        assert_eq!(targets(&["a.q", "b.q", "a.v", "head"], &model), ["a.v", "head", "q"]);
+        assert_eq!(targets(&["a.q", "b.q"], &[]), ["a.q", "b.q"]);
+    }
+
+    #[test]
+    fn numbers_are_written_whole_where_they_are() {
+        assert_eq!(number(8.0).to_string(), "8");
+        assert_eq!(number(-0.5).to_string(), "-0.5");
+        assert_eq!(number(1e30).as_f64(), Some(1e30));
     }
 }

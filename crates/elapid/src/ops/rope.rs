@@ -75,6 +75,8 @@ pub enum RopeScaling {
         /// Whether the ends of the ramp are rounded outward to whole pairs.
         truncate: bool,
     },
+    /// Each pair's frequency is divided by its factor, as a file gives them.
+    Factors(Vec<f32>),
 }
 
 /// A rotary embedding as a model configures it.
@@ -112,17 +114,18 @@ impl Rope {
         let d_rotary = self.d_rotary as f32;
         // base^(2i / d_rotary): positions per radian.
         let pace = |i: usize| (self.base as f32).powf((2 * i) as f32 / d_rotary);
-        let frequency = |i: usize| match self.scaling {
+        let frequency = |i: usize| match &self.scaling {
             RopeScaling::None => 1.0 / pace(i),
-            RopeScaling::Linear { factor } => 1.0 / pace(i) / factor as f32,
-            RopeScaling::Llama3 { factor, low_freq, high_freq, n_ctx_orig } => {
+            RopeScaling::Factors(factors) => 1.0 / pace(i) / factors[i],
+            &RopeScaling::Linear { factor } => 1.0 / pace(i) / factor as f32,
+            &RopeScaling::Llama3 { factor, low_freq, high_freq, n_ctx_orig } => {
                 let plain = 1.0 / pace(i);
                 let n_turns = n_ctx_orig as f32 / (TAU as f32 / plain);
                 let keep = (n_turns - low_freq as f32) / (high_freq - low_freq) as f32;
                 let keep = keep.clamp(0.0, 1.0);
                 (1.0 - keep) * plain / factor as f32 + keep * plain
             }
-            RopeScaling::Yarn { factor, .. } => {
+            &RopeScaling::Yarn { factor, .. } => {
                 let (low, high) = self.yarn_ramp();
                 let divide = (i as f32 - low as f32) / (high - low) as f32;
                 let keep = 1.0 - divide.clamp(0.0, 1.0);

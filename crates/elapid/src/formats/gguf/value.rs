@@ -1,0 +1,303 @@
+//! The values of a GGUF file: thirteen kinds, decoded from the bytes of the file when asked for.
+
+use super::Checked;
+
+/// The kind of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    /// Unsigned, 8 bits.
+    U8 = 0,
+    /// Signed, 8 bits.
+    I8 = 1,
+    /// Unsigned, 16 bits.
+    U16 = 2,
+    /// Signed, 16 bits.
+    I16 = 3,
+    /// Unsigned, 32 bits.
+    U32 = 4,
+    /// Signed, 32 bits.
+    I32 = 5,
+    /// IEEE single.
+    F32 = 6,
+    /// One byte, 0 or 1.
+    Bool = 7,
+    /// Bytes, most often UTF-8.
+    Str = 8,
+    /// A list of values of one kind.
+    Array = 9,
+    /// Unsigned, 64 bits.
+    U64 = 10,
+    /// Signed, 64 bits.
+    I64 = 11,
+    /// IEEE double.
+    F64 = 12,
+}
+
+impl Kind {
+    const ALL: [Kind; 13] = [
+        Kind::U8,
+        Kind::I8,
+        Kind::U16,
+        Kind::I16,
+        Kind::U32,
+        Kind::I32,
+        Kind::F32,
+        Kind::Bool,
+        Kind::Str,
+        Kind::Array,
+        Kind::U64,
+        Kind::I64,
+        Kind::F64,
+    ];
+
+    fn from_id(id: u32) -> Checked<Kind> {
+        let kind = Kind::ALL.into_iter().find(|kind| *kind as u32 == id);
+        kind.ok_or_else(|| format!("unknown kind of value {id}"))
+    }
+
+    /// As messages say it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::U8 => "u8",
+            Kind::I8 => "i8",
+            Kind::U16 => "u16",
+            Kind::I16 => "i16",
+            Kind::U32 => "u32",
+            Kind::I32 => "i32",
+            Kind::F32 => "f32",
+            Kind::Bool => "bool",
+            Kind::Str => "string",
+            Kind::Array => "array",
+            Kind::U64 => "u64",
+            Kind::I64 => "i64",
+            Kind::F64 => "f64",
+        }
+    }
+
+    /// The fewest bytes a value of this kind takes; all of them unless it holds a length.
+    fn n_bytes_min(self) -> u64 {
+        match self {
+            Kind::U8 | Kind::I8 | Kind::Bool => 1,
+            Kind::U16 | Kind::I16 => 2,
+            Kind::U32 | Kind::I32 | Kind::F32 => 4,
+            Kind::U64 | Kind::I64 | Kind::F64 | Kind::Str => 8,
+            Kind::Array => 12,
+        }
+    }
+}
+
+/// A value; strings and arrays stay in the file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Value<'a> {
+    /// Unsigned, 8 bits.
+    U8(u8),
+    /// Signed, 8 bits.
+    I8(i8),
+    /// Unsigned, 16 bits.
+    U16(u16),
+    /// Signed, 16 bits.
+    I16(i16),
+    /// Unsigned, 32 bits.
+    U32(u32),
+    /// Signed, 32 bits.
+    I32(i32),
+    /// IEEE single.
+    F32(f32),
+    /// True or false.
+    Bool(bool),
+    /// Bytes, most often UTF-8.
+    Str(&'a [u8]),
+    /// A list of values of one kind.
+    Array(Array<'a>),
+    /// Unsigned, 64 bits.
+    U64(u64),
+    /// Signed, 64 bits.
+    I64(i64),
+    /// IEEE double.
+    F64(f64),
+}
+
+impl Value<'_> {
+    /// Of any integer kind: i128 holds them all.
+    pub(super) fn integer(self) -> Option<i128> {
+        Some(match self {
+            Value::U8(x) => x.into(),
+            Value::I8(x) => x.into(),
+            Value::U16(x) => x.into(),
+            Value::I16(x) => x.into(),
+            Value::U32(x) => x.into(),
+            Value::I32(x) => x.into(),
+            Value::U64(x) => x.into(),
+            Value::I64(x) => x.into(),
+            _ => return None,
+        })
+    }
+
+    /// Of either float kind.
+    pub(super) fn float(self) -> Option<f64> {
+        match self {
+            Value::F32(x) => Some(x.into()),
+            Value::F64(x) => Some(x),
+            _ => None,
+        }
+    }
+
+    /// For messages: the kind and the value, long ones shortened.
+    pub(super) fn describe(self) -> String {
+        match self {
+            Value::F32(x) => format!("the f32 {x}"),
+            Value::F64(x) => format!("the f64 {x}"),
+            Value::Bool(x) => format!("the bool {x}"),
+            Value::Str(bytes) => {
+                let text = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]);
+                let short: String = text.chars().take(40).collect();
+                let more = if short.len() < bytes.len() { "..." } else { "" };
+                format!("the string {short:?}{more}")
+            }
+            Value::Array(array) => format!("an array of {} {}", array.len(), array.kind().name()),
+            other => format!("the integer {}", other.integer().unwrap_or_default()),
+        }
+    }
+}
+
+/// A list of values of one kind, decoded while it is walked.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Array<'a> {
+    kind: Kind,
+    n: usize,
+    bytes: &'a [u8],
+}
+
+impl<'a> Array<'a> {
+    /// The kind of every element.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// How many elements.
+    pub fn len(&self) -> usize {
+        self.n
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.n == 0
+    }
+
+    /// The elements, in order.
+    pub fn iter(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
+        let (kind, n) = (self.kind, self.n);
+        let mut cursor = Cursor { data: self.bytes, at: 0 };
+        (0..n).map_while(move |_| cursor.value(kind).ok())
+    }
+}
+
+/// A place in the file. What it gives has been checked against the bytes that are there.
+pub(super) struct Cursor<'a> {
+    pub data: &'a [u8],
+    pub at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub fn left(&self) -> usize {
+        self.data.len() - self.at
+    }
+
+    fn take(&mut self, what: &str, n: u64) -> Checked<&'a [u8]> {
+        let left = self.left();
+        match usize::try_from(n) {
+            Ok(n) if n <= left => {
+                self.at += n;
+                Ok(&self.data[self.at - n..self.at])
+            }
+            _ => Err(format!("{what} of {n} bytes, {left} bytes follow")),
+        }
+    }
+
+    fn number<const N: usize>(&mut self) -> Checked<[u8; N]> {
+        let bytes = self.take("a number", N as u64)?;
+        Ok(bytes.try_into().expect("as many as were taken"))
+    }
+
+    pub fn u32(&mut self) -> Checked<u32> {
+        Ok(u32::from_le_bytes(self.number()?))
+    }
+
+    pub fn u64(&mut self) -> Checked<u64> {
+        Ok(u64::from_le_bytes(self.number()?))
+    }
+
+    pub fn string(&mut self) -> Checked<&'a [u8]> {
+        let n = self.u64()?;
+        self.take("a string", n)
+    }
+
+    pub fn kind(&mut self) -> Checked<Kind> {
+        Kind::from_id(self.u32()?)
+    }
+
+    /// The value at this place, checked to its end.
+    pub fn value(&mut self, kind: Kind) -> Checked<Value<'a>> {
+        Ok(match kind {
+            Kind::U8 => Value::U8(u8::from_le_bytes(self.number()?)),
+            Kind::I8 => Value::I8(i8::from_le_bytes(self.number()?)),
+            Kind::U16 => Value::U16(u16::from_le_bytes(self.number()?)),
+            Kind::I16 => Value::I16(i16::from_le_bytes(self.number()?)),
+            Kind::U32 => Value::U32(self.u32()?),
+            Kind::I32 => Value::I32(i32::from_le_bytes(self.number()?)),
+            Kind::F32 => Value::F32(f32::from_le_bytes(self.number()?)),
+            Kind::U64 => Value::U64(self.u64()?),
+            Kind::I64 => Value::I64(i64::from_le_bytes(self.number()?)),
+            Kind::F64 => Value::F64(f64::from_le_bytes(self.number()?)),
+            Kind::Bool => match self.number()? {
+                [0] => Value::Bool(false),
+                [1] => Value::Bool(true),
+                [other] => return Err(format!("a bool of value {other}, neither 0 nor 1")),
+            },
+            Kind::Str => Value::Str(self.string()?),
+            Kind::Array => {
+                let (kind, n) = self.array_head()?;
+                let begin = self.at;
+                self.skip(kind, n)?;
+                Value::Array(Array { kind, n, bytes: &self.data[begin..self.at] })
+            }
+        })
+    }
+
+    /// Kind and count of an array. As many elements may be there, going by their least size.
+    fn array_head(&mut self) -> Checked<(Kind, usize)> {
+        let (kind, n) = (self.kind()?, self.u64()?);
+        let (name, left) = (kind.name(), self.left());
+        if kind == Kind::Array {
+            return Err("an array of arrays, which we do not read".into());
+        }
+        match usize::try_from(n) {
+            Ok(count) if n <= left as u64 / kind.n_bytes_min() => Ok((kind, count)),
+            _ => Err(format!("an array of {n} {name} values, {left} bytes follow")),
+        }
+    }
+
+    /// Walks the elements of an array. Strings must be walked to find their end, bools to judge
+    /// them; numbers are passed at once.
+    fn skip(&mut self, kind: Kind, n: usize) -> Checked<()> {
+        if kind == Kind::Str || kind == Kind::Bool {
+            for idx in 0..n {
+                self.value(kind).map_err(|problem| format!("element {idx} of {n}: {problem}"))?;
+            }
+            return Ok(());
+        }
+        let n_bytes = (n as u64).checked_mul(kind.n_bytes_min());
+        self.take("an array", n_bytes.unwrap_or(u64::MAX)).map(|_| ())
+    }
+}
+
+/// The value that lies in `bytes`, which `Cursor::value` has walked once.
+pub(super) fn stored(kind: Kind, bytes: &[u8]) -> Option<Value<'_>> {
+    let mut cursor = Cursor { data: bytes, at: 0 };
+    if kind != Kind::Array {
+        return cursor.value(kind).ok();
+    }
+    let (kind, n) = cursor.array_head().ok()?;
+    Some(Value::Array(Array { kind, n, bytes: &bytes[cursor.at..] }))
+}

@@ -1,15 +1,17 @@
-//! Model directories on disk: finds the files, maps them into memory, hands bytes to the engine.
+//! Models on disk: finds the files, maps them into memory, hands bytes to the engine; and writes
+//! files so that a crash leaves either the old one or the new one.
 
 use crate::report::{Done, Failure};
-use elapid::config::Config;
-use elapid::device::Device;
+use elapid::error::Error;
+use elapid::formats::checkpoint::Checkpoint;
+use elapid::formats::package::{self, Package};
 use elapid::formats::safetensors::SafeTensors;
-use elapid::model::Model;
+use elapid::formats::{Sink, vocab};
 use elapid::tensor::SharedBytes;
-use elapid::weights::Weights;
+use elapid::tokenizer::Tokenizer;
 use memmap2::Mmap;
-use std::collections::BTreeSet;
 use std::fs::File;
+use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,13 +21,23 @@ pub fn read_text(path: &Path) -> Done<String> {
 }
 
 fn cannot_read(path: &Path, error: &std::io::Error) -> Failure {
-    let hint = "a model directory holds config.json and model.safetensors";
+    let hint = "a model is a .gguf or .elapid file, or a directory with config.json and \
+        model.safetensors";
     Failure::new(format!("cannot read {}: {error}", path.display()), hint)
 }
 
 /// A file mapped into memory.
 pub fn map(path: &Path) -> Done<SharedBytes> {
     let file = File::open(path).map_err(|error| cannot_read(path, &error))?;
+    let facts = file.metadata().map_err(|error| cannot_read(path, &error))?;
+    // A device or a pipe has no end that could be mapped.
+    if !facts.is_file() {
+        let problem = format!("{} is not a plain file", path.display());
+        return Err(Failure::new(problem, "give the path of a file"));
+    }
+    if facts.len() == 0 {
+        return Ok(Arc::new(Vec::new()));
+    }
     // SAFETY: the map is read-only and private. If another program shortens the file while it is
     // in use, reading past its new end stops the process: the price every memory-mapped reader
     // pays; nothing is written through it.
@@ -38,44 +50,135 @@ pub fn open_safetensors(path: &Path) -> Done<SafeTensors> {
     Ok(SafeTensors::parse(&path.display().to_string(), map(path)?)?)
 }
 
-/// The configuration of a directory.
-pub fn read_config(dir: &Path) -> Done<Config> {
-    let path = dir.join("config.json");
-    Ok(Config::from_json(&path.display().to_string(), &read_text(&path)?)?)
+/// The bytes of a package's magic.
+pub fn is_package(bytes: &SharedBytes) -> bool {
+    (**bytes).as_ref().starts_with(b"ELAPID")
 }
 
-/// `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
-pub fn weight_files(dir: &Path) -> Done<Vec<PathBuf>> {
-    let index = dir.join("model.safetensors.index.json");
-    let single = dir.join("model.safetensors");
-    if single.exists() || !index.exists() {
-        return Ok(vec![single]);
-    }
-    let wrong = |problem: String| {
-        let hint = "the index is written by the tool that made the shards";
-        Failure::new(format!("{}: {problem}", index.display()), hint)
-    };
-    let json: serde_json::Value = serde_json::from_str(&read_text(&index)?)
-        .map_err(|error| wrong(format!("not JSON: {error}")))?;
-    let map = json.get("weight_map").and_then(|map| map.as_object());
-    let map = map.ok_or_else(|| wrong("there is no object `weight_map`".into()))?;
-    let mut names = BTreeSet::new();
-    for (tensor, file) in map {
-        let file = file.as_str().ok_or_else(|| wrong(format!("`{tensor}` has no file name")))?;
-        // A shard lies beside its index: a name with a path in it points elsewhere.
-        if Path::new(file).components().count() != 1 || file.starts_with('.') {
-            return Err(wrong(format!(
-                "`{tensor}` is in {file:?}, which is not a plain file name"
-            )));
+/// A model: a directory, a package, or a GGUF file.
+pub fn open(path: &Path) -> Done<Checkpoint> {
+    let name = path.display().to_string();
+    if path.is_dir() {
+        if path.join(package::MANIFEST).exists() {
+            check_directory(path)?;
         }
-        names.insert(file);
+        let lookup = |file: &str| find(path, file);
+        return Ok(Checkpoint::from_files(&name, &lookup)?);
     }
-    Ok(names.into_iter().map(|name| dir.join(name)).collect())
+    let bytes = map(path)?;
+    if is_package(&bytes) {
+        let package = Package::parse(&name, bytes)?;
+        package.verify()?;
+        let lookup = |file: &str| Ok(package.get(file));
+        return Ok(Checkpoint::from_files(&name, &lookup)?);
+    }
+    if path.extension().is_some_and(|extension| extension == "safetensors") {
+        let problem = format!("{name} holds weights alone");
+        return Err(Failure::new(problem, "give the directory with its config.json"));
+    }
+    Ok(Checkpoint::from_gguf(&name, bytes)?)
 }
 
-/// Weights of a directory, where they are and as they are stored.
-pub fn load_weights(device: &Device, model: &Model, dir: &Path) -> Done<Weights> {
-    let files = weight_files(dir)?;
-    let files = files.iter().map(|path| open_safetensors(path)).collect::<Done<Vec<_>>>()?;
-    Ok(Weights::load(device, model.specs(), &files, &model.ignored_names())?)
+/// A tokenizer: of a model, or by itself.
+pub fn open_tokenizer(path: &Path) -> Done<Tokenizer> {
+    let name = path.display().to_string();
+    let none = || {
+        let hint = "a tokenizer is a tokenizer.json, vocab.json with merges.txt, or inside a .gguf";
+        Failure::new(format!("{name} holds no tokenizer"), hint)
+    };
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    let found = if path.is_dir() {
+        vocab::from_files(&|file| find(path, file))?
+    } else if extension == Some("json") {
+        let dir = path.parent().unwrap_or(Path::new(""));
+        let file = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        // Beside it may lie what names its special tokens.
+        vocab::from_files(&|name| match name {
+            "tokenizer.json" => find(dir, file),
+            _ => find(dir, name),
+        })?
+    } else {
+        let bytes = map(path)?;
+        match is_package(&bytes) {
+            true => open(path)?.tokenizer()?,
+            false => vocab::from_gguf_file(&name, bytes)?,
+        }
+    };
+    found.ok_or_else(none)
+}
+
+/// A file of a directory, if it is there.
+pub fn find(dir: &Path, name: &str) -> Result<Option<SharedBytes>, Error> {
+    let path = dir.join(name);
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        _ => map(&path).map(Some).map_err(|failure| {
+            let text = failure.to_string();
+            let (problem, hint) = text.split_once("\n\nhint: ").unwrap_or((&text, ""));
+            Error::format(&path.display().to_string(), problem, hint)
+        }),
+    }
+}
+
+/// Every file of a package directory against its manifest.
+pub fn check_directory(dir: &Path) -> Done<()> {
+    let mut files = Vec::new();
+    let entries = std::fs::read_dir(dir).map_err(|error| cannot_read(dir, &error))?;
+    for entry in entries {
+        let path = entry.map_err(|error| cannot_read(dir, &error))?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        if let Some(name) = name.filter(|_| path.is_file()) {
+            files.push((name.to_string(), map(&path)?));
+        }
+    }
+    let list: Vec<(&str, &[u8])> =
+        files.iter().map(|(name, bytes)| (name.as_str(), (**bytes).as_ref())).collect();
+    Ok(package::check_directory(&dir.display().to_string(), &list)?)
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> Error {
+    let hint = "look at the space on the disk and at the rights of the directory";
+    Error::format(&path.display().to_string(), format!("cannot write: {error}"), hint)
+}
+
+/// Writes a file beside its place, syncs it, and moves it there.
+pub fn write(path: &Path, make: impl FnOnce(&mut Sink) -> Result<(), Error>) -> Done<u64> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}.part", std::process::id()));
+    let beside = PathBuf::from(beside);
+    let done = write_through(&beside, make).and_then(|n_bytes| {
+        std::fs::rename(&beside, path).map_err(|error| cannot_write(path, &error))?;
+        sync_directory(path);
+        Ok(n_bytes)
+    });
+    if done.is_err() {
+        // What was begun is of no use; that it cannot be removed would be a second error.
+        let _ = std::fs::remove_file(&beside);
+    }
+    Ok(done?)
+}
+
+fn write_through(
+    path: &Path,
+    make: impl FnOnce(&mut Sink) -> Result<(), Error>,
+) -> Result<u64, Error> {
+    let fail = |error: std::io::Error| cannot_write(path, &error);
+    let mut file = BufWriter::with_capacity(1 << 20, File::create(path).map_err(fail)?);
+    let mut n_bytes = 0;
+    make(&mut |bytes: &[u8]| {
+        n_bytes += bytes.len() as u64;
+        file.write_all(bytes).map_err(fail)
+    })?;
+    let file = file.into_inner().map_err(|error| fail(error.into_error()))?;
+    file.sync_all().map_err(fail)?;
+    Ok(n_bytes)
+}
+
+/// Makes a rename last. Not every system can sync a directory; then the rename is as safe as it
+/// makes it.
+fn sync_directory(path: &Path) {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    if let Ok(dir) = File::open(dir.unwrap_or(Path::new("."))) {
+        let _ = dir.sync_all();
+    }
 }

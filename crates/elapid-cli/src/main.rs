@@ -18,6 +18,11 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Info(commands::info::Info),
+    Convert(commands::convert::Convert),
+    Quantize(commands::convert::Quantize),
+    Tokenize(commands::tokenize::Tokenize),
+    TrainTokenizer(commands::train_tokenizer::TrainTokenizer),
+    Eval(commands::eval::Eval),
     Check(commands::check::Check),
     Bench(commands::bench::Bench),
 }
@@ -25,6 +30,11 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Info(args) => args.run(),
+        Command::Convert(args) => args.run(),
+        Command::Quantize(args) => args.run(),
+        Command::Tokenize(args) => args.run(),
+        Command::TrainTokenizer(args) => args.run(),
+        Command::Eval(args) => args.run(),
         Command::Check(args) => args.run(),
         Command::Bench(args) => args.run(),
     };

@@ -1,6 +1,10 @@
 //! What commands share: how they fail, threads, and how numbers are written for people.
 
+use elapid::error::Error;
+use std::cell::RefCell;
 use std::fmt::Display;
+use std::io::{IsTerminal, Write};
+use std::time::Instant;
 
 /// A failure in words, with what to do next.
 #[derive(Debug)]
@@ -59,4 +63,64 @@ pub fn count(n: f64) -> String {
 /// Bytes in MiB.
 pub fn mebibytes(n: f64) -> String {
     format!("{:.1} MiB", n / (1 << 20) as f64)
+}
+
+/// How far long work is, on a terminal: one line on stderr that is written again and again.
+pub struct Progress {
+    kind: &'static str,
+    n_bytes: u64,
+    shown: Option<RefCell<Shown>>,
+}
+
+struct Shown {
+    n_done: u64,
+    begin: Instant,
+    last: Instant,
+    any: bool,
+}
+
+impl Progress {
+    /// `n_bytes` in all, nearly.
+    pub fn new(kind: &'static str, n_bytes: u64) -> Progress {
+        let now = Instant::now();
+        let shown = Shown { n_done: 0, begin: now, last: now, any: false };
+        let is_terminal = std::io::stderr().is_terminal();
+        Progress { kind, n_bytes, shown: is_terminal.then(|| RefCell::new(shown)) }
+    }
+
+    /// Counts what goes through to `sink`.
+    pub fn through<'a>(
+        &'a self,
+        sink: &'a mut (dyn FnMut(&[u8]) -> Result<(), Error> + 'a),
+    ) -> impl FnMut(&[u8]) -> Result<(), Error> + 'a {
+        move |bytes| {
+            self.add(bytes.len() as u64);
+            sink(bytes)
+        }
+    }
+
+    fn add(&self, n_bytes: u64) {
+        let Some(shown) = &self.shown else { return };
+        let mut shown = shown.borrow_mut();
+        shown.n_done += n_bytes;
+        let now = Instant::now();
+        if (now - shown.last).as_millis() < 200 {
+            return;
+        }
+        (shown.last, shown.any) = (now, true);
+        let (n_done, total) = (shown.n_done as f64, self.n_bytes.max(shown.n_done) as f64);
+        let seconds = (now - shown.begin).as_secs_f64();
+        let left = (total - n_done) * seconds / n_done.max(1.0);
+        let (done, of, percent) = (mebibytes(n_done), mebibytes(total), 100.0 * n_done / total);
+        let text = format!("{:<8}{done} of {of}  {percent:.0}%  eta {left:.0} s", self.kind);
+        let _ = write!(std::io::stderr(), "\r{text}\x1b[K");
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shown.as_ref().is_some_and(|shown| shown.borrow().any) {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
 }

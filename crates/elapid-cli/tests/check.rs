@@ -216,7 +216,7 @@ fn info_tells_of_the_machine_and_of_a_model() {
     assert!(machine.contains("device  cpu"), "{machine}");
     let dir = root().join("golden/sets/jamba");
     let model = stdout(&elapid(&["info", dir.to_str().unwrap()]));
-    assert!(model.contains("model   jamba, 4 layers"), "{model}");
+    assert!(model.contains("model   jamba: jamba, 4 layers"), "{model}");
     let json = stdout(&elapid(&["info", dir.to_str().unwrap(), "--json"]));
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["family"], "jamba");

@@ -2,6 +2,7 @@
 
 use crate::files;
 use crate::report::{Done, Failure, between, line, n_threads_default};
+use elapid::config::Config;
 use elapid::device::Device;
 use elapid::formats::peft;
 use elapid::golden::{self, AfterAdamW, Comparison};
@@ -24,6 +25,9 @@ use std::process::ExitCode;
 pub struct Check {
     /// Directory with config.json, model.safetensors and golden.safetensors
     model_dir: PathBuf,
+    /// Take the model from this file or directory instead, to see whether it is the same
+    #[arg(long, value_name = "MODEL")]
+    model: Option<PathBuf>,
     /// Where to compute
     #[arg(long, default_value = "auto")]
     device: String,
@@ -50,7 +54,7 @@ impl Check {
 
     fn compare(&self, device: &Device) -> Done<(Vec<Comparison>, Option<String>)> {
         let dir = self.model_dir.as_path();
-        let (model, mut weights) = open_model(device, dir)?;
+        let (model, mut weights) = open_model(device, dir, self.model.as_deref())?;
         let grouped = dir.join("golden_grouped.safetensors");
         let is_grouped = grouped.exists();
         let path = if is_grouped { grouped } else { dir.join("golden.safetensors") };
@@ -106,7 +110,7 @@ fn print_line(c: &Comparison, what: &str, note: &str) {
 }
 
 /// The model of a directory, or, where it holds an adapter, its base with the adapter.
-fn open_model(device: &Device, dir: &Path) -> Done<(Model, Weights)> {
+fn open_model(device: &Device, dir: &Path, model_path: Option<&Path>) -> Done<(Model, Weights)> {
     let adapter_dir = [dir.join("adapter"), dir.to_path_buf()]
         .into_iter()
         .find(|dir| dir.join("adapter_config.json").exists());
@@ -114,11 +118,11 @@ fn open_model(device: &Device, dir: &Path) -> Done<(Model, Weights)> {
         Some(adapter_dir) => base_of(dir, adapter_dir)?,
         None => dir.to_path_buf(),
     };
+    let checkpoint = files::open(model_path.unwrap_or(&base))?;
     // Reference losses are without the load balance.
-    let mut config = files::read_config(&base)?;
-    config.balance_scale = 0.0;
+    let config = Config { balance_scale: 0.0, ..checkpoint.model().config().clone() };
     let model = Model::new(config);
-    let mut weights = files::load_weights(device, &model, &base)?;
+    let mut weights = checkpoint.weights(device)?;
     if let Some(adapter_dir) = adapter_dir {
         let config_path = adapter_dir.join("adapter_config.json");
         let file = files::open_safetensors(&adapter_dir.join("adapter_model.safetensors"))?;

@@ -1,23 +1,27 @@
 //! `elapid info`: what this machine has, what a model is.
 
+use super::convert::dtypes;
 use crate::files;
 use crate::report::{Done, count, line, mebibytes, n_threads_default};
-use elapid::config::{Config, FeedForwardConfig, MixerConfig};
+use elapid::config::{Config, FeedForwardConfig, LayerConfig, MixerConfig};
 use elapid::device::Device;
-use elapid::model::Model;
+use elapid::error::Error;
+use elapid::formats::checkpoint::Checkpoint;
 use elapid::state::State;
-use elapid::weights::Role;
+use elapid::tokenizer::Tokenizer;
+use elapid::weights::{Role, Weights};
 use serde_json::json;
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Show this machine, or what a model directory holds.
+/// Show this machine, or what a model is.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid info\n  elapid info golden/sets/jamba\n  \
-    elapid info DIR --json")]
+    elapid info model.gguf --json")]
 pub struct Info {
-    /// Directory with config.json and model.safetensors
-    model_dir: Option<PathBuf>,
+    /// Directory, .gguf or .elapid file
+    model: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -25,7 +29,7 @@ pub struct Info {
 
 impl Info {
     pub fn run(&self) -> Done<ExitCode> {
-        match &self.model_dir {
+        match &self.model {
             Some(dir) => self.model(dir)?,
             None => self.machine()?,
         }
@@ -45,11 +49,19 @@ impl Info {
         Ok(())
     }
 
-    fn model(&self, dir: &std::path::Path) -> Done<()> {
-        let config = files::read_config(dir)?;
-        let model = Model::new(config);
+    fn model(&self, path: &Path) -> Done<()> {
+        if let Some(adapter) = super::adapter::detect(path)? {
+            let (lines, json) = super::adapter::describe(&adapter)?;
+            match self.json {
+                true => line(json),
+                false => lines.iter().for_each(line),
+            }
+            return Ok(());
+        }
+        let checkpoint = files::open(path)?;
         let device = Device::cpu(1)?;
-        let weights = files::load_weights(&device, &model, dir)?;
+        let weights = checkpoint.weights(&device)?;
+        let config = checkpoint.model().config();
         let mut by_role = [0usize; 4];
         let mut n_bytes = 0;
         for id in weights.ids() {
@@ -57,47 +69,129 @@ impl Info {
             by_role[weights.role(id) as usize] += tensor.n_elem();
             n_bytes += tensor.n_bytes();
         }
-        let of = |role: Role| by_role[role as usize];
-        let config = model.config();
-        let state_bytes = State::n_bytes_at_start(config);
-        let layers = kinds(config);
-        if self.json {
-            let object = json!({
-                "family": config.family, "layers": layers, "n_layer": config.layers.len(),
-                "d_model": config.d_model, "n_vocab": config.n_vocab, "tied": config.tied,
-                "n_params": weights.n_elem(), "n_params_matrices": of(Role::Matrix),
-                "n_params_embedding": of(Role::Embedding), "n_params_vectors": of(Role::Vector),
-                "n_params_buffers": of(Role::Buffer),
-                "weight_bytes": n_bytes, "state_bytes": state_bytes,
-            });
-            line(object);
-            return Ok(());
+        // A tokenizer we cannot read does not hide the model.
+        let tokenizer = checkpoint.tokenizer();
+        let memory = Memory::of(config, n_bytes);
+        let facts = Facts { checkpoint: &checkpoint, weights: &weights, by_role, memory };
+        match self.json {
+            true => facts.print_json(tokenizer.as_ref().ok().and_then(Option::as_ref)),
+            false => facts.print(&tokenizer),
         }
+        Ok(())
+    }
+}
+
+/// Memory at run time, in bytes.
+struct Memory {
+    weights: usize,
+    /// State of a sequence before its first token.
+    state: usize,
+    /// What each token adds to it.
+    per_token: usize,
+}
+
+impl Memory {
+    fn of(config: &Config, weights: usize) -> Memory {
+        let per_token = |layer: &LayerConfig| match &layer.mixer {
+            MixerConfig::Attention(c) | MixerConfig::Parallel(_, c) => {
+                2 * 4 * c.dims.n_kv_head * c.dims.d_head
+            }
+            _ => 0,
+        };
+        let per_token = config.layers.iter().map(per_token).sum();
+        Memory { weights, state: State::n_bytes_at_start(config), per_token }
+    }
+}
+
+struct Facts<'a> {
+    checkpoint: &'a Checkpoint,
+    weights: &'a Weights,
+    by_role: [usize; 4],
+    memory: Memory,
+}
+
+impl Facts<'_> {
+    fn of(&self, role: Role) -> usize {
+        self.by_role[role as usize]
+    }
+
+    fn architecture(&self) -> Option<&str> {
+        self.checkpoint.gguf().and_then(|gguf| gguf.str("general.architecture").ok().flatten())
+    }
+
+    fn print_json(&self, tokenizer: Option<&Tokenizer>) {
+        let config = self.checkpoint.model().config();
+        let mut dtypes: BTreeMap<&str, usize> = BTreeMap::new();
+        for id in self.weights.ids() {
+            let tensor = self.weights.tensor(id);
+            *dtypes.entry(tensor.dtype().name()).or_default() += tensor.n_bytes();
+        }
+        line(json!({
+            "name": self.checkpoint.name(), "architecture": self.architecture(),
+            "family": config.family, "layers": kinds(config), "n_layer": config.layers.len(),
+            "d_model": config.d_model, "n_vocab": config.n_vocab, "n_ctx": config.n_ctx,
+            "tied": config.tied,
+            "n_params": self.weights.n_elem(), "n_params_matrices": self.of(Role::Matrix),
+            "n_params_embedding": self.of(Role::Embedding),
+            "n_params_vectors": self.of(Role::Vector), "n_params_buffers": self.of(Role::Buffer),
+            "dtype_bytes": dtypes, "weight_bytes": self.memory.weights,
+            "state_bytes": self.memory.state, "state_bytes_per_token": self.memory.per_token,
+            "tokenizer": tokenizer.map(|tokenizer| json!({
+                "kind": tokenizer.kind(), "n_vocab": tokenizer.n_vocab(),
+                "bos": tokenizer.bos(), "eos": tokenizer.eos(),
+            })),
+            "chat_template": self.checkpoint.chat_template().is_ok_and(|t| t.is_some()),
+        }));
+    }
+
+    fn print(&self, tokenizer: &Result<Option<Tokenizer>, Error>) {
+        let config = self.checkpoint.model().config();
+        let architecture = match self.architecture() {
+            Some(name) if name != config.family => format!(" (gguf {name})"),
+            _ => String::new(),
+        };
         line(format!(
-            "model   {}, {} layers, d_model {}",
+            "model   {}: {}{architecture}, {} layers, d_model {}",
+            self.checkpoint.name(),
             config.family,
             config.layers.len(),
             config.d_model
         ));
-        for (kind, n) in layers {
+        for (kind, n) in kinds(config) {
             line(format!("layers  {n} x {kind}"));
         }
         let head = if config.tied { "tied" } else { "untied" };
         line(format!("vocab   {} tokens, head {head}", config.n_vocab));
+        match tokenizer {
+            Ok(Some(tokenizer)) => {
+                let chat = match self.checkpoint.chat_template() {
+                    Ok(Some(_)) => ", with a chat template",
+                    _ => "",
+                };
+                let (kind, n_vocab) = (tokenizer.kind(), tokenizer.n_vocab());
+                line(format!("tokens  {kind}, {n_vocab} tokens{chat}"));
+            }
+            Ok(None) => line("tokens  no tokenizer"),
+            Err(error) => line(format!("tokens  {}", error.to_string().replace("\n\n", "; "))),
+        }
         line(format!(
             "params  {} in all: matrices {}, embedding {}, vectors {}, buffers {}",
-            count(weights.n_elem() as f64),
-            count(of(Role::Matrix) as f64),
-            count(of(Role::Embedding) as f64),
-            count(of(Role::Vector) as f64),
-            count(of(Role::Buffer) as f64)
+            count(self.weights.n_elem() as f64),
+            count(self.of(Role::Matrix) as f64),
+            count(self.of(Role::Embedding) as f64),
+            count(self.of(Role::Vector) as f64),
+            count(self.of(Role::Buffer) as f64)
         ));
+        line(format!("stored  {}", dtypes(self.weights)));
+        let per_token = match self.memory.per_token {
+            0 => String::new(),
+            n => format!(", each token {:.1} KiB more", n as f64 / 1024.0),
+        };
         line(format!(
-            "memory  weights {}, state of an empty sequence {}",
-            mebibytes(n_bytes as f64),
-            mebibytes(state_bytes as f64)
+            "memory  weights {}, state of an empty sequence {}{per_token}",
+            mebibytes(self.memory.weights as f64),
+            mebibytes(self.memory.state as f64)
         ));
-        Ok(())
     }
 }
 

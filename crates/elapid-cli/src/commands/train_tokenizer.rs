@@ -1,0 +1,83 @@
+//! `elapid train-tokenizer`: a new vocabulary from text.
+
+use crate::files;
+use crate::report::{Done, between, line};
+use elapid::tokenizer::Tokenizer;
+use elapid::train_bpe::BpeTrainer;
+use serde_json::json;
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Train a byte-level BPE on files of text and write it as a tokenizer.json.
+///
+/// The same files give the same tokenizer, whatever the number of threads.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  elapid train-tokenizer src/*.rs --out tokenizer.json\n  \
+    elapid train-tokenizer corpus.txt --vocab 16384 --out tokenizer.json \\\n    \
+    --special '<|endoftext|>' --special '<|fim_prefix|>'")]
+pub struct TrainTokenizer {
+    /// Files of UTF-8 text
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Tokens in all: special ones, 256 bytes, joins
+    #[arg(long, default_value_t = 16384, value_parser = between(257, 1 << 20))]
+    vocab: usize,
+    /// A token that text never makes; may be given more than once
+    #[arg(long, value_name = "TOKEN", default_value = "<|endoftext|>")]
+    special: Vec<String>,
+    /// How text is cut into words, by the names of GGUF
+    #[arg(long, default_value = "gpt-2")]
+    pre: String,
+    /// Where to write
+    #[arg(long)]
+    out: PathBuf,
+    /// Replace OUT if it is there
+    #[arg(long)]
+    force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl TrainTokenizer {
+    pub fn run(&self) -> Done<ExitCode> {
+        super::convert::check_output(&self.out, self.force)?;
+        let begin = Instant::now();
+        let texts = self.files.iter().map(|path| files::read_text(path));
+        let texts = texts.collect::<Done<Vec<String>>>()?;
+        let n_bytes: usize = texts.iter().map(String::len).sum();
+        let specials = self.special.clone();
+        let trainer = BpeTrainer { n_vocab: self.vocab, min_count: 2, specials };
+        let is_terminal = std::io::stderr().is_terminal();
+        let mut progress = |done: usize, total: usize| {
+            if is_terminal {
+                let _ = write!(std::io::stderr(), "\rtrain   {done} of {total} tokens\x1b[K");
+            }
+        };
+        let mut list = texts.iter().map(String::as_str);
+        let tokenizer = Tokenizer::train(&trainer, &self.pre, &mut list, &mut progress)?;
+        if is_terminal {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+        let text = tokenizer.to_json()?;
+        files::write(&self.out, |sink| sink(text.as_bytes()))?;
+        let (n_vocab, seconds) = (tokenizer.n_vocab(), begin.elapsed().as_secs_f64());
+        if n_vocab < self.vocab {
+            eprintln!("note    {n_vocab} tokens, not {}: no pair comes twice any more", self.vocab);
+        }
+        match self.json {
+            true => line(json!({
+                "out": self.out.display().to_string(), "n_vocab": n_vocab, "n_bytes": n_bytes,
+                "seconds": seconds,
+            })),
+            false => line(format!(
+                "write   {}  {n_vocab} tokens from {:.1} MB of text in {seconds:.1} s",
+                self.out.display(),
+                n_bytes as f64 / 1e6
+            )),
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -10,7 +10,7 @@
 //! words, and a heap holds the candidates with counts that are corrected when they come up.
 //!
 //! Ids: special tokens from 0 in their order, then the 256 bytes in the order of their
-//! characters (see [`byte_char`]), then merges. Of pairs with equal counts the one with the
+//! characters (see `byte_char`), then merges. Of pairs with equal counts the one with the
 //! smaller ids comes first. All this is the order of HF `tokenizers`, so that merges can be
 //! compared with its trainer. A pair whose token already exists by another way is a merge without
 //! a new token; a pair that would spell a special token is never merged.
@@ -21,6 +21,7 @@
 //! Not here: the pre-tokenizer, and how merges are applied to text (`tokenizer/`).
 
 use crate::error::{Error, Result};
+use crate::tokenizer::{byte_char, char_byte};
 use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -51,7 +52,7 @@ pub struct BpeTrainer {
 /// A trained encoding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TrainedBpe {
-    /// Tokens by id: special ones as they are, others with each byte as [`byte_char`] spells it.
+    /// Tokens by id: special ones as they are, others with each byte as `byte_char` spells it.
     pub vocab: Vec<String>,
     /// Pairs in the order they are to be applied, spelled alike.
     pub merges: Vec<(String, String)>,
@@ -59,22 +60,6 @@ pub struct TrainedBpe {
 
 /// A function that cuts text into words, handing each to the function it is given.
 pub type PreTokenizer<'a> = &'a (dyn Fn(&str, &mut dyn FnMut(&str)) + Sync);
-
-/// The character that stands for a byte in vocabularies: itself where it prints, else the next
-/// free one from U+0100 (the table of GPT-2).
-pub(crate) fn byte_char(byte: u8) -> char {
-    let prints = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    if prints(byte) {
-        return char::from(byte);
-    }
-    let n_before = (0..byte).filter(|other| !prints(*other)).count() as u32;
-    char::from_u32(0x100 + n_before).expect("68 characters from U+0100 exist")
-}
-
-/// The byte a character stands for; inverts [`byte_char`].
-pub(crate) fn char_byte(ch: char) -> Option<u8> {
-    (0..=255).find(|byte| byte_char(*byte) == ch)
-}
 
 impl BpeTrainer {
     /// Trains on `texts`, cut into words by `pre`; `progress` hears of tokens made and wanted.

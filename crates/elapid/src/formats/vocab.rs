@@ -113,8 +113,7 @@ pub fn from_files(lookup: &Lookup) -> Result<Option<Tokenizer>> {
     };
     // The config may hold a bare Infinity, which is not JSON; it is only asked for ids.
     let model = object("config.json").unwrap_or_default();
-    let [json, vocab, merges] =
-        ["tokenizer.json", "vocab.json", "merges.txt"].map(|name| lookup(name));
+    let [json, vocab, merges] = ["tokenizer.json", "vocab.json", "merges.txt"].map(lookup);
     let mut tokenizer = match (json?, vocab?, merges?) {
         (Some(json), _, _) => Tokenizer::from_json("tokenizer.json", (*json).as_ref())?,
         (None, Some(vocab), Some(merges)) => {

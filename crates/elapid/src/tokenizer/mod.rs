@@ -48,6 +48,8 @@ mod train;
 pub use gguf::GgufVocab;
 pub use stream::Stream;
 
+pub(crate) use tokens::{byte_char, char_byte};
+
 use encoder::Encoder;
 use foreign::Foreign;
 use tokens::{Kind, Tokens};

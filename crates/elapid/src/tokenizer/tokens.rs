@@ -170,7 +170,7 @@ pub(super) fn byte_of(text: &[u8]) -> Option<u8> {
 }
 
 /// The character that stands for a byte: itself where it is printable, else from U+0100 on.
-pub(super) fn byte_char(byte: u8) -> char {
+pub(crate) fn byte_char(byte: u8) -> char {
     let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if is_printable(byte) {
         return char::from(byte);
@@ -180,7 +180,7 @@ pub(super) fn byte_char(byte: u8) -> char {
 }
 
 /// The byte that a character stands for.
-pub(super) fn char_byte(letter: char) -> Option<u8> {
+pub(crate) fn char_byte(letter: char) -> Option<u8> {
     let code = u32::from(letter);
     let byte = match code {
         0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => code,

@@ -25,6 +25,7 @@ from safetensors.numpy import load_file
 MIXES = ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k",
          "q2_k", "q3_k_m", "f16", "bf16"]
 transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
 
 
 def elapid(binary, *args):
@@ -83,10 +84,19 @@ def random_models(tmp):
         vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, num_local_experts=8, num_experts_per_tok=2,
         sliding_window=None)
-    for name, config in (("llama", llama), ("mamba", mamba), ("mixtral", mixtral)):
+    qwen2moe = transformers.Qwen2MoeConfig(
+        vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, num_experts=8, num_experts_per_tok=2,
+        moe_intermediate_size=256, shared_expert_intermediate_size=512, norm_topk_prob=False,
+        decoder_sparse_step=1)
+    models = {"llama": llama, "mamba": mamba, "mixtral": mixtral, "qwen2moe": qwen2moe}
+    for name, config in models.items():
         path = f"{tmp}/random-{name}"
-        transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(path)
-        yield name, path
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model.save_pretrained(path)
+        ids = torch.arange(3, 51)[None]
+        with torch.no_grad():
+            yield name, path, ids[0].tolist(), model(ids).logits[0].numpy()
 
 
 def ftype(name):
@@ -97,12 +107,15 @@ def ftype(name):
 
 def quantised(binary, tmp):
     print(f"\n{'model':<10}{'type':<8}{'tensors':>8}{'types alike':>13}{'bytes alike':>13}")
-    for name, source in random_models(tmp):
+    for name, source, ids, want in random_models(tmp):
         plain = f"{tmp}/{name}-f32.gguf"
         done = elapid(binary, "convert", source, plain)
         if done.returncode:
             print(name, done.stderr)
             continue
+        got = Model(plain).logits(ids)
+        print(f"{name:<10}{'f32':<8} llama.cpp against transformers: {np.abs(got - want).max():.2e}, "
+              f"top-1 {(got.argmax(-1) == want.argmax(-1)).mean():.4f}")
         for mix in MIXES:
             ours, theirs = f"{tmp}/{name}-{mix}.gguf", f"{tmp}/{name}-{mix}-theirs.gguf"
             elapid(binary, "quantize", plain, ours, "--type", mix)

@@ -371,15 +371,19 @@ fn content_bytes(content: &Content) -> u64 {
     }
 }
 
-/// How much is stored in each way: `q4_k 61.2 MiB, f32 0.4 MiB`.
-pub fn dtypes(weights: &Weights) -> String {
+fn dtypes(weights: &Weights) -> String {
     let mut by_name: BTreeMap<&str, usize> = BTreeMap::new();
     for id in weights.ids() {
         let tensor = weights.tensor(id);
         *by_name.entry(tensor.dtype().name()).or_default() += tensor.n_bytes();
     }
-    let mut list: Vec<_> = by_name.into_iter().collect();
-    list.sort_by_key(|(name, n_bytes)| (std::cmp::Reverse(*n_bytes), *name));
-    let texts = list.iter().map(|(name, n)| format!("{name} {}", mebibytes(*n as f64)));
+    stored(&by_name)
+}
+
+/// How much is stored in each way: `q4_k 61.2 MiB, f32 0.4 MiB`.
+pub fn stored(by_name: &BTreeMap<&str, usize>) -> String {
+    let mut list: Vec<_> = by_name.iter().collect();
+    list.sort_by_key(|(name, n_bytes)| (std::cmp::Reverse(**n_bytes), **name));
+    let texts = list.iter().map(|(name, n)| format!("{name} {}", mebibytes(**n as f64)));
     texts.collect::<Vec<_>>().join(", ")
 }

@@ -1,6 +1,6 @@
 //! `elapid info`: what this machine has, what a model is.
 
-use super::convert::dtypes;
+use super::convert::stored;
 use crate::files;
 use crate::report::{Done, count, line, mebibytes, n_threads_default};
 use elapid::config::{Config, FeedForwardConfig, LayerConfig, MixerConfig};
@@ -9,7 +9,7 @@ use elapid::error::Error;
 use elapid::formats::checkpoint::Checkpoint;
 use elapid::state::State;
 use elapid::tokenizer::Tokenizer;
-use elapid::weights::{Role, Weights};
+use elapid::weights::Role;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -59,20 +59,15 @@ impl Info {
             return Ok(());
         }
         let checkpoint = files::open(path)?;
-        let device = Device::cpu(1)?;
-        let weights = checkpoint.weights(&device)?;
-        let config = checkpoint.model().config();
+        let dtypes = checkpoint.dtype_bytes()?;
         let mut by_role = [0usize; 4];
-        let mut n_bytes = 0;
-        for id in weights.ids() {
-            let tensor = weights.tensor(id);
-            by_role[weights.role(id) as usize] += tensor.n_elem();
-            n_bytes += tensor.n_bytes();
+        for spec in checkpoint.model().specs() {
+            by_role[spec.role as usize] += spec.shape.iter().product::<usize>();
         }
         // A tokenizer we cannot read does not hide the model.
         let tokenizer = checkpoint.tokenizer();
-        let memory = Memory::of(config, n_bytes);
-        let facts = Facts { checkpoint: &checkpoint, weights: &weights, by_role, memory };
+        let memory = Memory::of(checkpoint.model().config(), dtypes.values().sum());
+        let facts = Facts { checkpoint: &checkpoint, dtypes, by_role, memory };
         match self.json {
             true => facts.print_json(tokenizer.as_ref().ok().and_then(Option::as_ref)),
             false => facts.print(&tokenizer),
@@ -105,7 +100,8 @@ impl Memory {
 
 struct Facts<'a> {
     checkpoint: &'a Checkpoint,
-    weights: &'a Weights,
+    /// Bytes by name.
+    dtypes: BTreeMap<&'static str, usize>,
     by_role: [usize; 4],
     memory: Memory,
 }
@@ -121,20 +117,15 @@ impl Facts<'_> {
 
     fn print_json(&self, tokenizer: Option<&Tokenizer>) {
         let config = self.checkpoint.model().config();
-        let mut dtypes: BTreeMap<&str, usize> = BTreeMap::new();
-        for id in self.weights.ids() {
-            let tensor = self.weights.tensor(id);
-            *dtypes.entry(tensor.dtype().name()).or_default() += tensor.n_bytes();
-        }
         line(json!({
             "name": self.checkpoint.name(), "architecture": self.architecture(),
             "family": config.family, "layers": kinds(config), "n_layer": config.layers.len(),
             "d_model": config.d_model, "n_vocab": config.n_vocab, "n_ctx": config.n_ctx,
             "tied": config.tied,
-            "n_params": self.weights.n_elem(), "n_params_matrices": self.of(Role::Matrix),
+            "n_params": self.by_role.iter().sum::<usize>(), "n_params_matrices": self.of(Role::Matrix),
             "n_params_embedding": self.of(Role::Embedding),
             "n_params_vectors": self.of(Role::Vector), "n_params_buffers": self.of(Role::Buffer),
-            "dtype_bytes": dtypes, "weight_bytes": self.memory.weights,
+            "dtype_bytes": self.dtypes, "weight_bytes": self.memory.weights,
             "state_bytes": self.memory.state, "state_bytes_per_token": self.memory.per_token,
             "tokenizer": tokenizer.map(|tokenizer| json!({
                 "kind": tokenizer.kind(), "n_vocab": tokenizer.n_vocab(),
@@ -176,13 +167,13 @@ impl Facts<'_> {
         }
         line(format!(
             "params  {} in all: matrices {}, embedding {}, vectors {}, buffers {}",
-            count(self.weights.n_elem() as f64),
+            count(self.by_role.iter().sum::<usize>() as f64),
             count(self.of(Role::Matrix) as f64),
             count(self.of(Role::Embedding) as f64),
             count(self.of(Role::Vector) as f64),
             count(self.of(Role::Buffer) as f64)
         ));
-        line(format!("stored  {}", dtypes(self.weights)));
+        line(format!("stored  {}", stored(&self.dtypes)));
         let per_token = match self.memory.per_token {
             0 => String::new(),
             n => format!(", each token {:.1} KiB more", n as f64 / 1024.0),

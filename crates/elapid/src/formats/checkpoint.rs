@@ -8,10 +8,9 @@ use crate::config::Config;
 use crate::config::gguf::{self as gguf_config, Arch};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::formats::TensorFile;
 use crate::formats::gguf::Gguf;
 use crate::formats::safetensors::SafeTensors;
-use crate::formats::vocab;
+use crate::formats::{TensorFile, params, vocab};
 use crate::model::Model;
 use crate::place::Place;
 use crate::tensor::SharedBytes;
@@ -154,10 +153,24 @@ impl Checkpoint {
 
     /// Its weights, where they are and as they are stored.
     pub fn weights(&self, device: &Device) -> Result<Weights> {
-        let files: Vec<&dyn TensorFile> = match &self.container {
+        let specs = self.model.specs();
+        Weights::load(device, specs, &self.places, &self.files(), &self.ignored())
+    }
+
+    /// How many bytes are stored in each dtype. Fails where `weights` would, and copies nothing.
+    pub fn dtype_bytes(&self) -> Result<BTreeMap<&'static str, usize>> {
+        params::survey(&Device::cpu(1)?, &self.places, &self.files(), &self.ignored())
+    }
+
+    fn files(&self) -> Vec<&dyn TensorFile> {
+        match &self.container {
             Container::SafeTensors(files) => files.iter().map(|file| file as _).collect(),
             Container::Gguf(gguf) => vec![&**gguf],
-        };
+        }
+    }
+
+    /// Tensors that may be there although no parameter lies in them.
+    fn ignored(&self) -> Vec<&'static str> {
         let mut ignored = self.model.ignored_names();
         if self.gguf().is_some() {
             ignored.push(gguf_config::FREQUENCIES);
@@ -165,7 +178,7 @@ impl Checkpoint {
                 ignored.push("output.weight");
             }
         }
-        Weights::load(device, self.model.specs(), &self.places, &files, &ignored)
+        ignored
     }
 
     /// Its tokenizer, if it has one.

@@ -7,7 +7,7 @@ use crate::place::{Map, Part, Place};
 use crate::tensor::{DType, Tensor};
 use crate::weights::{ParamId, Role, Spec, Weights};
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
 /// Rows and columns; the numbers of a vector are rows of one.
@@ -22,15 +22,12 @@ fn dims(shape: &[usize]) -> (usize, usize) {
     }
 }
 
-/// Reads all parameters. Every tensor asked for must be there, and every tensor there asked for.
-pub fn read_all(
-    device: &Device,
-    specs: &[Spec],
+/// Finds the file of each tensor. Every tensor that is there must be asked for.
+fn index<'a>(
     places: &[Place],
-    files: &[&dyn TensorFile],
+    files: &[&'a dyn TensorFile],
     ignored: &[&str],
-) -> Result<Vec<Tensor>> {
-    assert_eq!(specs.len(), places.len(), "one place per parameter");
+) -> Result<HashMap<&'a str, &'a dyn TensorFile>> {
     let mut by_name: HashMap<&str, &dyn TensorFile> = HashMap::new();
     for file in files {
         for name in file.names() {
@@ -49,8 +46,38 @@ pub fn read_all(
             return Err(Error::ExtraTensor { name: name.into(), file: file.file().into() });
         }
     }
+    Ok(by_name)
+}
+
+/// Reads all parameters. Every tensor asked for must be there, and every tensor there asked for.
+pub fn read_all(
+    device: &Device,
+    specs: &[Spec],
+    places: &[Place],
+    files: &[&dyn TensorFile],
+    ignored: &[&str],
+) -> Result<Vec<Tensor>> {
+    assert_eq!(specs.len(), places.len(), "one place per parameter");
+    let by_name = index(places, files, ignored)?;
     let find = |name: &str| by_name.get(name).copied();
     specs.iter().zip(places).map(|(spec, place)| read(device, spec, place, &find)).collect()
+}
+
+/// The bytes of all tensors by the name of their dtype; the same checks, and nothing is copied.
+pub fn survey(
+    device: &Device,
+    places: &[Place],
+    files: &[&dyn TensorFile],
+    ignored: &[&str],
+) -> Result<BTreeMap<&'static str, usize>> {
+    let by_name = index(places, files, ignored)?;
+    let find = |name: &str| by_name.get(name).copied();
+    let mut n_bytes = BTreeMap::new();
+    for part in places.iter().flat_map(|place| &place.parts) {
+        let tensor = read_part(device, part, &find)?;
+        *n_bytes.entry(tensor.dtype().name()).or_default() += tensor.n_bytes();
+    }
+    Ok(n_bytes)
 }
 
 fn read<'a>(

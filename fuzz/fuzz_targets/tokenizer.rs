@@ -1,0 +1,12 @@
+//! Fuzzes `targets::tokenizer`.
+
+#![no_main]
+
+#[allow(dead_code)] // each target uses one of the functions
+#[path = "../targets.rs"]
+mod targets;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    // An error is an answer; only a panic is not.
+    let _ = targets::tokenizer(data);
+});

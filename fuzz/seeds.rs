@@ -218,6 +218,8 @@ fn safetensors(list: &mut Vec<File>) {
     list.push(("safetensors", "none.safetensors".into(), file(json!({}), 0)));
     let gap = json!({"a": entry("U8", json!([1]), 1, 2)});
     list.push(("safetensors", "bad-gap.safetensors".into(), file(gap, 2)));
+    let shared = json!({"a": entry("U8", json!([2]), 0, 2), "b": entry("U8", json!([2]), 1, 3)});
+    list.push(("safetensors", "bad-overlap.safetensors".into(), file(shared, 3)));
     let mamba = json!({"layers": ["mamba1"], "feed_forward": "none"});
     let files = directory(&own(6, 4, mamba), None);
     let model = (*files["model.safetensors"]).as_ref().to_vec();
@@ -374,6 +376,15 @@ fn adapters(list: &mut Vec<File>) {
     let both =
         [config(json!({})), vec![0], targets::adapter_tensors(targets::MODULE, 8, 2)].concat();
     list.push(("adapter", "tensors.bin".into(), both));
+    for (name, module, width, rank) in [
+        ("bad-width.bin", targets::MODULE, 9, 2),
+        ("bad-rank.bin", targets::MODULE, 8, 3),
+        ("bad-module.bin", "layers.0.mixer.x_proj", 8, 2),
+        ("bad-vector.bin", "layers.0.mixer_norm", 8, 2),
+    ] {
+        let tensors = targets::adapter_tensors(module, width, rank);
+        list.push(("adapter", name.into(), [config(json!({})), vec![0], tensors].concat()));
+    }
     list.push(("adapter", "bad-dora.json".into(), config(json!({"use_dora": true}))));
 }
 

@@ -66,13 +66,14 @@ pub fn open(path: &Path) -> Done<Checkpoint> {
         return Ok(Checkpoint::from_files(&name, &lookup)?);
     }
     let bytes = map(path)?;
-    if is_package(&bytes) {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    if is_package(&bytes) || extension == Some("elapid") {
         let package = Package::parse(&name, bytes)?;
         package.verify()?;
         let lookup = |file: &str| Ok(package.get(file));
         return Ok(Checkpoint::from_files(&name, &lookup)?);
     }
-    if path.extension().is_some_and(|extension| extension == "safetensors") {
+    if extension == Some("safetensors") {
         let problem = format!("{name} holds weights alone");
         return Err(Failure::new(problem, "give the directory with its config.json"));
     }
@@ -88,15 +89,14 @@ pub fn open_tokenizer(path: &Path) -> Done<Tokenizer> {
     };
     let extension = path.extension().and_then(|extension| extension.to_str());
     let found = if path.is_dir() {
-        vocab::from_files(&|file| find(path, file))?
+        vocab::from_files(&name, "tokenizer.json", &|file| find(path, file))?
     } else if extension == Some("json") {
+        map(path)?;
         let dir = path.parent().unwrap_or(Path::new(""));
         let file = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let main = if file == "vocab.json" { "tokenizer.json" } else { file };
         // Beside it may lie what names its special tokens.
-        vocab::from_files(&|name| match name {
-            "tokenizer.json" => find(dir, file),
-            _ => find(dir, name),
-        })?
+        vocab::from_files(&dir.display().to_string(), main, &|name| find(dir, name))?
     } else {
         let bytes = map(path)?;
         match is_package(&bytes) {

@@ -143,7 +143,7 @@ fn a_package_with_a_changed_byte_names_the_file() {
         (find(b"data_offsets"), "`model.safetensors` was changed"),
         (find(b"pre_tokenizer"), "`tokenizer.json` was changed"),
         (find(b"\"created_by\""), "the manifest was changed"),
-        (3, "begins with"),
+        (3, "begin"),
         (data.len() - 1, "does not end with the mark"),
     ];
     for (at, word) in places {

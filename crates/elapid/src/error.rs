@@ -119,24 +119,38 @@ pub enum Error {
 /// Our results.
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// Longest problem in a message, in characters. Values come from files and may be megabytes long.
+const N_CHAR_MAX: usize = 600;
+
+/// The problem without its middle, if it is too long for a person.
+fn short(problem: String) -> String {
+    let n_char = problem.chars().count();
+    if n_char <= N_CHAR_MAX {
+        return problem;
+    }
+    let head: String = problem.chars().take(N_CHAR_MAX - 200).collect();
+    let tail: String = problem.chars().skip(n_char - 200).collect();
+    format!("{head} [...] {tail}")
+}
+
 impl Error {
     /// A configuration error.
     pub fn config(file: &str, key: &str, problem: impl Into<String>, hint: &str) -> Error {
         Error::Config {
             file: file.into(),
-            key: key.into(),
-            problem: problem.into(),
+            key: short(key.into()),
+            problem: short(problem.into()),
             hint: hint.into(),
         }
     }
 
     /// A format error.
     pub fn format(file: &str, problem: impl Into<String>, hint: &str) -> Error {
-        Error::Format { file: file.into(), problem: problem.into(), hint: hint.into() }
+        Error::Format { file: file.into(), problem: short(problem.into()), hint: hint.into() }
     }
 
     /// An input error.
     pub fn input(problem: impl Into<String>, hint: &str) -> Error {
-        Error::Input { problem: problem.into(), hint: hint.into() }
+        Error::Input { problem: short(problem.into()), hint: hint.into() }
     }
 }

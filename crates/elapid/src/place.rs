@@ -2,7 +2,7 @@
 //!
 //! The engine has one form of every parameter: that of the Hugging Face families. Other files keep
 //! the same numbers merged, cut, reordered or mapped; a `Place` says how, in both directions. With
-//! it `Weights` reads and `outgoing` writes any container of tensors.
+//! it `formats/params.rs` reads and writes any container of tensors.
 //!
 //! | map        | in the file                                                                    |
 //! |------------|--------------------------------------------------------------------------------|
@@ -83,6 +83,14 @@ impl Map {
             }
             Map::NegExp | Map::Scale(_) => None,
         }
+    }
+
+    /// The other way: row `i` of the parameter is row `order[i]` of the file.
+    pub fn order_back(&self, n_rows: usize) -> Option<Vec<usize>> {
+        let order = self.order(n_rows)?;
+        let mut back = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(to, &from)| back[from] = to);
+        Some(back)
     }
 
     /// From the parameter to the file, for a map that changes numbers.

@@ -320,3 +320,87 @@ fn metadata_says_what_llama_cpp_looks_for() {
     assert!(names.contains(&"blk.0.ssm_a") && names.contains(&"blk.0.ssm_dt_norm.weight"));
     assert!(names.iter().any(|name| name.ends_with("ffn_gate_exps.weight")));
 }
+
+/// A golden config with some keys changed, and fresh weights.
+fn changed(set: &str, changes: &[(&str, serde_json::Value)]) -> Files {
+    let json = std::fs::read_to_string(root().join("golden/sets").join(set).join("config.json"));
+    // A bare Infinity is not JSON.
+    let json = json.unwrap().replace("Infinity", r#"{"__float__": "Infinity"}"#);
+    let mut config: serde_json::Value = serde_json::from_str(&json).unwrap();
+    for (key, value) in changes {
+        config[*key] = value.clone();
+    }
+    fresh(&config.to_string())
+}
+
+#[test]
+fn what_llama_cpp_would_compute_otherwise_is_refused_with_the_reason() {
+    use serde_json::json;
+    let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64});
+    let attention = json!(["attention", "attention", "attention", "attention"]);
+    let device = device();
+    for (set, changes, reason) in [
+        ("granitemoehybrid_dense", vec![("layer_types", attention)], "has the factor"),
+        ("qwen2", vec![("rope_scaling", llama3.clone())], "a factor for each pair"),
+        ("qwen3", vec![("rope_scaling", llama3.clone())], "a factor for each pair"),
+        ("falcon_h1", vec![("rope_scaling", llama3)], "a factor for each pair"),
+        ("mamba", vec![("use_conv_bias", json!(false))], "the convolution has no bias"),
+        ("mamba2", vec![("use_conv_bias", json!(false))], "the convolution has no bias"),
+        ("jamba", vec![("mamba_conv_bias", json!(false))], "the convolution has no bias"),
+    ] {
+        let files = changed(set, &changes);
+        let checkpoint = open_files(set, &files).unwrap();
+        let weights = checkpoint.weights(&device).unwrap();
+        let error = gguf_bytes(&checkpoint, &weights, None).expect_err(set).to_string();
+        assert!(error.contains(reason), "{set}: {error}");
+    }
+}
+
+#[test]
+fn a_vector_in_blocks_is_read_and_written_like_any_other() {
+    let device = device();
+    let json = r#"{"model_type": "llama", "vocab_size": 96, "hidden_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64,
+        "attention_bias": true}"#;
+    let files = fresh(json);
+    let checkpoint = open_files("made", &files).unwrap();
+    let weights = checkpoint.weights(&device).unwrap();
+    let export = Export::gguf(&checkpoint, &weights).unwrap();
+    let Content::Gguf(metadata, mut tensors) = export.gguf_content(None).unwrap() else {
+        panic!("not GGUF");
+    };
+    let q8_0 = DType::Block(elapid::quant::BlockType::Q8_0);
+    let bias = tensors.iter_mut().find(|tensor| tensor.name.ends_with("attn_q.bias")).unwrap();
+    let n_bytes = q8_0.n_bytes(bias.shape[0]).unwrap();
+    bias.dtype = q8_0;
+    bias.bytes = Box::new(move || Ok(vec![0; n_bytes].into()));
+    let mut all = Vec::new();
+    let mut sink = |bytes: &[u8]| {
+        all.extend_from_slice(bytes);
+        Ok(())
+    };
+    gguf::write(&metadata, &tensors, &mut sink).unwrap();
+    let through = Checkpoint::from_gguf("m.gguf", Arc::new(all)).unwrap();
+    let through_weights = through.weights(&device).unwrap();
+    gguf_bytes(&through, &through_weights, None).unwrap();
+    directory(&through, &through_weights, None);
+}
+
+#[test]
+fn the_config_names_the_dtype_that_is_written() {
+    let device = device();
+    let files = changed("llama_gqa_untied", &[("torch_dtype", serde_json::json!("bfloat16"))]);
+    let checkpoint = open_files("made", &files).unwrap();
+    let weights = checkpoint.weights(&device).unwrap();
+    for (dtype, name) in
+        [(None, "float32"), (Some(DType::BF16), "bfloat16"), (Some(DType::F16), "float16")]
+    {
+        let out = directory(&checkpoint, &weights, dtype);
+        let config: serde_json::Value =
+            serde_json::from_slice((*out["config.json"]).as_ref()).unwrap();
+        assert_eq!(config["torch_dtype"], name);
+        let again = open_files("again", &out).unwrap();
+        assert!(again.dtype_bytes().unwrap().contains_key(dtype.unwrap_or(DType::F32).name()));
+    }
+}

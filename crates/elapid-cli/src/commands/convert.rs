@@ -4,7 +4,7 @@
 use crate::files;
 use crate::report::{Done, Failure, Progress, between, count, line, mebibytes, n_threads_default};
 use elapid::device::Device;
-use elapid::formats::checkpoint::Checkpoint;
+use elapid::formats::checkpoint::{Checkpoint, GGUF_FILE, TEXTS};
 use elapid::formats::export::{Content, Export, Mix, OutFile};
 use elapid::formats::package;
 use elapid::parity::{self, Parity};
@@ -30,7 +30,7 @@ pub struct Convert {
     input: PathBuf,
     /// Where to write
     output: PathBuf,
-    /// Form, where the name of OUT does not say it
+    /// Form, where the name of OUT does not say it; a package without .elapid is a directory
     #[arg(long, value_parser = ["gguf", "hf", "package"])]
     to: Option<String>,
     /// Store matrices as this (f32, f16, bf16; for GGUF and packages also q8_0, q4_k_m, ...)
@@ -92,20 +92,39 @@ impl Form {
     }
 
     /// By flag, else by extension.
-    fn of(flag: Option<&str>, output: &Path) -> Form {
-        let extension = output.extension().and_then(|extension| extension.to_str());
-        match (flag, extension) {
-            (Some("gguf"), _) | (None, Some("gguf")) => Form::Gguf,
-            (Some("package"), _) | (None, Some("elapid")) => Form::Package,
-            _ => Form::Directory,
+    fn of(flag: Option<&str>, output: &Path) -> Done<Form> {
+        let extension = extension(output);
+        match (flag, extension.as_deref()) {
+            (Some("gguf"), _) | (None, Some("gguf")) => Ok(Form::Gguf),
+            (Some("package"), _) | (None, Some("elapid")) => Ok(Form::Package),
+            (None, Some("safetensors" | "bin" | "json" | "pt" | "pth")) => {
+                let problem = format!("{} does not say which form it is to have", output.display());
+                Err(Failure::new(
+                    problem,
+                    "name a .gguf or .elapid file or a directory, or use --to",
+                ))
+            }
+            _ => Ok(Form::Directory),
         }
     }
 }
 
+/// In small letters.
+fn extension(path: &Path) -> Option<String> {
+    path.extension().and_then(|extension| extension.to_str()).map(str::to_lowercase)
+}
+
 impl Convert {
     pub fn run(&self) -> Done<ExitCode> {
-        let form = Form::of(self.to.as_deref(), &self.output);
+        let form = Form::of(self.to.as_deref(), &self.output)?;
         if let Some(adapter) = super::adapter::detect(&self.input)? {
+            if self.stored.is_some() || form == Form::Package {
+                let problem = "an adapter keeps its numbers, and has no package of its own";
+                return Err(Failure::new(
+                    problem,
+                    "leave --type out; write a .gguf or a directory",
+                ));
+            }
             let threads = self.common.threads.unwrap_or_else(n_threads_default);
             let base = self.base.as_deref();
             let output = super::adapter::Output {
@@ -124,7 +143,7 @@ impl Convert {
 impl Quantize {
     pub fn run(&self) -> Done<ExitCode> {
         let mix = Some(parse_type(&self.stored)?);
-        let form = match Form::of(None, &self.output) {
+        let form = match Form::of(None, &self.output)? {
             Form::Directory => {
                 let problem = format!("{} is no .gguf or .elapid file", self.output.display());
                 return Err(Failure::new(problem, "a directory cannot hold blocks: name a file"));
@@ -142,8 +161,13 @@ fn parse_type(name: &str) -> Done<Mix> {
     })
 }
 
-/// Fails where something is that must not be replaced.
+/// Fails where something is that must not be replaced, and where nothing can be.
 pub fn check_output(output: &Path, force: bool) -> Done<()> {
+    let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty());
+    if let Some(parent) = parent.filter(|parent| !parent.is_dir()) {
+        let problem = format!("there is no directory {}", parent.display());
+        return Err(Failure::new(problem, "make it first"));
+    }
     let is_empty = |dir: &Path| std::fs::read_dir(dir).is_ok_and(|mut list| list.next().is_none());
     if !output.exists() || force || (output.is_dir() && is_empty(output)) {
         return Ok(());
@@ -163,6 +187,11 @@ struct Job<'a> {
 impl Job<'_> {
     fn run(&self) -> Done<ExitCode> {
         check_output(self.output, self.common.force)?;
+        if self.output.exists() && self.output.is_dir() != self.is_directory() {
+            let kind = if self.is_directory() { "a file" } else { "a directory" };
+            let problem = format!("{} is {kind}", self.output.display());
+            return Err(Failure::new(problem, "choose another name"));
+        }
         let threads = self.common.threads.unwrap_or_else(n_threads_default);
         let device = Device::cpu(threads)?;
         let checkpoint = files::open(self.input)?;
@@ -215,7 +244,7 @@ impl Job<'_> {
             Form::Directory => {
                 let export = Export::directory(checkpoint, weights);
                 let out = export.directory_files(self.plain()?)?;
-                self.write_directory(&out)
+                self.write_directory(&out, None)
             }
             Form::Gguf => {
                 let export = Export::gguf(checkpoint, weights)?;
@@ -257,6 +286,9 @@ impl Job<'_> {
             list.insert(0, OutFile { name: CARD.into(), content });
         }
         let total = list.iter().map(|out| content_bytes(&out.content)).sum();
+        if self.is_directory() {
+            return self.write_directory(&list, Some(checkpoint.name()));
+        }
         let progress = Progress::new("write", total);
         let mut entries: Vec<(String, package::OutFile)> = Vec::new();
         for out in &list {
@@ -268,7 +300,36 @@ impl Job<'_> {
         })
     }
 
-    fn write_directory(&self, list: &[OutFile]) -> Done<u64> {
+    /// Whether OUT is to be a directory: a package is one where its name does not end in .elapid.
+    fn is_directory(&self) -> bool {
+        let is_file = extension(self.output).as_deref() == Some("elapid");
+        self.form == Form::Directory || (self.form == Form::Package && !is_file)
+    }
+
+    /// Files of the model that was there before, which the new one does not have.
+    fn remove_others(&self, list: &[OutFile]) -> Done<()> {
+        let stays = |name: &str| list.iter().any(|out| out.name == name);
+        let is_ours = |name: &str| {
+            TEXTS.contains(&name)
+                || ["config.json", GGUF_FILE, package::MANIFEST, package::MANIFEST_HASH]
+                    .contains(&name)
+                || (name.starts_with("model") && name.contains(".safetensors"))
+        };
+        let Ok(entries) = std::fs::read_dir(self.output) else { return Ok(()) };
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if is_ours(name) && !stays(name) {
+                std::fs::remove_file(&path).map_err(|error| {
+                    let problem = format!("cannot remove {}: {error}", path.display());
+                    Failure::new(problem, "look at the rights of the directory")
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// With a name the directory becomes a package.
+    fn write_directory(&self, list: &[OutFile], package_name: Option<&str>) -> Done<u64> {
         let dir = self.output;
         std::fs::create_dir_all(dir).map_err(|error| {
             let hint = "look at the rights of the directory above";
@@ -280,6 +341,18 @@ impl Job<'_> {
         for out in list {
             let path = dir.join(&out.name);
             n_bytes += files::write(&path, |sink| out.write(&mut progress.through(sink)))?;
+        }
+        // Not before: the model that is converted may lie in the same directory.
+        self.remove_others(list)?;
+        if let Some(name) = package_name {
+            let map = |out: &OutFile| files::map(&dir.join(&out.name));
+            let bytes = list.iter().map(map).collect::<Done<Vec<_>>>()?;
+            let names = list.iter().map(|out| out.name.as_str());
+            let all: Vec<(&str, &[u8])> = names.zip(bytes.iter().map(|b| (**b).as_ref())).collect();
+            let [manifest, hash] = package::manifest_of_directory(name, &all)?;
+            for (name, bytes) in [(package::MANIFEST, manifest), (package::MANIFEST_HASH, hash)] {
+                n_bytes += files::write(&dir.join(name), |sink| sink(&bytes))?;
+            }
         }
         Ok(n_bytes)
     }

@@ -6,6 +6,7 @@ use crate::report::{Done, count, line, mebibytes, n_threads_default};
 use elapid::config::{Config, FeedForwardConfig, LayerConfig, MixerConfig};
 use elapid::device::Device;
 use elapid::error::Error;
+use elapid::fim::FimTokens;
 use elapid::formats::checkpoint::Checkpoint;
 use elapid::state::State;
 use elapid::tokenizer::Tokenizer;
@@ -122,7 +123,8 @@ impl Facts<'_> {
             "family": config.family, "layers": kinds(config), "n_layer": config.layers.len(),
             "d_model": config.d_model, "n_vocab": config.n_vocab, "n_ctx": config.n_ctx,
             "tied": config.tied,
-            "n_params": self.by_role.iter().sum::<usize>(), "n_params_matrices": self.of(Role::Matrix),
+            "n_params": self.by_role.iter().sum::<usize>(),
+            "n_params_matrices": self.of(Role::Matrix),
             "n_params_embedding": self.of(Role::Embedding),
             "n_params_vectors": self.of(Role::Vector), "n_params_buffers": self.of(Role::Buffer),
             "dtype_bytes": self.dtypes, "weight_bytes": self.memory.weights,
@@ -130,6 +132,7 @@ impl Facts<'_> {
             "tokenizer": tokenizer.map(|tokenizer| json!({
                 "kind": tokenizer.kind(), "n_vocab": tokenizer.n_vocab(),
                 "bos": tokenizer.bos(), "eos": tokenizer.eos(),
+                "fim": FimTokens::detect(&|token| tokenizer.id(token)).is_some(),
             })),
             "chat_template": self.checkpoint.chat_template().is_ok_and(|t| t.is_some()),
         }));
@@ -160,7 +163,11 @@ impl Facts<'_> {
                     _ => "",
                 };
                 let (kind, n_vocab) = (tokenizer.kind(), tokenizer.n_vocab());
-                line(format!("tokens  {kind}, {n_vocab} tokens{chat}"));
+                let fim = match FimTokens::detect(&|token| tokenizer.id(token)) {
+                    Some(_) => ", fills in the middle",
+                    None => "",
+                };
+                line(format!("tokens  {kind}, {n_vocab} tokens{chat}{fim}"));
             }
             Ok(None) => line("tokens  no tokenizer"),
             Err(error) => line(format!("tokens  {}", error.to_string().replace("\n\n", "; "))),

@@ -358,6 +358,12 @@ impl Config {
     pub fn from_json(file: &str, json: &str) -> Result<Config> {
         let keys = Keys::parse(file, json)?;
         let family = keys.str("model_type")?.to_string();
+        if let Some(value) = keys.get("quantization_config") {
+            let method = value.get("quant_method").unwrap_or(value);
+            let problem = format!("weights quantised by {method} are not plain weights");
+            let hint = "take the original weights, or a GGUF file of them";
+            return Err(Error::config(file, "quantization_config", problem, hint));
+        }
         let config = match family.as_str() {
             "elapid" => own::config(&keys)?,
             _ => families::config(&family, &keys)?,

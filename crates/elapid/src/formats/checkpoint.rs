@@ -43,6 +43,8 @@ pub const TEXTS: &[&str] = &[
 /// An open model; its weights are not read yet.
 pub struct Checkpoint {
     name: String,
+    /// Where its files are, for messages.
+    dir: String,
     config_json: String,
     model: Model,
     places: Vec<Place>,
@@ -73,7 +75,8 @@ impl Checkpoint {
         let places = gguf_config::names(model.config(), arch, model.specs())?.places;
         let name = gguf.str("general.name")?.unwrap_or(file).to_string();
         let container = Container::Gguf(Box::new(gguf));
-        Ok(Checkpoint { name, config_json, model, places, container, texts: BTreeMap::new() })
+        let (dir, texts) = (file.to_string(), BTreeMap::new());
+        Ok(Checkpoint { name, dir, config_json, model, places, container, texts })
     }
 
     /// A directory or package; `dir` is its name for messages.
@@ -90,7 +93,7 @@ impl Checkpoint {
             && let Some(bytes) = lookup(GGUF_FILE)?
         {
             let checkpoint = Checkpoint::from_gguf(&at(GGUF_FILE), bytes)?;
-            return Ok(Checkpoint { texts, ..checkpoint });
+            return Ok(Checkpoint { texts, dir: dir.into(), ..checkpoint });
         }
         let hint = "a model directory holds config.json and model.safetensors";
         let missing = |name: &str| Error::format(&at(name), "there is no such file", hint);
@@ -107,7 +110,7 @@ impl Checkpoint {
         let files = shards.iter().map(open).collect::<Result<Vec<_>>>()?;
         let (places, container) = (model.places(), Container::SafeTensors(files));
         let name = dir.trim_end_matches('/').rsplit('/').next().unwrap_or(dir).to_string();
-        Ok(Checkpoint { name, config_json, model, places, container, texts })
+        Ok(Checkpoint { name, dir: dir.into(), config_json, model, places, container, texts })
     }
 
     /// What it calls itself.
@@ -185,12 +188,16 @@ impl Checkpoint {
     pub fn tokenizer(&self) -> Result<Option<Tokenizer>> {
         match &self.container {
             Container::Gguf(gguf) if !self.texts.contains_key("tokenizer.json") => {
-                match vocab::from_gguf(gguf)? {
-                    Some(vocab) => Tokenizer::from_gguf(gguf.file(), vocab).map(Some),
-                    None => Ok(None),
+                let Some(vocab) = vocab::from_gguf(gguf)? else { return Ok(None) };
+                let (n, n_vocab) = (vocab.tokens.len(), self.model.config().n_vocab);
+                if n != n_vocab {
+                    let problem = format!("has {n} tokens, the model {n_vocab}");
+                    let hint = "convert the original again";
+                    return Err(Error::config(gguf.file(), "tokenizer.ggml.tokens", problem, hint));
                 }
+                Tokenizer::from_gguf(gguf.file(), vocab).map(Some)
             }
-            _ => vocab::from_files(&|name| match name {
+            _ => vocab::from_files(&self.dir, "tokenizer.json", &|name| match name {
                 "config.json" => Ok(Some(Arc::new(self.config_json.clone().into_bytes()))),
                 _ => Ok(self.texts.get(name).cloned()),
             }),

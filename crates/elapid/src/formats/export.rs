@@ -101,12 +101,13 @@ impl<'a> Export<'a> {
     /// The files of a directory. `dtype` for the matrices, or as they are stored (blocks as f32).
     pub fn directory_files(&'a self, dtype: Option<DType>) -> Result<Vec<OutFile<'a>>> {
         assert!(matches!(self.form, Form::Directory), "an export for a directory");
-        let mut files = self.small_files(dtype)?;
         let of = |target: &Target| match (target.role, dtype, target.dtype) {
             (Role::Matrix | Role::Embedding, Some(dtype), _) => dtype,
             (_, None, Some(dtype @ (DType::F16 | DType::BF16))) => dtype,
             _ => DType::F32,
         };
+        let size = |target: &&Target| target.shape.iter().product::<usize>();
+        let mut files = self.small_files(self.targets.iter().max_by_key(size).map(of))?;
         let tensors = self.targets.iter().map(|target| target.outgoing(self.weights, of(target)));
         files.extend(shard(tensors.collect(), self.shard_bytes_max)?);
         Ok(files)
@@ -124,7 +125,7 @@ impl<'a> Export<'a> {
     fn small_files(&self, dtype: Option<DType>) -> Result<Vec<OutFile<'a>>> {
         let checkpoint = self.checkpoint;
         let mut list: Vec<(String, Vec<u8>)> = Vec::new();
-        list.push(("config.json".into(), config_bytes(checkpoint, dtype)?));
+        list.push(("config.json".into(), config_bytes(checkpoint, dtype)));
         for (name, bytes) in checkpoint.texts() {
             list.push((name.into(), bytes.to_vec()));
         }
@@ -132,8 +133,10 @@ impl<'a> Export<'a> {
         if checkpoint.gguf().is_some() && !has(&list, "tokenizer.json") {
             if let Some(tokenizer) = checkpoint.tokenizer()? {
                 list.push(("tokenizer.json".into(), tokenizer.to_json()?.into_bytes()));
-                let config = tokenizer_config(checkpoint, &tokenizer)?;
-                list.push(("tokenizer_config.json".into(), pretty(&config)));
+                if !has(&list, "tokenizer_config.json") {
+                    let config = tokenizer_config(checkpoint, &tokenizer)?;
+                    list.push(("tokenizer_config.json".into(), pretty(&config)));
+                }
             }
             if !has(&list, "generation_config.json") {
                 let config = generation_config(checkpoint)?;
@@ -275,22 +278,26 @@ fn pretty(map: &Map<String, Value>) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// The config.json as it came, but for the dtype where that changes.
-fn config_bytes(checkpoint: &Checkpoint, dtype: Option<DType>) -> Result<Vec<u8>> {
+/// The config.json as it came, but for the dtype where it names another than is written:
+/// transformers would round the weights to it.
+fn config_bytes(checkpoint: &Checkpoint, dtype: Option<DType>) -> Vec<u8> {
     let text = checkpoint.config_json();
     let name = match dtype {
         Some(DType::F32) => "float32",
         Some(DType::F16) => "float16",
         Some(DType::BF16) => "bfloat16",
-        Some(DType::Block(_)) | None => return Ok(text.as_bytes().to_vec()),
+        Some(DType::Block(_)) | None => return text.as_bytes().to_vec(),
     };
-    // A file with a bare Infinity is not JSON: its text is kept.
-    let Ok(Value::Object(mut map)) = serde_json::from_str::<Value>(text) else {
-        return Ok(text.as_bytes().to_vec());
-    };
-    let key = if map.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
-    map.insert(key.into(), json!(name));
-    Ok(pretty(&map))
+    // The text is changed in place: a file with a bare Infinity is not JSON and must pass, too.
+    for key in ["\"torch_dtype\"", "\"dtype\""] {
+        let Some(at) = text.find(key).map(|at| at + key.len()) else { continue };
+        let Some(begin) = text[at..].find('"').map(|n| at + n + 1) else { continue };
+        let Some(end) = text[begin..].find('"').map(|n| begin + n) else { continue };
+        if text[at..begin - 1].trim() == ":" {
+            return [&text[..begin], name, &text[end..]].concat().into_bytes();
+        }
+    }
+    text.as_bytes().to_vec()
 }
 
 fn tokenizer_config(

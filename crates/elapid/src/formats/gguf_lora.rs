@@ -180,12 +180,8 @@ fn mapped(b: &Tensor, map: &Map, fold: f32) -> Tensor {
 /// B as the engine has it, from f32 of its own.
 fn unmapped(mut x: Tensor, map: &Map) -> Tensor {
     let (n_rows, rank) = x.dims2();
-    match map.order(n_rows) {
-        Some(order) => {
-            let mut back = vec![0; order.len()];
-            order.iter().enumerate().for_each(|(to, &from)| back[from] = to);
-            x.gather(&back)
-        }
+    match map.order_back(n_rows) {
+        Some(order) => x.gather(&order),
         None => {
             map.invert(x.f32_mut(), rank);
             x

@@ -100,12 +100,8 @@ fn read<'a>(
     };
     let param = match &place.map {
         Map::Same => stored,
-        map => match map.order(stored.shape()[0]) {
-            Some(order) => {
-                let mut back = vec![0; order.len()];
-                order.iter().enumerate().for_each(|(to, &from)| back[from] = to);
-                stored.gather(&back)
-            }
+        map => match map.order_back(stored.shape()[0]) {
+            Some(order) => stored.gather(&order),
             None => undo(map, place, &stored, find)?,
         },
     };
@@ -158,6 +154,8 @@ fn read_part<'a>(
     }
     let (n_rows, n_cols) = dims(&part.shape);
     let matrix = match part.shape[..] {
+        // The rows of a vector are its numbers, and a block is more than one.
+        [n] if matches!(stored.dtype(), DType::Block(_)) => stored.to_f32().reshape(&[n]),
         [n] => stored.reshape(&[n]),
         _ => stored.reshape(&[n_rows, n_cols]),
     };

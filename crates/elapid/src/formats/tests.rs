@@ -102,7 +102,7 @@ fn hostile_gguf_files_end_as_they_should() {
         ("tensor_name_empty", "reject"),
         ("tensor_ndims_0", "accept"),
         ("tensor_dim_0", "accept"),
-        ("tensor_gap", "accept"),
+        ("tensor_gap", "reject"),
         ("tensor_unordered", "accept"),
     ];
     let reasons = [

@@ -43,12 +43,17 @@ pub fn from_gguf(gguf: &Gguf) -> Result<Option<GgufVocab>> {
             flags.insert(name.to_string(), flag);
         }
     }
+    let n_tokens = tokens.len();
+    let mut scores = gguf.floats(&key("scores"))?;
+    if let Some(scores) = &mut scores {
+        scores.truncate(n_tokens);
+    }
     Ok(Some(GgufVocab {
         model,
         pre: gguf.str(&key("pre"))?.map(str::to_string),
         tokens: owned(tokens),
-        token_types: token_types.map(|list| list.into_iter().map(narrow).collect()),
-        scores: gguf.floats(&key("scores"))?,
+        token_types: token_types.map(|list| list.into_iter().take(n_tokens).map(narrow).collect()),
+        scores,
         merges: gguf.strings(&key("merges"))?.map(owned),
         ids,
         flags,
@@ -104,22 +109,30 @@ fn token(map: &Map<String, Value>, key: &str) -> Option<String> {
 
 /// The tokenizer of a directory or package: tokenizer.json, or vocab.json and merges.txt; beside
 /// them, what names the tokens that begin and end a text.
-pub fn from_files(lookup: &Lookup) -> Result<Option<Tokenizer>> {
+///
+/// `dir` is the name of the directory, for messages; `main` that of the tokenizer.json, which a
+/// person may have called otherwise.
+pub fn from_files(dir: &str, main: &str, lookup: &Lookup) -> Result<Option<Tokenizer>> {
+    let at = |name: &str| match dir {
+        "" => name.to_string(),
+        _ => format!("{dir}/{name}"),
+    };
     let object = |name: &str| -> Result<Map<String, Value>> {
         match lookup(name)? {
-            Some(bytes) => object(name, (*bytes).as_ref()),
+            Some(bytes) => object(&at(name), (*bytes).as_ref()),
             None => Ok(Map::new()),
         }
     };
     // The config may hold a bare Infinity, which is not JSON; it is only asked for ids.
     let model = object("config.json").unwrap_or_default();
-    let [json, vocab, merges] = ["tokenizer.json", "vocab.json", "merges.txt"].map(lookup);
+    let [json, vocab, merges] = [main, "vocab.json", "merges.txt"].map(lookup);
     let mut tokenizer = match (json?, vocab?, merges?) {
-        (Some(json), _, _) => Tokenizer::from_json("tokenizer.json", (*json).as_ref())?,
+        (Some(json), _, _) => Tokenizer::from_json(&at(main), (*json).as_ref())?,
         (None, Some(vocab), Some(merges)) => {
             let pre = pre_tokenizer(model.get("model_type").and_then(Value::as_str));
             let (vocab, merges) = ((*vocab).as_ref(), (*merges).as_ref());
-            Tokenizer::from_vocab_merges(["vocab.json", "merges.txt"], vocab, merges, pre)?
+            let files = ["vocab.json", "merges.txt"].map(at);
+            Tokenizer::from_vocab_merges([&files[0], &files[1]], vocab, merges, pre)?
         }
         _ => return Ok(None),
     };

@@ -109,11 +109,13 @@ impl Arch {
                     }
                     _ => {}
                 }
+                list.extend(conv_problem(c.conv_bias));
                 list
             }
             MixerConfig::Mamba2(c) => {
                 let mut list = mamba2_problems(c);
                 list.extend(double_width(config.d_model, c.d_inner()));
+                list.extend(conv_problem(c.conv_bias || self == Arch::GraniteHybrid));
                 list
             }
             MixerConfig::Parallel(m, a) => {
@@ -134,9 +136,15 @@ impl Arch {
             list.push("queries and keys are clipped, or normed over all heads".into());
         }
         let usual = (c.dims.d_head as f64).powf(-0.5) as f32;
-        let scales = matches!(self, Arch::Llama | Arch::GraniteHybrid | Arch::FalconH1);
-        if c.dims.scale != usual && !scales {
+        // llama.cpp reads the key of another factor in Granite alone.
+        if c.dims.scale != usual && self != Arch::GraniteHybrid {
             list.push(format!("attention has the factor {}", c.dims.scale));
+        }
+        let by_pair = c.rope.as_ref().is_some_and(|rope| {
+            matches!(rope.scaling, RopeScaling::Llama3 { .. } | RopeScaling::Factors(_))
+        });
+        if by_pair && !matches!(self, Arch::Llama | Arch::GraniteHybrid) {
+            list.push("RoPE has a factor for each pair".into());
         }
         if let Some(RopeScaling::Yarn { attention_factor, mscale, truncate, .. }) =
             c.rope.as_ref().map(|rope| &rope.scaling)
@@ -197,6 +205,10 @@ fn double_width(d_model: usize, d_inner: usize) -> Vec<String> {
         true => Vec::new(),
         false => vec![format!("{d_inner} channels are not twice the width of {d_model}")],
     }
+}
+
+fn conv_problem(has_bias: bool) -> Option<String> {
+    (!has_bias).then(|| "the convolution has no bias".into())
 }
 
 fn mamba2_problems(c: &Mamba2Config) -> Vec<String> {

@@ -80,8 +80,13 @@ impl Reader<'_> {
         }
     }
 
+    /// A finite float: JSON has no other, and a null would mean the default.
     fn float_opt(&self, key: &str) -> Result<Option<f64>> {
-        self.gguf.float(&self.key(key))
+        let key = self.key(key);
+        match self.gguf.float(&key)? {
+            Some(x) if !(x as f32).is_finite() => Err(self.wrong(&key, format!("is {x}"))),
+            x => Ok(x),
+        }
     }
 
     fn shape(&self, tensor: &str) -> Option<Vec<usize>> {
@@ -242,7 +247,10 @@ impl Reader<'_> {
 
     fn rope_scaling(&self, d_head: usize, base: f64) -> Result<Option<Value>> {
         let kind = self.gguf.str(&self.key("rope.scaling.type"))?;
-        let factor = self.float_opt("rope.scaling.factor")?;
+        let factor = match self.float_opt("rope.scaling.factor")? {
+            None => self.float_opt("rope.scale_linear")?, // as it was called in old files
+            factor => factor,
+        };
         match (kind, factor) {
             (Some("yarn"), Some(factor)) => {
                 let mut map = Map::new();

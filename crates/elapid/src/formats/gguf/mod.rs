@@ -21,7 +21,9 @@
 //! | alignment                              | a power of two from 1 to 2^20, of kind u32    |
 //! | no axes                                | accepted: one number                          |
 //! | an axis of length 0                    | accepted: no numbers                          |
-//! | gaps between tensors, any order        | accepted: each tensor is found by its offset  |
+//! | tensors in any order                   | accepted: each is found by its offset         |
+//! | gaps between tensors                   | refused, as llama.cpp does: a changed type    |
+//! |                                        | leaves one                                    |
 //! | padding after the last tensor          | all or none of it; a part means a cut file    |
 //! | bytes after that                       | accepted, as llama.cpp does                   |
 //! | types we cannot decode (IQ, TQ, ...)   | accepted; refused by name when asked for      |

@@ -180,6 +180,12 @@ impl Gguf {
                     "tensor `{second}` begins at byte {begin}, `{first}` ends at byte {a_end}"
                 ));
             }
+            if a_end.checked_next_multiple_of(alignment).is_none_or(|next| b.offset > next) {
+                let (first, second, begin) = (&a.name, &b.name, b.offset);
+                return Err(format!(
+                    "a gap before tensor `{second}` at byte {begin}: `{first}` ends at {a_end}"
+                ));
+            }
         }
         let Some(last) = places.last() else { return Ok(()) };
         let (end, n_file) = (last.offset + last.n_bytes, (*self.bytes).as_ref().len());

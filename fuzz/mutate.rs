@@ -7,7 +7,7 @@
 //! | cut, insert, delete, double a block    | anywhere                                         |
 //! | the begin of one seed, the end of another |                                               |
 //! | words and values by others             | text and JSON                                    |
-//! | keys deleted, doubled                  | JSON, also inside a container, whose lengths are made to fit |
+//! | keys deleted, doubled                  | JSON, also in a container: its lengths then fit   |
 //!
 //! Up to four changes are made at once. Not here: what is done with the result (`targets.rs`).
 

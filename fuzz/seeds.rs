@@ -206,7 +206,10 @@ fn safetensors(list: &mut Vec<File>) {
         let length = (header.len() as u64).to_le_bytes();
         [&length[..], header.as_bytes(), &vec![1; n_data]].concat()
     };
-    let entry = |dtype: &str, shape: Value, from: usize, to: usize| json!({"dtype": dtype, "shape": shape, "data_offsets": [from, to]});
+    let entry = |dtype: &str, shape: Value, from: usize, to: usize| {
+        let offsets = [from, to];
+        json!({"dtype": dtype, "shape": shape, "data_offsets": offsets})
+    };
     let kinds = json!({
         "__metadata__": {"format": "pt", "made": "here"},
         "a": entry("F32", json!([2, 3]), 0, 24), "b": entry("F64", json!([3]), 24, 48),
@@ -408,25 +411,33 @@ const TURNS: &str = "{{ bos_token }}{%- if messages[0].role == 'system' -%}\n  \
     {%- set system = messages[0].content | trim -%}\n  {%- set rest = messages[1:] -%}\n\
     {%- else -%}{%- set system = '' -%}{%- set rest = messages -%}{%- endif -%}\n\
     {%- for m in rest -%}\n  {%- if (m.role == 'user') != (loop.index0 % 2 == 0) -%}\n    \
-    {{- '' if tools else '' -}}\n  {%- endif -%}\n  {{- '[INST] ' ~ system ~ m.content ~ ' [/INST]' \
+    {{- '' if tools else '' -}}\n  {%- endif -%}\n  \
+    {{- '[INST] ' ~ system ~ m.content ~ ' [/INST]' \
     if m.role == 'user' else ' ' + (m.content or '') + eos_token -}}\n{%- endfor -%}";
 
-const TOOLS: &str = "{%- macro call(c) -%}{{ c.function.name }}({{ c.function.arguments | tojson }})\
-    {%- endmacro -%}\n{%- set ns = namespace(n=0, seen=[]) -%}\n{%- if tools is defined and tools -%}\n\
+const TOOLS: &str = "{%- macro call(c) -%}{{ c.function.name }}(\
+    {{ c.function.arguments | tojson }})\
+    {%- endmacro -%}\n{%- set ns = namespace(n=0, seen=[]) -%}\n\
+    {%- if tools is defined and tools -%}\n\
     # Tools\n{% for tool in tools %}{{ tool | tojson(indent=2) }}\n{% endfor %}{%- endif -%}\n\
-    {%- for m in messages -%}{%- set ns.n = ns.n + 1 -%}\n<{{ m.role }}>{%- if m.content is string -%}\
+    {%- for m in messages -%}{%- set ns.n = ns.n + 1 -%}\n<{{ m.role }}>\
+    {%- if m.content is string -%}\
     {{ m.content }}{%- elif m.content is iterable -%}{%- for part in m.content -%}\
     {{ part.text | default('') }}{%- endfor -%}{%- endif -%}\n{%- if m.tool_calls -%}\
-    {%- for c in m.tool_calls -%}{{ call(c) }}{{ ', ' if not loop.last }}{%- endfor -%}{%- endif -%}\
+    {%- for c in m.tool_calls -%}{{ call(c) }}{{ ', ' if not loop.last }}{%- endfor -%}\
+    {%- endif -%}\
     </{{ m['role'] }}>{%- endfor -%}{{ ns.n }}";
 
 const LANGUAGE: &str = "{#- every corner -#}{% set x = [1, 2.5, 'a', none, true, {'k': (1, 2)}] %}\
     {{ x[1:] | length }} {{ x[::-1] }} {{ x[0] ** 3 // 2 % 5 }} {{ -1 }} {{ 'a' ~ 1 }}\
     {% for i in range(3) if i != 1 %}{{ loop.index }}/{{ loop.length }}{{ loop.cycle('a', 'b') }}\
-    {% else %}none{% endfor %}{% filter upper %}abc{% endfilter %}{{ 'abc'.split('b') | join('-') }}\
+    {% else %}none{% endfor %}{% filter upper %}abc{% endfilter %}\
+    {{ 'abc'.split('b') | join('-') }}\
     {{ 'x' in 'xyz' and not false }}{{ messages | map(attribute='role') | list }}\
-    {{ messages | selectattr('role', 'equalto', 'user') | list | length }}{% raw %}{{ }}{% endraw %}\
+    {{ messages | selectattr('role', 'equalto', 'user') | list | length }}{% raw %}{{ }}\
+    {% endraw %}\
     {{ '%s %d' % ('a', 3) }}{{ {'b': 1, 'a': 2} | dictsort }}{{ 3.14159 | round(2) }}\
-    {% for k, v in {'k': 1}.items() %}{{ k }}={{ v }}{% endfor %}{{ 'A b'.title() | replace('A', 'c') }}\
+    {% for k, v in {'k': 1}.items() %}{{ k }}={{ v }}{% endfor %}\
+    {{ 'A b'.title() | replace('A', 'c') }}\
     {{ 'text'[1] }}{{ x is defined }}{{ (1 if x else 2) }}{% if messages | length > 99 %}\
     {{ raise_exception('too long') }}{% endif %}{{ 'a\\nb' | indent(2) }}{{ '<' | e }}";

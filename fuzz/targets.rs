@@ -188,6 +188,7 @@ pub fn tokenizer(data: &[u8]) -> Result<()> {
         None => Tokenizer::from_json("tokenizer.json", data)?,
     };
     use_tokenizer(&tokenizer);
+    expect_round_trip(&tokenizer);
     if let Ok(vocab) = tokenizer.to_gguf() {
         assert_eq!(vocab.tokens.len(), tokenizer.n_vocab());
         let again = Tokenizer::from_gguf("m.gguf", vocab);
@@ -216,13 +217,6 @@ fn use_tokenizer(tokenizer: &Tokenizer) {
             assert!(!is_own || streamed == decoded, "{decoded:?} came as {streamed:?}");
         }
     }
-    if keeps_bytes(tokenizer)
-        && let Ok(ids) = tokenizer.encode(TEXT, Special::Plain)
-        // A token marked as unused is decoded to nothing, as llama.cpp does.
-        && ids.iter().all(|&id| tokenizer.bytes(id).is_some_and(|bytes| !bytes.is_empty()))
-    {
-        assert_eq!(tokenizer.decode(&ids, Special::Parse), TEXT);
-    }
     // Ids from elsewhere: of no token, and each by itself.
     let n_vocab = tokenizer.n_vocab() as u32;
     let _ = tokenizer.decode(&[u32::MAX, n_vocab, 0], Special::Parse);
@@ -233,6 +227,16 @@ fn use_tokenizer(tokenizer: &Tokenizer) {
         assert!(tokenizer.role(role).is_none_or(|id| id < n_vocab), "`{role}` beyond {n_vocab}");
     }
     assert!(tokenizer.eog().iter().all(|&id| id < n_vocab), "an end beyond {n_vocab}");
+}
+
+/// Text comes back as it was, where the vocabulary can promise it. Not asked of a GGUF file: a
+/// join whose result is no token loses text there, as it does in llama.cpp.
+fn expect_round_trip(tokenizer: &Tokenizer) {
+    if keeps_bytes(tokenizer)
+        && let Ok(ids) = tokenizer.encode(TEXT, Special::Plain)
+    {
+        assert_eq!(tokenizer.decode(&ids, Special::Parse), TEXT);
+    }
 }
 
 /// Whether every byte is a token of a byte-level vocabulary that changes no text.
@@ -272,7 +276,10 @@ pub const MODULE: &str = "layers.0.mixer.q_proj";
 /// An adapter on a square matrix, as PEFT writes it.
 pub fn adapter_tensors(module: &str, width: usize, rank: usize) -> Vec<u8> {
     let n_bytes = 4 * width * rank;
-    let entry = |shape: [usize; 2], begin: usize| json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, begin + n_bytes]});
+    let entry = |shape: [usize; 2], begin: usize| {
+        let offsets = [begin, begin + n_bytes];
+        json!({"dtype": "F32", "shape": shape, "data_offsets": offsets})
+    };
     let names = ["A", "B"].map(|half| format!("base_model.model.{module}.lora_{half}.weight"));
     let mut header = serde_json::Map::new();
     header.insert(names[0].clone(), entry([rank, width], 0));

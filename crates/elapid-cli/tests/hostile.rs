@@ -124,6 +124,22 @@ fn counts_beyond_the_file_take_no_memory() {
 }
 
 #[test]
+fn a_config_of_a_million_experts_beside_a_small_file_takes_no_memory() {
+    let dir = Scratch::new("experts");
+    let json = seed("config/mixtral.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    for (key, value) in [("num_hidden_layers", 256), ("num_local_experts", 4096)] {
+        config[key] = value.into();
+    }
+    dir.file("config.json", config.to_string().as_bytes());
+    dir.file("model.safetensors", &seed("safetensors/model.safetensors"));
+    expect_refused_by_all(&dir.0, "config.json: asks for 256 layers");
+    config["num_hidden_layers"] = 8.into();
+    dir.file("config.json", config.to_string().as_bytes());
+    expect_refused_by_all(&dir.0, "numbers in experts");
+}
+
+#[test]
 fn a_directory_without_its_files_says_which_is_missing() {
     let dir = Scratch::new("bare");
     expect_refused_by_all(&dir.0, "config.json");

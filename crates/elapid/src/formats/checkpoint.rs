@@ -4,8 +4,8 @@
 //! a chat template and the small files that belong to it. Files are asked for by plain names, so
 //! that a directory, a package and a web page can all answer.
 
-use crate::config::Config;
 use crate::config::gguf::{self as gguf_config, Arch};
+use crate::config::{Config, FeedForwardConfig, LayerConfig};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::formats::gguf::Gguf;
@@ -69,7 +69,9 @@ impl Checkpoint {
     pub fn from_gguf(file: &str, bytes: SharedBytes) -> Result<Checkpoint> {
         let gguf = Gguf::parse(file, bytes)?;
         let config_json = gguf_config::config_json(&gguf)?;
-        let model = Model::new(Config::from_json(file, &config_json)?);
+        let config = Config::from_json(file, &config_json)?;
+        check_parts(file, &config, gguf.tensors().iter().map(|entry| &entry.shape[..]))?;
+        let model = Model::new(config);
         let arch = gguf.str("general.architecture")?.and_then(Arch::from_name);
         let arch = arch.expect("config_json has found it");
         let places = gguf_config::names(model.config(), arch, model.specs())?.places;
@@ -99,7 +101,7 @@ impl Checkpoint {
         let missing = |name: &str| Error::format(&at(name), "there is no such file", hint);
         let config = lookup("config.json")?.ok_or_else(|| missing("config.json"))?;
         let config_json = text(&at("config.json"), &config)?.to_string();
-        let model = Model::new(Config::from_json(&at("config.json"), &config_json)?);
+        let config = Config::from_json(&at("config.json"), &config_json)?;
         if shards.is_empty() {
             return Err(missing("model.safetensors"));
         }
@@ -108,6 +110,9 @@ impl Checkpoint {
             SafeTensors::parse(&at(name), bytes)
         };
         let files = shards.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let shapes = files.iter().flat_map(|file| file.names().filter_map(|name| file.shape(name)));
+        check_parts(&at("config.json"), &config, shapes)?;
+        let model = Model::new(config);
         let (places, container) = (model.places(), Container::SafeTensors(files));
         let name = dir.trim_end_matches('/').rsplit('/').next().unwrap_or(dir).to_string();
         Ok(Checkpoint { name, dir: dir.into(), config_json, model, places, container, texts })
@@ -226,6 +231,37 @@ impl Checkpoint {
             (template, _) => Ok(template),
         }
     }
+}
+
+/// Refuses a config of more parts than the weights can be of. `Model::new` lists every part, so
+/// that a few lines of config beside a small file could ask for gigabytes.
+fn check_parts<'a>(
+    file: &str,
+    config: &Config,
+    shapes: impl Iterator<Item = &'a [usize]>,
+) -> Result<()> {
+    let (mut n_tensors, mut n_stored) = (0, 0usize);
+    for shape in shapes {
+        n_tensors += 1;
+        let n_elem = shape.iter().fold(1usize, |n, &axis| n.saturating_mul(axis));
+        n_stored = n_stored.saturating_add(n_elem);
+    }
+    let n_layers = config.layers.len();
+    let experts = |layer: &LayerConfig| match &layer.feed_forward {
+        FeedForwardConfig::Experts(c) => {
+            [c.n_expert, 3, c.d_ff, config.d_model].into_iter().fold(1usize, usize::saturating_mul)
+        }
+        _ => 0,
+    };
+    let n_wanted = config.layers.iter().map(experts).fold(0, usize::saturating_add);
+    let problem = if n_layers > n_tensors {
+        format!("asks for {n_layers} layers, the weights hold {n_tensors} tensors")
+    } else if n_wanted > n_stored {
+        format!("asks for {n_wanted} numbers in experts, the weights hold {n_stored} in all")
+    } else {
+        return Ok(());
+    };
+    Err(Error::format(file, problem, "config and weights may belong to different models"))
 }
 
 /// `model.safetensors`, or the shards that `model.safetensors.index.json` lists.

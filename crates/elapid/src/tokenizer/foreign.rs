@@ -107,6 +107,10 @@ pub(super) fn read(file: &str, json: &str) -> Result<Tokenizer> {
     let eog = gguf::roles(&tokens, &mut ids, gguf::Names::Added).eog;
     let foreign = Foreign { parse, plain: OnceLock::new() };
     let [begin, end] = foreign.ends();
+    if let Some(id) = begin.iter().chain(&end).find(|id| **id as usize >= tokens.len()) {
+        let problem = format!("puts token {id} beside a text, there are {}", tokens.len());
+        return Err(Error::format(file, problem, "the file was changed; download it again"));
+    }
     Ok(Tokenizer {
         tokens,
         engine: Engine::Foreign(Box::new(foreign)),

@@ -268,13 +268,13 @@ fn expr<'a>(node: &Expr<'a>) -> Expr<'a> {
             let (expr, args) = (subject(x.name, &x.args, &x.expr), args(&x.args));
             Expr::Test(Spanned::new(ast::Test { name: x.name, expr, args }, span))
         }
-        Expr::GetAttr(x) => {
-            Expr::GetAttr(Spanned::new(ast::GetAttr { expr: expr(&x.expr), name: x.name }, span))
-        }
-        Expr::GetItem(x) => {
-            let (expr, subscript_expr) = (expr(&x.expr), metered(&x.subscript_expr));
+        Expr::GetAttr(x) => after_minus(&x.expr, &|expr| {
+            Expr::GetAttr(Spanned::new(ast::GetAttr { expr, name: x.name }, span))
+        }),
+        Expr::GetItem(x) => after_minus(&x.expr, &|expr| {
+            let subscript_expr = metered(&x.subscript_expr);
             Expr::GetItem(Spanned::new(ast::GetItem { expr, subscript_expr }, span))
-        }
+        }),
         Expr::Call(x) => Expr::Call(call_of(x)),
         Expr::List(x) => {
             let items = x.items.iter().map(metered).collect();
@@ -401,4 +401,15 @@ pub(super) fn statement<'a>(node: &Stmt<'a>) -> Option<Stmt<'a>> {
         Stmt::Do(x) => Stmt::Do(Spanned::new(ast::Do { call: call_of(&x.call) }, x.span())),
         _ => return None,
     })
+}
+
+/// Takes a part of a value: minijinja reads `-x[1]` as `(-x)[1]`, jinja2 takes the item first.
+fn after_minus<'a>(value: &Expr<'a>, part: &dyn Fn(Expr<'a>) -> Expr<'a>) -> Expr<'a> {
+    match value {
+        Expr::UnaryOp(minus) if matches!(minus.op, ast::UnaryOpKind::Neg) => {
+            let (op, expr) = (ast::UnaryOpKind::Neg, after_minus(&minus.expr, part));
+            Expr::UnaryOp(Spanned::new(ast::UnaryOp { op, expr }, minus.span()))
+        }
+        other => part(expr(other)),
+    }
 }

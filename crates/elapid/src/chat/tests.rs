@@ -112,6 +112,13 @@ fn slices_past_both_ends_are_those_of_python() {
 }
 
 #[test]
+fn a_minus_takes_the_item_or_attribute_behind_it() {
+    let source = "{% set x = [1, 2.5] %}{% set y = {'z': 3} %}{{ -x[1] }} {{ -y.z }} \
+        {{ - -x[0] }} {{ 4 -x[0] }}";
+    assert_eq!(render(source, &ChatOptions::default()).unwrap(), "-2.5 -3 1 3");
+}
+
+#[test]
 fn the_words_of_a_template_that_refuses_come_through() {
     let text = problem("{{ raise_exception('roles must alternate') }}");
     assert!(text.starts_with("roles must alternate\n\nhint: "), "{text}");

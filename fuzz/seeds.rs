@@ -39,16 +39,6 @@ pub fn all(golden: &Path) -> Vec<File> {
     list
 }
 
-fn bytes(out: &OutFile) -> Vec<u8> {
-    let mut all = Vec::new();
-    out.write(&mut |bytes| {
-        all.extend_from_slice(bytes);
-        Ok(())
-    })
-    .unwrap();
-    all
-}
-
 /// Fresh weights as safetensors.
 pub fn weights_of(model: &Model) -> Vec<u8> {
     let device = Device::cpu(1).unwrap();
@@ -56,7 +46,7 @@ pub fn weights_of(model: &Model) -> Vec<u8> {
     let places: Vec<_> = weights.ids().zip(model.places()).collect();
     let targets = params::targets(&weights, &places);
     let tensors = targets.iter().map(|target| target.outgoing(&weights, DType::F32)).collect();
-    bytes(&OutFile { name: String::new(), content: Content::SafeTensors(tensors) })
+    OutFile { name: String::new(), content: Content::SafeTensors(tensors) }.to_vec().unwrap()
 }
 
 /// A directory with fresh weights.

@@ -320,7 +320,7 @@ fn open_package(data: &[u8]) -> Result<()> {
         n_bytes += (*package.get(name).expect("a name of the list")).as_ref().len();
     }
     assert!(n_bytes <= data.len(), "{n_bytes} bytes of files in {}", data.len());
-    let _ = (package.name(), package.created_by(), package.get("no such file"));
+    let _ = (package.name(), package.get("no such file"));
     let lookup = |name: &str| Ok(package.get(name));
     let checkpoint = Checkpoint::from_files("m.elapid", &lookup)?;
     let _ = (checkpoint.tokenizer(), checkpoint.chat_template());

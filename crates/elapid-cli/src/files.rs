@@ -17,23 +17,23 @@ use std::sync::Arc;
 
 /// A whole text file.
 pub fn read_text(path: &Path) -> Done<String> {
-    std::fs::read_to_string(path).map_err(|error| cannot_read(path, &error))
+    Ok(std::fs::read_to_string(path).map_err(|error| cannot_read(path, &error))?)
 }
 
-fn cannot_read(path: &Path, error: &std::io::Error) -> Failure {
+fn cannot_read(path: &Path, error: &std::io::Error) -> Error {
     let hint = "a model is a .gguf or .elapid file, or a directory with config.json and \
         model.safetensors";
-    Failure::new(format!("cannot read {}: {error}", path.display()), hint)
+    Error::input(format!("cannot read {}: {error}", path.display()), hint)
 }
 
 /// A file mapped into memory.
-pub fn map(path: &Path) -> Done<SharedBytes> {
+pub fn map(path: &Path) -> Result<SharedBytes, Error> {
     let file = File::open(path).map_err(|error| cannot_read(path, &error))?;
     let facts = file.metadata().map_err(|error| cannot_read(path, &error))?;
     // A device or a pipe has no end that could be mapped.
     if !facts.is_file() {
         let problem = format!("{} is not a plain file", path.display());
-        return Err(Failure::new(problem, "give the path of a file"));
+        return Err(Error::input(problem, "give the path of a file"));
     }
     if facts.len() == 0 {
         return Ok(Arc::new(Vec::new()));
@@ -112,11 +112,7 @@ pub fn find(dir: &Path, name: &str) -> Result<Option<SharedBytes>, Error> {
     let path = dir.join(name);
     match path.symlink_metadata() {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        _ => map(&path).map(Some).map_err(|failure| {
-            let text = failure.to_string();
-            let (problem, hint) = text.split_once("\n\nhint: ").unwrap_or((&text, ""));
-            Error::format(&path.display().to_string(), problem, hint)
-        }),
+        _ => map(&path).map(Some),
     }
 }
 

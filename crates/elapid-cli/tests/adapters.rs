@@ -2,13 +2,12 @@
 
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod common;
+
+use common::root;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 fn set(name: &str) -> PathBuf {
     root().join("golden/sets").join(name)

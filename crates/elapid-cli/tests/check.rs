@@ -2,12 +2,11 @@
 
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod common;
+
+use common::root;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 fn elapid(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_elapid")).args(args).output().unwrap()

@@ -3,35 +3,11 @@
 
 #![allow(clippy::unwrap_used)] // a test may panic
 
-use std::path::{Path, PathBuf};
+mod common;
+
+use common::{Scratch, root};
+use std::path::Path;
 use std::process::{Command, Output};
-
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-/// A directory that goes away with the test.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Scratch {
-        let dir = std::env::temp_dir().join(format!("elapid-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        Scratch(dir)
-    }
-
-    fn file(&self, name: &str, data: &[u8]) -> PathBuf {
-        let path = self.0.join(name);
-        std::fs::write(&path, data).unwrap();
-        path
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Runs the binary with little address space, where the system has such a limit.
 fn elapid(args: &[&str]) -> Output {

@@ -34,26 +34,19 @@ fn open_dir(dir: &Path) -> Checkpoint {
     Checkpoint::from_files(&dir.display().to_string(), &read).unwrap()
 }
 
-fn bytes(out: &OutFile) -> Vec<u8> {
-    let mut all = Vec::new();
-    out.write(&mut |bytes| {
-        all.extend_from_slice(bytes);
-        Ok(())
-    })
-    .unwrap();
-    all
-}
-
 fn directory(checkpoint: &Checkpoint, weights: &Weights, dtype: Option<DType>) -> Files {
     let export = Export::directory(checkpoint, weights);
     let files = export.directory_files(dtype).unwrap();
-    files.iter().map(|out| (out.name.clone(), Arc::new(bytes(out)) as SharedBytes)).collect()
+    files
+        .iter()
+        .map(|out| (out.name.clone(), Arc::new(out.to_vec().unwrap()) as SharedBytes))
+        .collect()
 }
 
 fn gguf_bytes(checkpoint: &Checkpoint, weights: &Weights, mix: Option<Mix>) -> Result<Vec<u8>> {
     let export = Export::gguf(checkpoint, weights)?;
     let content = export.gguf_content(mix)?;
-    Ok(bytes(&OutFile { name: "model.gguf".into(), content }))
+    Ok(OutFile { name: "model.gguf".into(), content }.to_vec().unwrap())
 }
 
 /// The same file as another tool would write it: without our own keys.
@@ -199,7 +192,7 @@ fn fresh(json: &str) -> Files {
     let out = OutFile { name: String::new(), content: Content::SafeTensors(tensors) };
     let mut files = Files::new();
     files.insert("config.json".into(), Arc::new(json.as_bytes().to_vec()));
-    files.insert("model.safetensors".into(), Arc::new(bytes(&out)));
+    files.insert("model.safetensors".into(), Arc::new(out.to_vec().unwrap()));
     files
 }
 
@@ -280,8 +273,10 @@ fn a_directory_in_shards_is_read_like_one_file() {
     let weights = checkpoint.weights(&device).unwrap();
     let export = Export::directory(&checkpoint, &weights).with_shard_bytes(20_000);
     let files = export.directory_files(None).unwrap();
-    let files: Files =
-        files.iter().map(|out| (out.name.clone(), Arc::new(bytes(out)) as SharedBytes)).collect();
+    let files: Files = files
+        .iter()
+        .map(|out| (out.name.clone(), Arc::new(out.to_vec().unwrap()) as SharedBytes))
+        .collect();
     assert!(files.contains_key("model.safetensors.index.json"));
     let n_shards = files.keys().filter(|name| name.ends_with(".safetensors")).count();
     assert!(n_shards >= 3, "{n_shards} shards");

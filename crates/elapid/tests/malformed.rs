@@ -93,13 +93,7 @@ impl Golden {
         let weights = checkpoint.weights(&Device::cpu(1).unwrap()).unwrap();
         let export = Export::gguf(&checkpoint, &weights).unwrap();
         let out = OutFile { name: String::new(), content: export.gguf_content(mix).unwrap() };
-        let mut all = Vec::new();
-        out.write(&mut |bytes| {
-            all.extend_from_slice(bytes);
-            Ok(())
-        })
-        .unwrap();
-        all
+        out.to_vec().unwrap()
     }
 
     /// A changed file is refused with a hint, or is the same model.

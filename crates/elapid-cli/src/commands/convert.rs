@@ -346,7 +346,7 @@ impl Job<'_> {
         self.remove_others(list)?;
         if let Some(name) = package_name {
             let map = |out: &OutFile| files::map(&dir.join(&out.name));
-            let bytes = list.iter().map(map).collect::<Done<Vec<_>>>()?;
+            let bytes = list.iter().map(map).collect::<Result<Vec<_>, _>>()?;
             let names = list.iter().map(|out| out.name.as_str());
             let all: Vec<(&str, &[u8])> = names.zip(bytes.iter().map(|b| (**b).as_ref())).collect();
             let [manifest, hash] = package::manifest_of_directory(name, &all)?;

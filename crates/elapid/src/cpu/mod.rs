@@ -6,10 +6,12 @@
 mod gemm;
 mod pool;
 mod simd;
+mod vectors;
 
 pub use self::gemm::{Mat, MatMut, Scope};
 pub use self::pool::{Buffer, MemoryUse, Pool};
 pub use self::simd::F32s;
+pub use self::vectors::{AddInto, Dot, dot};
 
 use rayon::prelude::*;
 

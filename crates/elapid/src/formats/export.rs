@@ -44,6 +44,16 @@ impl OutFile<'_> {
             Content::Gguf(metadata, tensors) => gguf::write(metadata, tensors, sink),
         }
     }
+
+    /// All of it in memory.
+    pub fn to_vec(&self) -> Result<Vec<u8>> {
+        let mut all = Vec::new();
+        self.write(&mut |bytes| {
+            all.extend_from_slice(bytes);
+            Ok(())
+        })?;
+        Ok(all)
+    }
 }
 
 /// The model, its weights, and the tensors of a form of it.

@@ -301,11 +301,6 @@ impl Package {
         &self.manifest.name
     }
 
-    /// The program that made it.
-    pub fn created_by(&self) -> &str {
-        &self.manifest.created_by
-    }
-
     /// The files, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.manifest.files.iter().map(|listed| listed.name.as_str())
@@ -447,7 +442,6 @@ mod tests {
         let package = open(packed(&borrowed(&files)).unwrap()).unwrap();
         package.verify().unwrap();
         assert_eq!(package.name(), "tiny");
-        assert!(package.created_by().starts_with("elapid "));
         assert_eq!(
             package.names().collect::<Vec<_>>(),
             files.iter().map(|f| f.0).collect::<Vec<_>>()

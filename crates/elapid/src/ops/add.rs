@@ -2,11 +2,10 @@
 //!
 //! Backward: both gradients are `dy` itself, shared and not copied.
 
-use crate::cpu::F32s;
+use crate::cpu::AddInto;
 use crate::device::Device;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
-use pulp::{Simd, WithSimd};
 
 /// Numbers a task works on: large enough to hide its start, small enough to share out.
 const PIECE: usize = 1 << 15;
@@ -40,24 +39,6 @@ fn sum(a: &Tensor, b: &Tensor) -> Tensor {
         cpu.simd(AddInto { x: &b.f32()[from..], y });
     });
     y
-}
-
-/// `y += x`
-struct AddInto<'a> {
-    x: &'a [f32],
-    y: &'a mut [f32],
-}
-
-impl WithSimd for AddInto<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let AddInto { x, y } = self;
-        let x = &x[..y.len()];
-        for at in (0..y.len()).step_by(F32s::<S>::LANES) {
-            (F32s::load(simd, &y[at..]) + F32s::load(simd, &x[at..])).store(&mut y[at..]);
-        }
-    }
 }
 
 #[cfg(test)]

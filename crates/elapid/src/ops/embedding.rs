@@ -62,7 +62,7 @@ fn backward(shape: &[usize], ids: &[u32], dy: &Tensor) -> Tensor {
 mod tests {
     use super::*;
     use crate::check::{Input, check_gradients};
-    use crate::quant::{BlockType, encode_q8_0};
+    use crate::quant::BlockType;
     use crate::tensor::DType;
     use half::f16;
 
@@ -86,7 +86,7 @@ mod tests {
         let exact = exact.f32();
         let halves: Vec<f16> = exact.iter().map(|&x| f16::from_f32(x)).collect();
         let mut blocks = vec![0; n_vocab * d_model / 32 * 34];
-        encode_q8_0(exact, &mut blocks);
+        BlockType::Q8_0.encode(exact, &mut blocks);
         let mut of_blocks = vec![0.0; exact.len()];
         BlockType::Q8_0.decode(&blocks, &mut of_blocks);
         let of_halves: Vec<f32> = halves.iter().map(|x| x.to_f32()).collect();

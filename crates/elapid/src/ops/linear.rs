@@ -399,7 +399,7 @@ fn sum_pieces(device: &Device, dy: &[f32], d: usize) -> Tensor {
 mod tests {
     use super::*;
     use crate::check::{Input, check_gradients};
-    use crate::quant::{BlockType, encode_q8_0};
+    use crate::quant::BlockType;
     use crate::rng::Rng;
     use crate::tape::Gradients;
     use half::{bf16, f16};
@@ -513,7 +513,7 @@ mod tests {
             }
             DType::Block(BlockType::Q8_0) => {
                 let mut bytes = vec![0; dtype.n_bytes(values.len()).unwrap()];
-                encode_q8_0(values, &mut bytes);
+                BlockType::Q8_0.encode(values, &mut bytes);
                 return bytes;
             }
             DType::Block(BlockType::Q4_0) => (&[0], 0.05),

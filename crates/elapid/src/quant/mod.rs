@@ -146,11 +146,6 @@ impl BlockType {
     }
 }
 
-/// Encodes whole blocks as Q8_0.
-pub fn encode_q8_0(x: &[f32], bytes: &mut [u8]) {
-    BlockType::Q8_0.encode(x, bytes);
-}
-
 /// Decodes with the widest instruction set: the loops are plain, the compiler makes the vectors.
 ///
 /// The closures below look idle, but a function handed over by its name is not inlined and would

@@ -210,31 +210,6 @@ impl WithSimd for Unweigh<'_> {
     }
 }
 
-/// `a . b`, over the length of `a`.
-pub(super) struct Dot<'a> {
-    pub a: &'a [f32],
-    pub b: &'a [f32],
-}
-
-impl WithSimd for Dot<'_> {
-    type Output = f32;
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) -> f32 {
-        dot(simd, self.a, self.b)
-    }
-}
-
-#[inline(always)]
-pub(super) fn dot<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
-    let lanes = F32s::<S>::LANES;
-    let (whole, rest) = a.split_at(a.len() - a.len() % lanes);
-    let mut sum = F32s::load(simd, rest) * F32s::load(simd, &b[whole.len()..a.len()]);
-    for (a, b) in whole.chunks_exact(lanes).zip(b.chunks_exact(lanes)) {
-        sum = F32s::load(simd, a).mul_add(F32s::load(simd, b), sum);
-    }
-    sum.sum()
-}
-
 /// Sums what the chunks of each sequence added to `dq`.
 pub(super) fn gather_dq(
     config: &Attention,

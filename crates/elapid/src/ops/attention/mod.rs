@@ -36,7 +36,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-use crate::cpu::{Cpu, F32s, Mat, MatMut, Scope};
+use crate::cpu::{Cpu, Dot, F32s, Mat, MatMut, Scope, dot};
 use crate::device::Device;
 use crate::segment::{Segment, Segments};
 use crate::tape::{Tape, Var};
@@ -45,7 +45,7 @@ use pulp::{Simd, WithSimd};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-use backward::{Saved, backward, dot};
+use backward::{Saved, backward};
 pub use cache::KvCache;
 use step::step;
 

@@ -256,7 +256,7 @@ impl HeadChunk<'_> {
         let state = Mat::new(state, d_state, d_head);
         cpu.gemm(MatMut::new(work.dc, n_tok, d_state), 0.0, 1.0, dy, state.t(), Scope::Thread);
         cpu.simd(RowDots { a: work.dc, b: self.head.c, y: work.entering });
-        cpu.simd(Add { x: work.dc, y: dc });
+        cpu.simd(AddInto { x: work.dc, y: dc });
     }
 
     /// From the tokens to the state after the chunk; `work.dx` becomes `b dh`. Returns the term of
@@ -338,11 +338,11 @@ fn sum_over_heads(
                 let part = &partial[first * width..(first + n_tok) * width];
                 let (dscores, part) = part.split_at(n_tok * CHUNK);
                 let (db, dc) = part.split_at(n_tok * d_state);
-                cpu.simd(Add { x: &dscores[..n_tok * n_tok], y: dscores_sum });
+                cpu.simd(AddInto { x: &dscores[..n_tok * n_tok], y: dscores_sum });
                 for (tok, row) in rows.chunks_mut(stride).enumerate() {
                     let range = tok * d_state..(tok + 1) * d_state;
-                    cpu.simd(Add { x: &db[range.clone()], y: &mut row[b..b + d_state] });
-                    cpu.simd(Add { x: &dc[range], y: &mut row[c..c + d_state] });
+                    cpu.simd(AddInto { x: &db[range.clone()], y: &mut row[b..b + d_state] });
+                    cpu.simd(AddInto { x: &dc[range], y: &mut row[c..c + d_state] });
                 }
             }
             let head =

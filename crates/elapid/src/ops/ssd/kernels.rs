@@ -203,43 +203,6 @@ impl WithSimd for RowDots<'_> {
     }
 }
 
-/// `a . b`
-pub(super) struct Dot<'a> {
-    pub a: &'a [f32],
-    pub b: &'a [f32],
-}
-
-impl WithSimd for Dot<'_> {
-    type Output = f32;
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) -> f32 {
-        let Dot { a, b } = self;
-        let mut sum = F32s::zero(simd);
-        for at in (0..a.len()).step_by(F32s::<S>::LANES) {
-            sum = F32s::load(simd, &a[at..]).mul_add(F32s::load(simd, &b[at..]), sum);
-        }
-        sum.sum()
-    }
-}
-
-/// `y += x`
-pub(super) struct Add<'a> {
-    pub x: &'a [f32],
-    pub y: &'a mut [f32],
-}
-
-impl WithSimd for Add<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let Add { x, y } = self;
-        let x = &x[..y.len()];
-        for at in (0..y.len()).step_by(F32s::<S>::LANES) {
-            (F32s::load(simd, &y[at..]) + F32s::load(simd, &x[at..])).store(&mut y[at..]);
-        }
-    }
-}
-
 /// One token of one head: `state = decay state + delta b x^T`, `y = state^T c + skip x`.
 pub(super) struct Step<'a> {
     pub x: &'a [f32],

@@ -69,7 +69,7 @@ mod kernels;
 #[cfg(test)]
 mod tests;
 
-use crate::cpu::{Cpu, F32s, Mat, MatMut, Scope};
+use crate::cpu::{AddInto, Cpu, Dot, F32s, Mat, MatMut, Scope};
 use crate::device::Device;
 use crate::segment::{Segment, Segments};
 use crate::tape::{Tape, Var};

@@ -15,6 +15,8 @@ logit:
     back       PEFT, with that GGUF adapter converted to a directory again
     theirs     PEFT, with the GGUF adapter of llama.cpp's own converter converted to a directory;
                one rank and one alpha, since that converter knows no others
+    dora       elapid, with a DoRA adapter as PEFT writes it
+    dora peft  PEFT, with that adapter as `elapid convert` wrote it
 
 Some modules are left out of the adapters for PEFT: `out_proj` on the families where PEFT refuses
 it, and the `dt_proj` of Mamba-1, whose weight transformers takes past the adapter. Needs torch,
@@ -93,8 +95,8 @@ def linears(model):
             if isinstance(module, torch.nn.Linear) and not (tied and name == "lm_head")}
 
 
-def make_adapter(model, names, out, uniform=False, rslora=False):
-    """Writes an adapter as PEFT would; returns the product to add to each weight."""
+def make_adapter(model, names, out, uniform=False, rslora=False, dora=False):
+    """Writes an adapter as PEFT would; returns what it adds to each weight."""
     rng = torch.Generator().manual_seed(7)
     ranks, alphas = ([4], [8]) if uniform else ([4, 4, 2, 6], [8, 8, 8, 3, 5])
     tensors, deltas, rank_pattern, alpha_pattern = {}, {}, {}, {}
@@ -106,7 +108,13 @@ def make_adapter(model, names, out, uniform=False, rslora=False):
         tensors[f"base_model.model.{name}.lora_A.weight"] = a
         tensors[f"base_model.model.{name}.lora_B.weight"] = b
         factor = alpha / (math.sqrt(rank) if rslora else rank)
-        deltas[name] = (b.double() @ a.double() * factor).float()
+        delta = b.double() @ a.double() * factor
+        if dora:
+            whole = weight.detach().double() + delta
+            lengths = weight.detach().norm(dim=1) * (1 + 0.2 * torch.randn(len(b), generator=rng))
+            tensors[f"base_model.model.{name}.lora_magnitude_vector"] = lengths
+            delta = whole * (lengths / whole.norm(dim=1))[:, None] - weight.detach()
+        deltas[name] = delta.float()
         if rank != 4:
             rank_pattern[name] = rank
         if alpha != 8:
@@ -114,7 +122,7 @@ def make_adapter(model, names, out, uniform=False, rslora=False):
     config = peft.LoraConfig(
         r=4, lora_alpha=8, target_modules=list(names), use_rslora=rslora, task_type="CAUSAL_LM",
         rank_pattern=rank_pattern, alpha_pattern=alpha_pattern, inference_mode=True,
-        base_model_name_or_path=str(Path(model.config._name_or_path).resolve()),
+        base_model_name_or_path=str(Path(model.config._name_or_path).resolve()), use_dora=dora,
     )
     out.mkdir(parents=True)
     config.save_pretrained(out)
@@ -145,6 +153,8 @@ def peft_logits(base_dir, adapter, ids):
         raise RuntimeError(f"missing {missing}, unexpected {result.unexpected_keys}")
     params = [key for key, _ in model.named_parameters() if "lora_" in key]
     wanted = {key.replace(".default", "") for key in params}
+    # PEFT leaves the end of this one name out of its files.
+    wanted = {key.replace("magnitude_vector.weight", "magnitude_vector") for key in wanted}
     if wanted != set(load_file(adapter / "adapter_model.safetensors")):
         raise RuntimeError("PEFT adapts other modules than the file holds")
     return logits_of(model.eval(), ids)
@@ -215,6 +225,7 @@ class Bench:
         part_reference = merged_logits(self.base, part_deltas, self.ids)
         self.attempt("ours", lambda: self.ours(whole, reference))
         self.attempt("peft", lambda: self.peft(part, part_reference, "normalised"))
+        self.dora()
         if not gguf:
             return
         self.attempt("llama.cpp", lambda: self.llama(whole, reference))
@@ -231,6 +242,23 @@ class Bench:
         out = self.scratch / out
         elapid(self.binary, "convert", adapter, out, "--base", self.base)
         self.note("peft", peft_logits(self.base, out, self.ids), reference)
+
+    def dora(self):
+        adapter, out = self.scratch / "dora", self.scratch / "dora_again"
+        deltas = make_adapter(self.model, self.for_peft, adapter, dora=True)
+        reference = merged_logits(self.base, deltas, self.ids)
+
+        def ours():
+            scratch = self.scratch / "check_dora"
+            error = our_difference(self.binary, self.base, adapter, self.ids, reference, scratch)
+            self.results["dora"] = (error, True)
+
+        def theirs():
+            elapid(self.binary, "convert", adapter, out, "--base", self.base)
+            self.note("dora peft", peft_logits(self.base, out, self.ids), reference)
+
+        self.attempt("dora", ours)
+        self.attempt("dora peft", theirs)
 
     def llama(self, adapter, reference):
         base, out = self.scratch / "base.gguf", self.scratch / "whole.gguf"
@@ -266,7 +294,7 @@ def main():
     parser.add_argument("--convert-lora", type=Path, help="llama.cpp's convert_lora_to_gguf.py")
     args = parser.parse_args()
     torch.set_num_threads(2)
-    columns = ["ours", "peft", "llama.cpp", "back", "theirs"]
+    columns = ["ours", "peft", "llama.cpp", "back", "theirs", "dora", "dora peft"]
     print(f"{'base':<24}{'modules':>8}{'effect':>10}" + "".join(f"{c:>12}" for c in columns))
     failed = False
     for name, gguf in SETS.items():

@@ -178,3 +178,14 @@ fn sync_directory(path: &Path) {
         let _ = dir.sync_all();
     }
 }
+
+/// Makes a directory and those above it.
+pub fn make_directory(path: &Path) -> Done<()> {
+    Ok(std::fs::create_dir_all(path).map_err(|error| cannot_write(path, &error))?)
+}
+
+/// Writes a small file beside its place, syncs it, and moves it there.
+pub fn write_bytes(path: &Path, bytes: &[u8]) -> Done<()> {
+    write(path, |sink| sink(bytes))?;
+    Ok(())
+}

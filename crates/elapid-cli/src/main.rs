@@ -2,7 +2,11 @@
 
 mod commands;
 mod files;
+mod machine;
 mod report;
+mod run;
+mod run_report;
+mod source;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -17,6 +21,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Train(Box<commands::train::Train>),
+    Plan(Box<commands::train::Plan>),
     Info(commands::info::Info),
     Convert(commands::convert::Convert),
     Quantize(commands::convert::Quantize),
@@ -29,6 +35,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
+        Command::Train(args) => args.run(),
+        Command::Plan(args) => args.run(),
         Command::Info(args) => args.run(),
         Command::Convert(args) => args.run(),
         Command::Quantize(args) => args.run(),

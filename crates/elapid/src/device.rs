@@ -47,6 +47,12 @@ impl Device {
         cpu.pool().usage()
     }
 
+    /// Gives buffers that nobody uses back to the system.
+    pub fn trim(&self) {
+        let Device::Cpu(cpu) = self;
+        cpu.pool().trim();
+    }
+
     /// A matrix product of this size, to be timed: (m, k) @ (k, n), in f32.
     pub fn product_probe(&self, m: usize, n: usize, k: usize) -> impl FnMut() + use<> {
         let Device::Cpu(cpu) = self.clone();

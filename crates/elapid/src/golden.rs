@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::formats::safetensors::SafeTensors;
 use crate::model::{ForwardOptions, Model};
-use crate::optim::{AdamW, Optimizer};
+use crate::optim::{AdamW, Optimizer, OptimizerKind};
 use crate::tape::{Gradients, Tape};
 use crate::tensor::Tensor;
 use crate::weights::{ParamId, Weights};
@@ -297,7 +297,7 @@ fn steps(
     case: &Case,
     after: &AfterAdamW,
 ) -> Result<Vec<Comparison>> {
-    let mut optimizer = Optimizer::new(weights);
+    let mut optimizer = Optimizer::new(weights, OptimizerKind::AdamW);
     for _ in 0..after.n_steps {
         let (_, grads) = loss_and_gradients(model, weights, case)?;
         optimizer.step(weights, &grads, |_, _| after.settings);

@@ -34,12 +34,20 @@ pub struct Model {
 pub(crate) const HEAD: &str = "lm_head.weight";
 
 /// How a forward pass is made.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct ForwardOptions {
     /// Keep only the input of each layer and compute the rest again in backward.
     pub checkpoint: bool,
     /// Return the residual stream at every layer.
     pub keep_hidden: bool,
+    /// Share of this batch in a step, by which the load balance is weighed.
+    pub balance_share: f32,
+}
+
+impl Default for ForwardOptions {
+    fn default() -> ForwardOptions {
+        ForwardOptions { checkpoint: false, keep_hidden: false, balance_share: 1.0 }
+    }
 }
 
 /// What a forward pass gives.
@@ -58,8 +66,8 @@ pub struct ModelLoss {
     pub loss: Var,
     /// Per token, in nats.
     pub nll: Vec<f32>,
-    /// Tokens whose target had the largest logit.
-    pub n_top1: usize,
+    /// Whether each target had the largest logit; never where its weight is zero.
+    pub top1: Vec<bool>,
 }
 
 impl Model {
@@ -90,6 +98,11 @@ impl Model {
     /// What it wants of its parameters, in the order of their ids.
     pub fn specs(&self) -> &[Spec] {
         &self.specs
+    }
+
+    /// The layer that a parameter belongs to, if it does.
+    pub fn layer_of(&self, id: ParamId) -> Option<usize> {
+        self.layers.iter().position(|layer| layer.params().contains(&id.0))
     }
 
     /// Where its parameters are in a directory of its own family, in the order of their ids.
@@ -231,11 +244,12 @@ impl Model {
         let out = head_loss(tape, &forward.hidden, &head, self.config.logit_scale, targets);
         let loss = match &forward.balance {
             Some(balance) if self.config.balance_scale != 0.0 => {
-                add(tape, &out.loss, &scale(tape, balance, self.config.balance_scale))
+                let factor = self.config.balance_scale * options.balance_share;
+                add(tape, &out.loss, &scale(tape, balance, factor))
             }
             _ => out.loss,
         };
-        Ok(ModelLoss { loss, nll: out.nll, n_top1: out.n_top1 })
+        Ok(ModelLoss { loss, nll: out.nll, top1: out.top1 })
     }
 }
 

@@ -19,17 +19,28 @@ impl Rng {
 
     /// Four independent words for counter `n`.
     fn block(&self, n: u64) -> [u32; 4] {
-        let mut x = [n as u32, (n >> 32) as u32, self.stream as u32, (self.stream >> 32) as u32];
+        self.blocks::<1>(n).map(|word| word[0])
+    }
+
+    /// Four independent words for each of the counters `first`, `first + 1`, ...: word by word, so
+    /// that a kernel with vectors makes `N` blocks at once.
+    #[inline(always)]
+    pub fn blocks<const N: usize>(&self, first: u64) -> [[u32; N]; 4] {
+        let mut x = [[0; N], [0; N], [self.stream as u32; N], [(self.stream >> 32) as u32; N]];
+        for i in 0..N {
+            let n = first.wrapping_add(i as u64);
+            (x[0][i], x[1][i]) = (n as u32, (n >> 32) as u32);
+        }
         let mut key = self.key;
         for _ in 0..10 {
-            let a = 0xD251_1F53u64 * x[0] as u64;
-            let b = 0xCD9E_8D57u64 * x[2] as u64;
-            x = [
-                (b >> 32) as u32 ^ x[1] ^ key[0],
-                b as u32,
-                (a >> 32) as u32 ^ x[3] ^ key[1],
-                a as u32,
-            ];
+            for i in 0..N {
+                let a = 0xD251_1F53u64 * x[0][i] as u64;
+                let b = 0xCD9E_8D57u64 * x[2][i] as u64;
+                x[0][i] = (b >> 32) as u32 ^ x[1][i] ^ key[0];
+                x[1][i] = b as u32;
+                x[2][i] = (a >> 32) as u32 ^ x[3][i] ^ key[1];
+                x[3][i] = a as u32;
+            }
             key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
         }
         x
@@ -71,6 +82,16 @@ mod tests {
         let ones = Rng { key: [u32::MAX; 2], stream: u64::MAX };
         assert_eq!(ones.block(u64::MAX), [0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd]);
         assert_eq!(Rng::new(0, 0).block(0), [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]);
+    }
+
+    #[test]
+    fn many_blocks_at_once_are_those_one_by_one() {
+        let rng = Rng::new(7, 1 << 40);
+        let first = u32::MAX as u64 - 2;
+        let many = rng.blocks::<5>(first);
+        for i in 0..5 {
+            assert_eq!(rng.block(first + i as u64), many.map(|word| word[i]));
+        }
     }
 
     #[test]

@@ -54,6 +54,11 @@ impl Gradients {
         self.0.get(&key)
     }
 
+    /// The gradient of a leaf, taken out.
+    pub fn take(&mut self, key: usize) -> Option<Tensor> {
+        self.0.remove(&key)
+    }
+
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &Tensor)> {
         self.0.iter().map(|(&key, grad)| (key, grad))

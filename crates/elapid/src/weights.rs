@@ -7,13 +7,15 @@ use crate::config::DeltaInit;
 use crate::device::Device;
 use crate::error::Result;
 use crate::formats::{TensorFile, params};
-use crate::ops::linear::{Adapter, Linear};
+use crate::ops::linear::{Adapter, Dropout, Linear, Magnitude, Norms, row_squares};
 use crate::place::{Map, Part, Place};
+use crate::quant::BlockType;
 use crate::rng::Rng;
 use crate::tape::{Tape, Var};
 use crate::tensor::{DType, Tensor};
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A parameter, by its place in the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -90,21 +92,73 @@ struct Param {
     name: String,
     role: Role,
     tensor: Tensor,
-    trained: bool,
+    policy: Policy,
     adapter: Option<AdapterIds>,
 }
 
-#[derive(Clone, Copy)]
+/// What becomes of a parameter in training.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Policy {
+    /// Nothing, and nobody computes its gradient.
+    Frozen,
+    /// The optimizer changes it.
+    Trained,
+    /// Its gradient is wanted, but it is made of other parameters.
+    Derived,
+}
+
+#[derive(Clone)]
 struct AdapterIds {
     a: ParamId,
     b: ParamId,
     scale: f32,
+    magnitude: Option<MagnitudeIds>,
+}
+
+#[derive(Clone)]
+struct MagnitudeIds {
+    m: ParamId,
+    /// Squares of the rows of the matrix.
+    squares: Tensor,
+}
+
+/// What `Weights::quantize` did, in tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quantized {
+    /// Encoded now.
+    pub n_encoded: usize,
+    /// Left in the blocks they were in.
+    pub n_already: usize,
+    /// Left as they were: their rows are no whole blocks.
+    pub n_uneven: usize,
+}
+
+/// Where the random numbers of a training step come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Noise {
+    /// Seed of the run.
+    pub seed: u64,
+    /// What tells steps and micro-batches apart.
+    pub counter: u64,
+}
+
+/// The numbers of an adapter.
+pub struct AdapterTensors {
+    /// (rank, d_in).
+    pub a: Tensor,
+    /// (d_out, rank).
+    pub b: Tensor,
+    /// (d_out), where lengths of rows are trained apart.
+    pub magnitude: Option<Tensor>,
 }
 
 /// All parameters of a model, and of its adapters behind them.
 pub struct Weights {
     params: Vec<Param>,
     by_name: HashMap<String, ParamId>,
+    /// Share of their input that adapters do not see while there is noise.
+    dropout: f32,
+    noise: Option<Noise>,
 }
 
 impl Weights {
@@ -116,13 +170,13 @@ impl Weights {
                 name: spec.name.clone(),
                 role: spec.role,
                 tensor,
-                trained: false,
+                policy: Policy::Frozen,
                 adapter: None,
             })
             .collect();
         let by_name = |(idx, param): (usize, &Param)| (param.name.clone(), ParamId(idx));
         let by_name = params.iter().enumerate().map(by_name).collect();
-        Weights { params, by_name }
+        Weights { params, by_name, dropout: 0.0, noise: None }
     }
 
     /// Fresh parameters from a seed. Each number depends on seed, parameter and place alone.
@@ -182,15 +236,19 @@ impl Weights {
 
     /// Whether it is trained.
     pub fn is_trained(&self, id: ParamId) -> bool {
-        self.params[id.0].trained
+        self.params[id.0].policy == Policy::Trained
     }
 
-    /// Whether one of these, or an adapter of one, is trained.
+    /// Whether one of these, or an adapter of one, wants a gradient.
     pub fn any_trained(&self, mut ids: Range<usize>) -> bool {
         ids.any(|id| {
-            let adapter = self.params[id].adapter;
-            let of_adapter = |a: AdapterIds| self.is_trained(a.a) || self.is_trained(a.b);
-            self.params[id].trained || adapter.is_some_and(of_adapter)
+            let of_adapter = |ids: &AdapterIds| {
+                let m =
+                    ids.magnitude.as_ref().is_some_and(|magnitude| self.is_trained(magnitude.m));
+                m || self.is_trained(ids.a) || self.is_trained(ids.b)
+            };
+            let param = &self.params[id];
+            param.policy != Policy::Frozen || param.adapter.as_ref().is_some_and(of_adapter)
         })
     }
 
@@ -210,8 +268,9 @@ impl Weights {
     pub fn train(&mut self, wanted: impl Fn(&str, Role) -> bool) -> usize {
         let mut n_trained = 0;
         for param in &mut self.params {
-            param.trained = param.role != Role::Buffer && wanted(&param.name, param.role);
-            if param.trained {
+            let trained = param.role != Role::Buffer && wanted(&param.name, param.role);
+            param.policy = if trained { Policy::Trained } else { Policy::Frozen };
+            if trained {
                 n_trained += 1;
                 if !param.tensor.is_unique() || param.tensor.dtype() != DType::F32 {
                     param.tensor = param.tensor.to_f32();
@@ -219,6 +278,68 @@ impl Weights {
             }
         }
         n_trained
+    }
+
+    /// Encodes in blocks, in memory, the frozen matrices and embeddings that `wanted` says yes to.
+    ///
+    /// What is in blocks already stays as it is: to encode it again would add to its error.
+    pub fn quantize(&mut self, block: BlockType, wanted: impl Fn(&str, Role) -> bool) -> Quantized {
+        let mut counts = Quantized::default();
+        for param in &mut self.params {
+            let is_table = matches!(param.role, Role::Matrix | Role::Embedding);
+            if param.policy != Policy::Frozen || !is_table || !wanted(&param.name, param.role) {
+                continue;
+            }
+            let (_, n_cols) = param.tensor.dims2();
+            if matches!(param.tensor.dtype(), DType::Block(_)) {
+                counts.n_already += 1;
+            } else if !n_cols.is_multiple_of(block.n_elem()) {
+                counts.n_uneven += 1;
+            } else {
+                param.tensor = encoded(&param.tensor, block);
+                counts.n_encoded += 1;
+            }
+        }
+        counts
+    }
+
+    /// Adds a trained parameter behind all others.
+    pub fn push(&mut self, name: &str, role: Role, tensor: Tensor) -> ParamId {
+        let id = ParamId(self.params.len());
+        self.by_name.insert(name.into(), id);
+        let (name, policy) = (name.into(), Policy::Trained);
+        self.params.push(Param { name, role, tensor, policy, adapter: None });
+        id
+    }
+
+    /// From now on the parameter is made of others: it has a gradient, and no optimizer.
+    pub fn derive(&mut self, id: ParamId) {
+        self.params[id.0].policy = Policy::Derived;
+    }
+
+    /// A hash of everything that is frozen: names, shapes and bytes.
+    pub fn frozen_hash(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        for param in self.params.iter().filter(|param| param.policy == Policy::Frozen) {
+            let (shape, dtype) = (param.tensor.shape(), param.tensor.dtype().name());
+            let head = format!("{} {shape:?} {dtype}\n", param.name);
+            hasher.update(head.as_bytes());
+            hasher.update_rayon(param.tensor.bytes());
+        }
+        hasher.finalize().to_hex().to_string()
+    }
+
+    /// The adapter of a matrix, if it has one.
+    pub fn adapter_of(&self, id: ParamId) -> Option<AdapterTensors> {
+        let ids = self.params[id.0].adapter.as_ref()?;
+        let magnitude = ids.magnitude.as_ref().map(|magnitude| self.tensor(magnitude.m).clone());
+        let [a, b] = [ids.a, ids.b].map(|id| self.tensor(id).clone());
+        Some(AdapterTensors { a, b, magnitude })
+    }
+
+    /// Where the parameters are.
+    pub fn device(&self) -> &Device {
+        self.params.first().expect("a model has parameters").tensor.device()
     }
 
     /// Adds a low-rank adapter to a matrix; its two halves become parameters of these names.
@@ -233,16 +354,49 @@ impl Weights {
         for (name, tensor) in names.into_iter().zip(halves) {
             self.by_name.insert(name.clone(), ParamId(self.params.len()));
             let role = Role::Matrix;
-            self.params.push(Param { name, role, tensor, trained: false, adapter: None });
+            self.params.push(Param { name, role, tensor, policy: Policy::Frozen, adapter: None });
         }
-        let adapter = AdapterIds { a: ParamId(first), b: ParamId(first + 1), scale };
-        self.params[id.0].adapter = Some(adapter);
+        let (a, b) = (ParamId(first), ParamId(first + 1));
+        self.params[id.0].adapter = Some(AdapterIds { a, b, scale, magnitude: None });
+    }
+
+    /// Brings the rows of an adapted matrix to lengths, which become a parameter of this name:
+    /// those given, or those they have without the adapter.
+    pub fn add_magnitude(&mut self, id: ParamId, name: String, lengths: Option<Tensor>) {
+        let m = ParamId(self.params.len());
+        let squares = row_squares(&self.params[id.0].tensor);
+        let tensor = lengths.unwrap_or_else(|| {
+            let mut lengths = squares.to_f32();
+            lengths.f32_mut().iter_mut().for_each(|x| *x = x.sqrt());
+            lengths
+        });
+        tensor.expect_shape("adapter: magnitude", squares.shape());
+        let param = &mut self.params[id.0];
+        let adapter = param.adapter.as_mut().expect("a magnitude stands beside an adapter");
+        adapter.magnitude = Some(MagnitudeIds { m, squares });
+        self.by_name.insert(name.clone(), m);
+        let role = Role::Vector;
+        self.params.push(Param { name, role, tensor, policy: Policy::Frozen, adapter: None });
+    }
+
+    /// The share of their input that adapters do not see while there is noise: 0 to below 1.
+    pub fn set_dropout(&mut self, rate: f32) {
+        assert!((0.0..1.0).contains(&rate), "a dropout of {rate}");
+        self.dropout = rate;
+    }
+
+    /// Noise for a training step; `None` for everything else.
+    ///
+    /// It is not the tape that decides: a checkpointed span runs first on one that is off, and must
+    /// see what it will see when it runs again.
+    pub fn set_noise(&mut self, noise: Option<Noise>) {
+        self.noise = noise;
     }
 
     /// The parameter as a value of a computation.
     pub fn var(&self, tape: &Tape, id: ParamId) -> Var {
         let param = &self.params[id.0];
-        if param.trained {
+        if param.policy != Policy::Frozen {
             tape.leaf(id.0, &param.tensor)
         } else {
             Var::constant(param.tensor.clone())
@@ -251,17 +405,51 @@ impl Weights {
 
     /// Weight, bias and adapter of a linear map.
     pub fn linear(&self, tape: &Tape, ids: &LinearIds) -> Linear {
-        let adapter = self.params[ids.weight.0].adapter.map(|adapter| Adapter {
-            a: self.var(tape, adapter.a),
-            b: self.var(tape, adapter.b),
-            scale: adapter.scale,
-        });
+        let adapter = self.params[ids.weight.0].adapter.as_ref();
+        let adapter = adapter.map(|adapter| self.adapter(tape, ids.weight, adapter));
         Linear {
             weight: self.var(tape, ids.weight),
             bias: ids.bias.map(|bias| self.var(tape, bias)),
             adapter,
         }
     }
+
+    fn adapter(&self, tape: &Tape, weight: ParamId, ids: &AdapterIds) -> Adapter {
+        let noise = self.noise.filter(|_| self.dropout > 0.0);
+        Adapter {
+            a: self.var(tape, ids.a),
+            b: self.var(tape, ids.b),
+            scale: ids.scale,
+            dropout: noise.map(|Noise { seed, counter }| Dropout {
+                rate: self.dropout,
+                seed,
+                stream: weight.0 as u64,
+                counter,
+            }),
+            magnitude: ids.magnitude.as_ref().map(|magnitude| Magnitude {
+                m: self.var(tape, magnitude.m),
+                norms: Norms::Followed(magnitude.squares.clone()),
+            }),
+        }
+    }
+}
+
+/// The same numbers in blocks.
+fn encoded(tensor: &Tensor, block: BlockType) -> Tensor {
+    const N_ROWS: usize = 64;
+    let device = tensor.device();
+    let Device::Cpu(cpu) = device;
+    let (n_rows, n_cols) = tensor.dims2();
+    let row_bytes = n_cols / block.n_elem() * block.n_bytes();
+    let pieces = cpu.map((0..n_rows).step_by(N_ROWS).collect(), |row: usize| {
+        let n = N_ROWS.min(n_rows - row);
+        let (mut x, mut bytes) = (vec![0.0; n * n_cols], vec![0; n * row_bytes]);
+        tensor.read_f32(row * n_cols, &mut x);
+        block.encode(&x, &mut bytes);
+        bytes
+    });
+    let bytes = Arc::new(pieces.concat());
+    Tensor::from_shared(device, tensor.shape(), DType::Block(block), bytes, 0)
 }
 
 fn fill(tensor: &mut Tensor, init: Init, rng: &Rng) {
@@ -287,4 +475,117 @@ fn fill(tensor: &mut Tensor, init: Init, rng: &Rng) {
     cpu.each_piece(tensor.f32_mut(), PIECE, |idx, piece| {
         piece.iter_mut().enumerate().for_each(|(n, x)| *x = number(idx * PIECE + n));
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::linear::linear;
+    use crate::tape::Gradients;
+
+    const NAMES: [&str; 4] = ["x.weight", "y.weight", "uneven.weight", "norm"];
+
+    fn weights(device: &Device) -> Weights {
+        let spec = |name: &str, shape: &[usize], role: Role| Spec {
+            name: name.into(),
+            shape: shape.to_vec(),
+            stored_name: name.into(),
+            stored_shape: shape.to_vec(),
+            stored_rows: None,
+            init: Init::Normal(0.5),
+            role,
+        };
+        let specs = [
+            spec(NAMES[0], &[70, 64], Role::Matrix),
+            spec(NAMES[1], &[64, 70], Role::Embedding),
+            spec(NAMES[2], &[4, 70], Role::Matrix),
+            spec(NAMES[3], &[64], Role::Vector),
+        ];
+        Weights::init(device, &specs, 1)
+    }
+
+    #[test]
+    fn quantising_encodes_what_it_can_and_counts_the_rest() {
+        let device = Device::cpu(2).unwrap();
+        let mut weights = weights(&device);
+        let exact = weights.tensor(ParamId(0)).clone();
+        weights.train(|name, _| name == NAMES[3]);
+        let counts = weights.quantize(BlockType::Nf4, |_, _| true);
+        assert_eq!(counts, Quantized { n_encoded: 1, n_already: 0, n_uneven: 2 });
+        let stored = weights.tensor(ParamId(0));
+        assert_eq!(stored.dtype(), DType::Block(BlockType::Nf4));
+        let mut bytes = vec![0; 70 * 36];
+        BlockType::Nf4.encode(exact.f32(), &mut bytes);
+        assert_eq!(stored.bytes(), bytes);
+        assert_eq!(weights.tensor(ParamId(3)).dtype(), DType::F32);
+        let counts = weights.quantize(BlockType::Q8_0, |name, _| name == NAMES[0]);
+        assert_eq!(counts, Quantized { n_encoded: 0, n_already: 1, n_uneven: 0 });
+        assert_eq!(weights.tensor(ParamId(0)).bytes(), bytes);
+    }
+
+    fn adapted(device: &Device) -> (Weights, LinearIds) {
+        let mut weights = weights(device);
+        let id = ParamId(0);
+        let half = |seed: u64, shape: &[usize]| {
+            let mut half = Tensor::uninit(device, shape);
+            fill(&mut half, Init::Normal(0.1), &Rng::new(seed, 0));
+            half
+        };
+        let halves = [half(1, &[2, 64]), half(2, &[70, 2])];
+        weights.adapt(id, ["a".into(), "b".into()], halves, 2.0);
+        weights.add_magnitude(id, "m".into(), None);
+        (weights, LinearIds { weight: id, bias: None })
+    }
+
+    #[test]
+    fn a_magnitude_begins_at_the_lengths_of_the_rows_and_is_trained_by_its_name() {
+        let device = Device::cpu(1).unwrap();
+        let (mut weights, _) = adapted(&device);
+        let m = weights.find("m").unwrap();
+        for (row, m) in weights.tensor(ParamId(0)).f32().chunks(64).zip(weights.tensor(m).f32()) {
+            let length = row.iter().map(|w| w * w).sum::<f32>().sqrt();
+            assert!((length - m).abs() < 1e-5);
+        }
+        assert!(!weights.any_trained(0..1));
+        assert_eq!(weights.train(|name, role| name == "m" && role == Role::Vector), 1);
+        assert!(weights.any_trained(0..1));
+    }
+
+    /// The result of the adapted map, and the gradient of its halves, plain or checkpointed.
+    fn run(weights: &Weights, ids: &LinearIds, checkpointed: bool) -> Vec<Vec<f32>> {
+        let device = weights.tensor(ParamId(0)).device().clone();
+        let x = Tensor::from_f32(&device, &[5, 64], &[0.5; 5 * 64]);
+        let tape = Tape::new();
+        let x = tape.leaf(usize::MAX / 2, &x);
+        let span = |tape: &Tape, x: &[Var]| vec![linear(tape, &x[0], &weights.linear(tape, ids))];
+        let y = match checkpointed {
+            true => tape.checkpoint(&[&x], span).pop().unwrap(),
+            false => span(&tape, &[x]).pop().unwrap(),
+        };
+        let mut out = vec![y.value().f32().to_vec()];
+        let mut grads = Gradients::default();
+        let dy = Tensor::from_f32(&device, &[5, 70], &[0.25; 5 * 70]);
+        tape.walk(vec![(y, dy)], &mut grads);
+        out.extend(grads.iter().map(|(_, grad)| grad.f32().to_vec()));
+        out
+    }
+
+    #[test]
+    fn dropout_follows_the_noise_alone_and_is_the_same_in_a_checkpointed_span() {
+        let device = Device::cpu(2).unwrap();
+        let (mut weights, ids) = adapted(&device);
+        weights.train(|name, _| ["a", "b", "m"].contains(&name));
+        let quiet = run(&weights, &ids, false);
+        assert_eq!(quiet.len(), 5, "a result, and gradients of x, a, b and m");
+        weights.set_dropout(0.5);
+        assert!(run(&weights, &ids, false) == quiet, "no noise, no dropout");
+        weights.set_noise(Some(Noise { seed: 1, counter: 1 }));
+        let noisy = run(&weights, &ids, false);
+        assert!(noisy != quiet);
+        assert!(run(&weights, &ids, true) == noisy, "the span saw another mask the second time");
+        weights.set_noise(Some(Noise { seed: 1, counter: 2 }));
+        assert!(run(&weights, &ids, false) != noisy, "another step, another mask");
+        weights.set_noise(None);
+        assert!(run(&weights, &ids, true) == quiet);
+    }
 }

@@ -188,23 +188,25 @@ fn compare(base: &Checkpoint, pair: [&Lora; 2], device: &Device) -> Done<Parity>
     Ok(parity::compare([(model, &both[0]), (model, &both[1])], &prompts)?)
 }
 
-/// Largest difference of a number of A or of `factor * B`, relative to the largest of its tensor;
+/// Largest difference of a number of A, `factor * B` or m, relative to the largest of its tensor;
 /// infinite where modules or shapes differ.
 fn difference(one: &Lora, two: &Lora) -> f64 {
     let scaled = |lora: &Lora| {
         let list = lora.modules.iter().map(|module| {
+            let magnitude = module.magnitude.as_ref().map(|m| (m, 1.0));
             let halves = [(&module.a, 1.0), (&module.b, lora.factor(module))];
-            let halves = halves.map(|(half, factor)| {
-                let x = half.to_f32();
+            let tensors = halves.into_iter().chain(magnitude).map(|(tensor, factor)| {
+                let x = tensor.to_f32();
                 let x: Vec<f64> = x.f32().iter().map(|x| f64::from(*x) * factor).collect();
-                (half.shape().to_vec(), x)
+                (tensor.shape().to_vec(), x)
             });
-            (module.param.clone(), halves)
+            (module.param.clone(), tensors.collect::<Vec<_>>())
         });
         list.collect::<BTreeMap<_, _>>()
     };
     let (one, two) = (scaled(one), scaled(two));
-    if !one.keys().eq(two.keys()) {
+    let shape = |(name, tensors): (&String, &Vec<_>)| (name.clone(), tensors.len());
+    if !one.iter().map(shape).eq(two.iter().map(shape)) {
         return f64::INFINITY;
     }
     let mut worst: f64 = 0.0;
@@ -387,6 +389,7 @@ mod tests {
             param: format!("layers.0.{name}.weight"),
             a: Tensor::from_f32(&device, &[2, 1], &[1.0, -3.0]),
             b: Tensor::from_f32(&device, &[1, 2], &[b, 0.5]),
+            magnitude: None,
             alpha: 4.0,
         };
         Lora { modules: names.iter().map(module).collect(), rslora: false, base: None }
@@ -408,5 +411,9 @@ mod tests {
         assert_eq!(difference(&one, &lora(&["q"], f32::NAN)), f64::INFINITY);
         let rslora = Lora { rslora: true, ..lora(&["q"], 1.0) };
         assert!(difference(&one, &rslora) > 0.4);
+        let mut dora = lora(&["q"], 1.0);
+        let device = Device::cpu(1).unwrap();
+        dora.modules[0].magnitude = Some(Tensor::from_f32(&device, &[1], &[2.0]));
+        assert_eq!(difference(&one, &dora), f64::INFINITY);
     }
 }

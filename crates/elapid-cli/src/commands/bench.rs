@@ -1,5 +1,6 @@
 //! `elapid bench`: training speed beside PyTorch and beside the limit of the machine.
 
+use crate::machine;
 use crate::report::{Done, Failure, between, count, line, n_threads_default};
 use elapid::batch::{Batch, Targets};
 use elapid::config::Config;
@@ -87,7 +88,7 @@ impl Bench {
         if let Some(path) = &self.receipt {
             let text = json!({
                 "version": env!("CARGO_PKG_VERSION"), "commit": commit(),
-                "machine": machine(), "figures": figures,
+                "machine": machine::processor(), "figures": figures,
             });
             let written = std::fs::write(path, format!("{text:#}\n"));
             written.map_err(|error| {
@@ -196,7 +197,7 @@ impl Bench {
             "step_min_ms": best_ms, "step_med_ms": median_ms,
             "tok_s_best": n_tok / best_ms * 1e3, "tok_s_med": tok_s,
             "gemm_gflops": gflops, "limit_tok_s": limit, "share_of_limit": tok_s / limit,
-            "tape_mb": tape_bytes as f64 / (1 << 20) as f64, "peak_rss_mb": peak_rss_mb(),
+            "tape_mb": tape_bytes as f64 / (1 << 20) as f64, "peak_rss_mb": peak_mib(),
         }))
     }
 
@@ -298,17 +299,7 @@ fn commit() -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_string())
 }
 
-/// The name of the processor, where the system tells.
-fn machine() -> Option<String> {
-    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = info.lines().find(|line| line.starts_with("model name"))?;
-    line.split_once(':').map(|pair| pair.1.trim().to_string())
-}
-
-/// The most memory this process ever held, in MiB, where the system tells.
-fn peak_rss_mb() -> Option<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
-    let kib: f64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some((kib / 1024.0).round())
+/// The most memory this process ever held, in MiB.
+fn peak_mib() -> Option<f64> {
+    machine::peak_bytes().map(|n| (n as f64 / (1 << 20) as f64).round())
 }

@@ -171,6 +171,7 @@ fn optimizer_settings(path: &Path) -> Done<(AdamW, usize)> {
         eps: read("/optimizer/eps")?,
         weight_decay: read("/optimizer/weight_decay")?,
         grad_scale: 1.0,
+        trust: None,
     };
     let n_steps = read("/optimizer/steps")?;
     if !(1.0..=1e4).contains(&n_steps) {

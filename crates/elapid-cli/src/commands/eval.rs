@@ -1,33 +1,61 @@
-//! `elapid eval`: how well a model foresees a text.
+//! `elapid eval`: how well a model foresees text, and whether it does so better than another.
 
 use crate::files;
-use crate::report::{Done, Failure, between, line, n_threads_default};
-use elapid::batch::{Batch, Targets};
+use crate::report::{Done, Failure, between, count, line, n_threads_default};
+use crate::source::walk::{Walk, collect, divide};
+use elapid::chat::{ChatOptions, ChatTemplate};
+use elapid::data::{self, Document, Encoded, Ends};
 use elapid::device::Device;
+use elapid::eval::{
+    Comparison, DocScore, EvalSettings, FimReport, FimSettings, Interval, Resampled, Score,
+    Subject, Summary, Verdict, compare, fim_exact_match, measure,
+};
 use elapid::formats::checkpoint::Checkpoint;
-use elapid::model::ForwardOptions;
-use elapid::tape::Tape;
-use elapid::tokenizer::Special;
+use elapid::formats::peft;
+use elapid::tokenizer::Tokenizer;
 use elapid::weights::Weights;
-use serde_json::json;
-use std::path::PathBuf;
+use serde_json::{Value, json};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
-/// Measure how well a model foresees a text: loss, perplexity, bits per byte.
+/// Measure how well a model foresees text: loss, perplexity, bits per byte, top-1.
 ///
-/// The text is cut into windows of tokens; in each, every token but the first is foreseen from
-/// those before it.
+/// Each file is cut into windows that overlap; every token is foreseen once from those before it.
+/// The interval is what files like these would show in 95 of 100 cases.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid eval model.gguf notes.txt\n  \
-    elapid eval SmolLM2-135M src/main.rs --context 256 --json")]
+    elapid eval SmolLM2-135M src --context 256 --files\n  \
+    elapid eval runs/a1 . --held-out --compare runs/a0\n  \
+    elapid eval base src --adapter runs/lora --compare base --fim 4\n\n\
+    With --compare the exit code is 0 when MODEL is better than OTHER, 3 when it is not.")]
 pub struct Eval {
     /// Directory, .gguf or .elapid file
     model: PathBuf,
-    /// A file of text
-    text: PathBuf,
+    /// A file of text, a .jsonl file, or a directory
+    path: PathBuf,
+    /// Adapter of PEFT to put on MODEL first
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+    /// Another model, or an adapter on MODEL, to compare with: is MODEL better?
+    #[arg(long, value_name = "OTHER")]
+    compare: Option<PathBuf>,
+    /// Only what `elapid train PATH` would hold out
+    #[arg(long)]
+    held_out: bool,
+    /// Cut N holes into each file and count those that the model fills exactly
+    #[arg(long, value_name = "N", value_parser = between(1, 1000))]
+    fim: Option<usize>,
+    /// List every file, the worst first
+    #[arg(long)]
+    files: bool,
     /// Tokens in a window
     #[arg(long, default_value_t = 512, value_parser = between(2, 1 << 20))]
     context: usize,
+    /// Tokens that a window reads again from the one before [default: half a window]
+    #[arg(long, value_parser = between(0, 1 << 20))]
+    overlap: Option<usize>,
     /// Threads [default: all]
     #[arg(long, value_parser = between(1, 1024))]
     threads: Option<usize>,
@@ -36,58 +64,385 @@ pub struct Eval {
     json: bool,
 }
 
+/// Share of the files that `elapid train` holds out.
+const HELD_OUT: f64 = 0.1;
+
+/// File of an adapter directory.
+const ADAPTER: &str = "adapter_config.json";
+
+/// What to measure on.
+struct Source {
+    documents: Vec<Document>,
+    /// "file" or "record".
+    noun: &'static str,
+    /// How they were held out.
+    held_out: Option<&'static str>,
+}
+
+impl Source {
+    /// "41 files".
+    fn n(&self, n: usize) -> String {
+        format!("{n} {}{}", self.noun, if n == 1 { "" } else { "s" })
+    }
+}
+
+/// What was found of one model.
+struct Measured {
+    name: String,
+    n_params: usize,
+    ends: Ends,
+    scores: Vec<DocScore>,
+    summary: Summary,
+    fim: Option<FimReport>,
+}
+
 impl Eval {
     pub fn run(&self) -> Done<ExitCode> {
         let device = Device::cpu(self.threads.unwrap_or_else(n_threads_default))?;
         let checkpoint = files::open(&self.model)?;
-        let weights = checkpoint.weights(&device)?;
-        let text = files::read_text(&self.text)?;
-        let tokenizer = checkpoint.tokenizer()?.ok_or_else(|| {
-            let problem = format!("{} holds no tokenizer", self.model.display());
-            Failure::new(problem, "put its tokenizer.json into the directory")
-        })?;
-        let ids = tokenizer.encode(&text, Special::Plain)?;
-        let (mut nll, mut n_tok, mut n_top1, mut n_bytes) = (0.0, 0, 0, 0);
-        for window in ids.chunks(self.context) {
-            if window.len() < 2 {
-                continue;
-            }
-            let (sum, top1) = device.run(|| foresee(&checkpoint, &weights, window))?;
-            nll += sum;
-            n_top1 += top1;
-            n_tok += window.len() - 1;
-            let bytes = |id: &u32| tokenizer.bytes(*id).map_or(0, |bytes| bytes.len());
-            n_bytes += window[1..].iter().map(bytes).sum::<usize>();
-        }
-        if n_tok == 0 {
-            let problem = format!("{} has {} tokens", self.text.display(), ids.len());
-            return Err(Failure::new(problem, "give a text of at least two tokens"));
-        }
-        let loss = nll / n_tok as f64;
-        let (perplexity, top1) = (loss.exp(), n_top1 as f64 / n_tok as f64);
-        let bits_per_byte = nll / std::f64::consts::LN_2 / n_bytes.max(1) as f64;
+        let source = self.source(&checkpoint, &tokenizer(&self.model, &checkpoint)?)?;
+        let name = match &self.adapter {
+            Some(adapter) => format!("{} + {}", self.model.display(), adapter.display()),
+            None => self.model.display().to_string(),
+        };
+        let weights = load(&checkpoint, self.adapter.as_deref(), &device)?;
+        let model = self.measure(name, &checkpoint, weights, &source)?;
+        let other = self.other(&checkpoint, &source, &device)?;
+        let verdict = match &other {
+            Some(other) => Some(compare(&model.scores, &other.scores)?),
+            None => None,
+        };
         match self.json {
-            true => line(json!({
-                "n_tok": n_tok, "n_bytes": n_bytes, "loss": loss, "perplexity": perplexity,
-                "bits_per_byte": bits_per_byte, "top1": top1,
-            })),
-            false => line(format!(
-                "eval    {n_tok} tokens  loss {loss:.5}  perplexity {perplexity:.4}  \
-                 {bits_per_byte:.4} bits per byte  top-1 {:.1}%",
-                100.0 * top1
-            )),
+            true => line(self.to_json(&model, other.as_ref().zip(verdict.as_ref()))),
+            false => self.print(&source, &model, other.as_ref().zip(verdict.as_ref())),
         }
-        Ok(ExitCode::SUCCESS)
+        let is_fine = verdict.is_none_or(|found| found.verdict == Verdict::Better);
+        Ok(if is_fine { ExitCode::SUCCESS } else { ExitCode::from(3) })
+    }
+
+    fn source(&self, checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Done<Source> {
+        let template = checkpoint.chat_template()?;
+        let template = template.map(|text| ChatTemplate::new("the chat template", &text));
+        let template = template.transpose()?;
+        let text = |id: Option<u32>| id.and_then(|id| tokenizer.token(id));
+        let (bos_token, eos_token) = (text(tokenizer.bos()), text(tokenizer.eos()));
+        let options = ChatOptions { bos_token, eos_token, ..ChatOptions::default() };
+        let walk = Walk { template: template.as_ref(), options, ..Walk::default() };
+        let collected = collect(&self.path, &walk)?;
+        let is_records = collected.documents.iter().all(|doc| doc.name.contains(".jsonl:"));
+        let noun = if is_records { "record" } else { "file" };
+        if !self.held_out {
+            return Ok(Source { documents: collected.documents, noun, held_out: None });
+        }
+        let divided = divide(collected, HELD_OUT)?;
+        let held_out = Some(divided.by.describe());
+        Ok(Source { documents: divided.held_out, noun, held_out })
+    }
+
+    /// What `--compare` names: an adapter on MODEL, or a model.
+    fn other(
+        &self,
+        checkpoint: &Checkpoint,
+        source: &Source,
+        device: &Device,
+    ) -> Done<Option<Measured>> {
+        let Some(path) = &self.compare else { return Ok(None) };
+        let name = path.display().to_string();
+        if path.join(ADAPTER).is_file() {
+            let weights = load(checkpoint, Some(path), device)?;
+            return self.measure(name, checkpoint, weights, source).map(Some);
+        }
+        let other = files::open(path)?;
+        let weights = load(&other, None, device)?;
+        self.measure(name, &other, weights, source).map(Some)
+    }
+
+    fn measure(
+        &self,
+        name: String,
+        checkpoint: &Checkpoint,
+        weights: Weights,
+        source: &Source,
+    ) -> Done<Measured> {
+        let tokenizer = tokenizer(Path::new(&name), checkpoint)?;
+        let ends = Ends::of(&tokenizer);
+        let docs = encode(&source.documents, &tokenizer, ends)?;
+        let settings = self.settings();
+        let model = checkpoint.model();
+        let mut shown = Shown::new("eval", "tokens");
+        let scores =
+            measure(model, &weights, &docs, &settings, &mut |done, of| shown.update(done, of))?;
+        drop(shown);
+        let summary = Summary::of(&scores)?;
+        let fim = match self.fim {
+            None => None,
+            Some(n_holes) => {
+                let subject = Subject { model, weights: &weights, tokenizer: &tokenizer };
+                let settings = FimSettings::new(n_holes, self.context);
+                let mut shown = Shown::new("fim", "holes");
+                let mut progress = |done, of| shown.update(done, of);
+                Some(fim_exact_match(subject, &source.documents, &settings, &mut progress)?)
+            }
+        };
+        Ok(Measured { name, n_params: weights.n_elem(), ends, scores, summary, fim })
+    }
+
+    fn settings(&self) -> EvalSettings {
+        let settings = EvalSettings::new(self.context);
+        EvalSettings { overlap: self.overlap.unwrap_or(settings.overlap), ..settings }
+    }
+
+    fn print(&self, source: &Source, model: &Measured, other: Option<(&Measured, &Comparison)>) {
+        line(format!("model   {}  {} parameters", model.name, count(model.n_params as f64)));
+        let Summary { total, interval, languages } = &model.summary;
+        let held_out = source.held_out.map_or(String::new(), |by| format!(", held out {by}"));
+        let size = count(total.n_bytes as f64);
+        line(format!("data    {}, {size} bytes{held_out}", source.n(total.n_docs)));
+        if self.files {
+            for doc in worst_first(&model.scores) {
+                line(format!("file    {}  {}", figures(&Score::of(&[doc]), None), doc.name));
+            }
+        }
+        let row = |label: &str, score: &Score, interval: Option<&Interval>| {
+            let (n_docs, figures) = (source.n(score.n_docs), figures(score, interval));
+            line(format!("eval    {label:<12}{n_docs:<12}  {figures}"));
+        };
+        let label = match &languages[..] {
+            // The total would say it again.
+            [(language, _)] => language,
+            _ => {
+                languages.iter().for_each(|(language, score)| row(language, score, None));
+                "all"
+            }
+        };
+        row(label, total, Some(interval));
+        if let Some(fim) = &model.fim {
+            print_fim(fim, "");
+        }
+        let weakest = other.map_or(interval, |(_, found)| &found.interval);
+        if let Some(note) = note(weakest, source) {
+            eprintln!("note    {note}");
+        }
+        let Some((other, found)) = other else { return };
+        let bits = other.summary.total.bits_per_byte();
+        line(format!("other   {}  {bits:.4} bits per byte", other.name));
+        if let Some(fim) = &other.fim {
+            print_fim(fim, " by the other");
+        }
+        line(format!("compare {}", sentence(found, &other.name, &source.n(total.n_docs))));
+    }
+
+    fn to_json(&self, model: &Measured, other: Option<(&Measured, &Comparison)>) -> Value {
+        let settings = self.settings();
+        let summary = &model.summary;
+        let mut out = fields(&summary.total);
+        out["model"] = json!(model.name);
+        out["interval"] = ends_of(&summary.interval);
+        out["resampled"] = json!(drawn(&summary.interval));
+        out["context"] = json!(settings.context);
+        out["overlap"] = json!(settings.overlap);
+        out["begin"] = json!(model.ends.begin);
+        out["end"] = json!(model.ends.end);
+        let named = |key: &str, name: &str, score: &Score| {
+            let mut object = fields(score);
+            object[key] = json!(name);
+            object
+        };
+        let languages = summary.languages.iter();
+        let languages = languages.map(|(name, score)| named("language", name, score));
+        out["languages"] = languages.collect();
+        let files = model.scores.iter().filter(|doc| doc.n_tok > 0).map(|doc| {
+            let mut object = named("name", &doc.name, &Score::of(&[doc]));
+            object["language"] = json!(doc.language);
+            object
+        });
+        out["files"] = files.collect();
+        if let Some(fim) = &model.fim {
+            out["fim"] = fim_json(fim);
+        }
+        if let Some((other, found)) = other {
+            out["compare"] = json!({
+                "other": other.name, "bits_per_byte": other.summary.total.bits_per_byte(),
+                "gain": found.gain, "interval": ends_of(&found.interval),
+                "resampled": drawn(&found.interval), "verdict": found.verdict.name(),
+                "fim": other.fim.as_ref().map(fim_json),
+            });
+        }
+        out
     }
 }
 
-/// The sum of the negative log-likelihoods of a window, and how often the best guess was right.
-fn foresee(checkpoint: &Checkpoint, weights: &Weights, ids: &[u32]) -> Done<(f64, usize)> {
-    let (inputs, targets) = (&ids[..ids.len() - 1], &ids[1..]);
-    let batch = Batch::from_sequences(&[inputs]);
-    let ones = vec![1.0; targets.len()];
-    let targets = Targets { ids: targets, weights: &ones, norm: targets.len() as f32 };
-    let (tape, options) = (Tape::off(), ForwardOptions::default());
-    let out = checkpoint.model().loss(&tape, weights, &batch, &targets, options)?;
-    Ok((out.nll.iter().map(|&x| f64::from(x)).sum(), out.n_top1))
+fn tokenizer(path: &Path, checkpoint: &Checkpoint) -> Done<Tokenizer> {
+    checkpoint.tokenizer()?.ok_or_else(|| {
+        let problem = format!("{} holds no tokenizer", path.display());
+        Failure::new(problem, "put its tokenizer.json into the directory")
+    })
+}
+
+/// Weights, with an adapter where one is named.
+fn load(checkpoint: &Checkpoint, adapter: Option<&Path>, device: &Device) -> Done<Weights> {
+    let mut weights = checkpoint.weights(device)?;
+    if let Some(dir) = adapter {
+        let config = dir.join(ADAPTER);
+        if !config.is_file() {
+            let problem = format!("{} is no adapter: it has no {ADAPTER}", dir.display());
+            return Err(Failure::new(
+                problem,
+                "give a directory that PEFT or `elapid train` wrote",
+            ));
+        }
+        let tensors = files::open_safetensors(&dir.join("adapter_model.safetensors"))?;
+        let (name, text) = (config.display().to_string(), files::read_text(&config)?);
+        peft::apply(device, &mut weights, (&name, &text), &tensors)?;
+    }
+    Ok(weights)
+}
+
+fn encode(documents: &[Document], tokenizer: &Tokenizer, ends: Ends) -> Done<Vec<Encoded>> {
+    let mut list = Vec::new();
+    for document in documents {
+        list.push(data::encode(document, tokenizer, ends)?);
+    }
+    Ok(list)
+}
+
+/// Files that were measured, by bits per byte.
+fn worst_first(scores: &[DocScore]) -> Vec<&DocScore> {
+    let mut list: Vec<&DocScore> = scores.iter().filter(|doc| doc.n_tok > 0).collect();
+    list.sort_by(|a, b| b.bits_per_byte().total_cmp(&a.bits_per_byte()));
+    list
+}
+
+/// The figures of a line.
+fn figures(score: &Score, interval: Option<&Interval>) -> String {
+    let interval = interval.map_or(String::new(), |interval| match interval.resampled {
+        Resampled::Nothing => " (too little text for an interval)".into(),
+        _ => format!(" (95% interval {:.4} to {:.4})", interval.low, interval.high),
+    });
+    format!(
+        "{:>8} tokens  loss {:.5}  perplexity {:.4}  {:.4} bits per byte{interval}  top-1 {:.1}%",
+        score.n_tok,
+        score.loss(),
+        score.perplexity(),
+        score.bits_per_byte(),
+        100.0 * score.top1()
+    )
+}
+
+fn print_fim(fim: &FimReport, whose: &str) {
+    let (n_exact, n_holes) = (fim.n_exact(), fim.n_holes());
+    if n_holes > 0 {
+        let percent = 100.0 * n_exact as f64 / n_holes as f64;
+        line(format!("fim     {n_exact} of {n_holes} holes filled exactly{whose}  {percent:.1}%"));
+    }
+    if let Some((name, why)) = fim.skipped.first() {
+        let n = fim.skipped.len();
+        let and = if n == 1 { String::new() } else { format!(" and {} more", n - 1) };
+        eprintln!("note    no holes{whose} in {name}{and}: {why}");
+    }
+}
+
+/// What is to be known of a weak interval.
+fn note(interval: &Interval, source: &Source) -> Option<String> {
+    let files = source.n(interval.n_docs);
+    let like = interval.n_equal;
+    match interval.resampled {
+        Resampled::Docs => None,
+        Resampled::DocsAndBlocks => Some(format!(
+            "the interval rests on {files} that weigh like {like:.1} of equal size, and is wide"
+        )),
+        Resampled::Blocks => Some(format!(
+            "the interval rests on parts of 1 {}, and holds for it alone",
+            source.noun
+        )),
+        Resampled::Nothing => Some(format!("{files} of little text: nothing can be said")),
+    }
+}
+
+/// The comparison in words.
+fn sentence(found: &Comparison, other: &str, files: &str) -> String {
+    let Comparison { gain, interval, verdict } = found;
+    let name = verdict.name();
+    let (amount, word, low, high) = match *gain >= 0.0 {
+        true => (*gain, "fewer", interval.low, interval.high),
+        false => (-gain, "more", -interval.high, -interval.low),
+    };
+    let interval = match interval.resampled {
+        Resampled::Nothing => "too little text for an interval".to_string(),
+        _ => format!("95% interval {low:.3} to {high:.3}"),
+    };
+    format!("{name}: {amount:.3} {word} bits per byte than {other} ({interval}, {files})")
+}
+
+fn fields(score: &Score) -> Value {
+    json!({
+        "n_files": score.n_docs, "n_tok": score.n_tok, "n_bytes": score.n_bytes,
+        "loss": score.loss(), "perplexity": score.perplexity(),
+        "bits_per_byte": score.bits_per_byte(), "top1": score.top1(),
+    })
+}
+
+fn ends_of(interval: &Interval) -> Value {
+    json!([interval.low, interval.high])
+}
+
+fn drawn(interval: &Interval) -> &'static str {
+    match interval.resampled {
+        Resampled::Docs => "files",
+        Resampled::DocsAndBlocks => "files and blocks",
+        Resampled::Blocks => "blocks",
+        Resampled::Nothing => "nothing",
+    }
+}
+
+fn fim_json(fim: &FimReport) -> Value {
+    let files = fim.docs.iter().map(|doc| {
+        json!({
+            "name": doc.name, "language": doc.language, "n_holes": doc.n_holes,
+            "n_exact": doc.n_exact,
+        })
+    });
+    let skipped = fim.skipped.iter().map(|(name, why)| json!({"name": name, "reason": why}));
+    json!({
+        "n_holes": fim.n_holes(), "n_exact": fim.n_exact(),
+        "files": files.collect::<Value>(), "skipped": skipped.collect::<Value>(),
+    })
+}
+
+/// How far the work is, on a terminal: one line on stderr that is written again and again.
+struct Shown {
+    kind: &'static str,
+    unit: &'static str,
+    is_terminal: bool,
+    begin: Instant,
+    last: Option<Instant>,
+}
+
+impl Shown {
+    fn new(kind: &'static str, unit: &'static str) -> Shown {
+        let is_terminal = std::io::stderr().is_terminal();
+        Shown { kind, unit, is_terminal, begin: Instant::now(), last: None }
+    }
+
+    fn update(&mut self, done: usize, of: usize) {
+        let now = Instant::now();
+        let is_soon = self.last.is_some_and(|last| (now - last).as_millis() < 200);
+        if !self.is_terminal || is_soon {
+            return;
+        }
+        self.last = Some(now);
+        let (done, of) = (done as f64, of as f64);
+        let left = (of - done) * (now - self.begin).as_secs_f64() / done.max(1.0);
+        let (n_done, n_of, percent) = (count(done), count(of), 100.0 * done / of);
+        let text = format!("{n_done} of {n_of} {}  {percent:.0}%  eta {left:.0} s", self.unit);
+        let _ = write!(std::io::stderr(), "\r{:<8}{text}\x1b[K", self.kind);
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        if self.last.is_some() {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
 }

@@ -7,4 +7,5 @@ pub mod convert;
 pub mod eval;
 pub mod info;
 pub mod tokenize;
+pub mod train;
 pub mod train_tokenizer;

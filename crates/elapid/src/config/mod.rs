@@ -11,6 +11,7 @@ mod families;
 pub mod gguf;
 mod keys;
 mod own;
+pub mod preset;
 mod rope;
 
 use crate::error::{Error, Result};

@@ -118,6 +118,20 @@ impl Checkpoint {
         Ok(Checkpoint { name, dir: dir.into(), config_json, model, places, container, texts })
     }
 
+    /// A model that no file holds yet: its config.json and the small files that belong to it.
+    pub fn fresh(
+        name: &str,
+        config_json: String,
+        texts: Vec<(&str, Vec<u8>)>,
+    ) -> Result<Checkpoint> {
+        let model = Model::new(Config::from_json("config.json", &config_json)?);
+        let (places, container) = (model.places(), Container::SafeTensors(Vec::new()));
+        let shared = |(name, bytes): (&str, Vec<u8>)| (name.to_string(), Arc::new(bytes) as _);
+        let texts = texts.into_iter().map(shared).collect();
+        let (name, dir) = (name.to_string(), name.to_string());
+        Ok(Checkpoint { name, dir, config_json, model, places, container, texts })
+    }
+
     /// What it calls itself.
     pub fn name(&self) -> &str {
         &self.name

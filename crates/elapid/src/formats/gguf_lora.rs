@@ -8,7 +8,7 @@
 //! factor is another has the difference multiplied into its B. llama.cpp takes an alpha of zero for
 //! a factor of one, so zero is never written.
 //!
-//! Not here: embeddings, experts, activated adapters (aLoRA). They are refused by name.
+//! Not here: embeddings, experts, magnitudes (DoRA), activated adapters (aLoRA). They are refused by name.
 
 use super::lora::{Lora, Module, most_common};
 use crate::config::gguf::{Arch, names};
@@ -88,6 +88,9 @@ pub fn write<'a>(lora: &'a Lora, model: &Model) -> Result<File<'a>> {
         let idx = *idx.ok_or_else(|| refuse("the base model has no such matrix"))?;
         if let Some(problem) = base.problem(idx) {
             return Err(refuse(problem));
+        }
+        if module.magnitude.is_some() {
+            return Err(refuse("GGUF has no magnitudes (DoRA)"));
         }
         let (rank, shape) = (module.rank(), &base.specs[idx].shape);
         if module.a.shape() != [rank, shape[1]] || module.b.shape() != [shape[0], rank] {
@@ -206,7 +209,8 @@ pub fn read(device: &Device, gguf: &Gguf, model: &Model) -> Result<Lora> {
         let n_rows = base.specs[idx].shape[0];
         let (a, b, alpha) = join(device, &halves, n_rows, alpha);
         let param = base.specs[idx].name.clone();
-        modules.push(Module { param, a, b: unmapped(b, &place.map), alpha });
+        let b = unmapped(b, &place.map);
+        modules.push(Module { param, a, b, magnitude: None, alpha });
     }
     modules.sort_by(|a, b| a.param.cmp(&b.param));
     let of_base = gguf.str(BASE_NAME)?.map(str::to_string);

@@ -1,15 +1,16 @@
 //! LoRA adapters as PEFT writes them: `adapter_config.json` and `adapter_model.safetensors`.
 //!
 //! Keys are `base_model.model.<module>.lora_A.weight` (rank, d_in) and `.lora_B.weight` (d_out,
-//! rank). `rank_pattern` and `alpha_pattern` set rank and alpha for modules whose name ends in a
+//! rank), and of DoRA adapters `.lora_magnitude_vector` (d_out). `rank_pattern` and `alpha_pattern` set rank and alpha for modules whose name ends in a
 //! key. What is adapted is what the tensors say; `target_modules` must name it where it is a list.
 //! What we cannot honour is refused by name.
 
-use super::lora::{Lora, Module, PREFIX, WEIGHT, most_common, outgoing};
+use super::lora::{Lora, MAGNITUDE, Module, PREFIX, WEIGHT, most_common, outgoing};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::formats::Outgoing;
 use crate::formats::safetensors::SafeTensors;
+use crate::tensor::Tensor;
 use crate::weights::Weights;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -143,9 +144,6 @@ impl Json<'_> {
                 return Err(self.fail("peft_type", format!("is \"{other}\", not \"LORA\"")));
             }
         }
-        if self.flag("use_dora")? {
-            return Err(self.fail("use_dora", "DoRA is not supported yet"));
-        }
         if self.flag("fan_in_fan_out")? {
             return Err(self.fail("fan_in_fan_out", "transposed weights are not supported"));
         }
@@ -185,9 +183,11 @@ fn tails(module: &str) -> impl Iterator<Item = &str> {
 
 /// What an adapter_config.json says of the numbers.
 struct Settings {
+    file: String,
     r: u64,
     alpha: f64,
     rslora: bool,
+    dora: bool,
     ranks: Patterns<u64>,
     alphas: Patterns<f64>,
     targets: Option<HashSet<String>>,
@@ -201,9 +201,11 @@ impl Settings {
         let json = Json { file, map };
         json.refuse()?;
         Ok(Settings {
+            file: file.to_string(),
             r: json.rank("r", json.required("r")?)?,
             alpha: json.alpha("lora_alpha", json.required("lora_alpha")?)?,
             rslora: json.flag("use_rslora")?,
+            dora: json.flag("use_dora")?,
             ranks: json.patterns("rank_pattern", |value| json.rank("rank_pattern", value))?,
             alphas: json.patterns("alpha_pattern", |value| json.alpha("alpha_pattern", value))?,
             targets: json.targets()?,
@@ -232,7 +234,9 @@ pub fn read(device: &Device, config: (&str, &str), file: &SafeTensors) -> Result
     for name in file.names() {
         let path = name.strip_prefix(PREFIX).filter(|_| name.len() <= NAME_BYTES_MAX);
         let path = path.and_then(|name| {
-            name.strip_suffix(".lora_A.weight").or_else(|| name.strip_suffix(".lora_B.weight"))
+            let half = name.strip_suffix(".lora_A.weight");
+            let half = half.or_else(|| name.strip_suffix(".lora_B.weight"));
+            half.or_else(|| name.strip_suffix(MAGNITUDE).filter(|_| settings.dora))
         });
         let Some(path) = path else {
             let short: String = name.chars().take(200).collect();
@@ -273,7 +277,27 @@ fn read_one(
         }
         Ok(file.tensor(device, &name)?.expect("it has a shape"))
     };
-    Ok(Module { param: format!("{path}{WEIGHT}"), a: half("A", 0)?, b: half("B", 1)?, alpha })
+    let (a, b) = (half("A", 0)?, half("B", 1)?);
+    let magnitude = match settings.dora {
+        true => Some(magnitude(device, settings, file, path)?),
+        false => None,
+    };
+    Ok(Module { param: format!("{path}{WEIGHT}"), a, b, magnitude, alpha })
+}
+
+/// The magnitudes of a module: every one has them, or none.
+fn magnitude(
+    device: &Device,
+    settings: &Settings,
+    file: &SafeTensors,
+    path: &str,
+) -> Result<Tensor> {
+    let name = format!("{PREFIX}{path}{MAGNITUDE}");
+    let Some(tensor) = file.tensor(device, &name)? else {
+        let problem = format!("is true, but {} holds no `{name}`", file.file());
+        return Err(Error::config(&settings.file, "use_dora", problem, HINT));
+    };
+    Ok(tensor)
 }
 
 /// Reads an adapter and adds it to the matrices it names; returns how many.
@@ -317,6 +341,15 @@ pub fn write<'a>(
         let halves = [&module.a, &module.b];
         let named = module.half_names()?.into_iter().zip(halves);
         tensors.extend(named.map(|(name, half)| outgoing(name, half)));
+        if let Some(m) = &module.magnitude {
+            tensors.push(outgoing(module.magnitude_name()?, m));
+        }
+    }
+    let n_magnitudes = lora.modules.iter().filter(|module| module.magnitude.is_some()).count();
+    if ![0, lora.modules.len()].contains(&n_magnitudes) {
+        let n = lora.modules.len();
+        let problem = format!("{n_magnitudes} of {n} modules have magnitudes (DoRA)");
+        return Err(Error::input(problem, "PEFT has them on all modules or on none"));
     }
     let config = json!({
         "peft_type": "LORA",
@@ -330,7 +363,7 @@ pub fn write<'a>(
         "bias": "none",
         "fan_in_fan_out": false,
         "use_rslora": lora.rslora,
-        "use_dora": false,
+        "use_dora": n_magnitudes > 0,
         "modules_to_save": null,
         "rank_pattern": ranks,
         "alpha_pattern": alphas,
@@ -397,7 +430,6 @@ mod tests {
     #[test]
     fn what_cannot_be_honoured_is_refused_by_name() {
         for (more, name) in [
-            (r#", "use_dora": true"#, "use_dora"),
             (r#", "use_dora": 1"#, "use_dora"),
             (r#", "bias": "all""#, "bias"),
             (r#", "modules_to_save": ["lm_head"]"#, "modules_to_save"),

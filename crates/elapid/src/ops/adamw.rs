@@ -25,24 +25,46 @@ pub fn adamw(p: &mut Tensor, g: &Tensor, m: &mut Tensor, v: &mut Tensor, t: u64,
         tensor.expect_shape(&format!("adamw: {what}"), p.shape());
     }
     let Device::Cpu(cpu) = p.device().clone();
-    let steps = t.min(i32::MAX as u64) as i32;
-    let correction1 = 1.0 - config.beta1.powi(steps);
-    let correction2 = 1.0 - config.beta2.powi(steps);
-    let scalars = Scalars {
-        grad_scale: config.grad_scale as f32,
-        keep: (1.0 - config.lr * config.weight_decay) as f32,
-        new1: (1.0 - config.beta1) as f32,
-        beta2: config.beta2 as f32,
-        new2: (1.0 - config.beta2) as f32,
-        root2: correction2.sqrt() as f32,
-        eps: config.eps as f32,
-        step: (config.lr / correction1) as f32,
-    };
+    let scalars = Scalars::new(t, config);
     let pieces = p.f32_mut().chunks_mut(PIECE).zip(g.f32().chunks(PIECE));
     let moments = m.f32_mut().chunks_mut(PIECE).zip(v.f32_mut().chunks_mut(PIECE));
     cpu.map(pieces.zip(moments).collect(), |((p, g), (m, v))| {
         cpu.simd(Step { p, g, m, v, scalars });
     });
+}
+
+/// Root mean squares of the update that `adamw` would make, decay not counted, and of `p`.
+///
+/// `moments` are m and v before the step; nothing is changed. Sums run within fixed pieces, then
+/// over the pieces in order: the same bits on any number of threads.
+pub fn adamw_sizes(
+    p: &Tensor,
+    g: &Tensor,
+    moments: [&Tensor; 2],
+    t: u64,
+    config: &AdamW,
+) -> (f64, f64) {
+    let [m, v] = moments;
+    for (what, tensor) in [("g", g), ("m", m), ("v", v)] {
+        tensor.expect_shape(&format!("adamw: {what}"), p.shape());
+    }
+    let Device::Cpu(cpu) = p.device();
+    let scalars = Scalars::new(t, config);
+    let pieces = p.f32().chunks(PIECE).zip(g.f32().chunks(PIECE));
+    let moments = m.f32().chunks(PIECE).zip(v.f32().chunks(PIECE));
+    let sums = cpu.map(pieces.zip(moments).collect(), |((p, g), (m, v))| {
+        cpu.simd(Sizes { p, g, m, v, scalars })
+    });
+    let mean = |which: fn(&(f32, f32)) -> f32| {
+        sums.iter().map(|sums| which(sums) as f64).sum::<f64>() / p.n_elem().max(1) as f64
+    };
+    let step = config.lr / (1.0 - config.beta1.powi(exponent(t)));
+    (step * mean(|sums| sums.0).sqrt(), mean(|sums| sums.1).sqrt())
+}
+
+/// A step number as an exponent: past this one both corrections are one.
+fn exponent(t: u64) -> i32 {
+    t.min(i32::MAX as u64) as i32
 }
 
 #[derive(Clone, Copy)]
@@ -55,6 +77,66 @@ struct Scalars {
     root2: f32,
     eps: f32,
     step: f32,
+}
+
+impl Scalars {
+    fn new(t: u64, config: &AdamW) -> Scalars {
+        let correction1 = 1.0 - config.beta1.powi(exponent(t));
+        let correction2 = 1.0 - config.beta2.powi(exponent(t));
+        Scalars {
+            grad_scale: config.grad_scale as f32,
+            keep: (1.0 - config.lr * config.weight_decay) as f32,
+            new1: (1.0 - config.beta1) as f32,
+            beta2: config.beta2 as f32,
+            new2: (1.0 - config.beta2) as f32,
+            root2: correction2.sqrt() as f32,
+            eps: config.eps as f32,
+            step: (config.lr / correction1) as f32,
+        }
+    }
+}
+
+/// The same in every lane, but for what only the last line of a step needs.
+struct Lanes<S: Simd> {
+    grad_scale: F32s<S>,
+    new1: F32s<S>,
+    old1: F32s<S>,
+    beta2: F32s<S>,
+    new2: F32s<S>,
+    root2: F32s<S>,
+    eps: F32s<S>,
+    /// Whether the memory of the first moment is long.
+    is_slow: bool,
+}
+
+impl<S: Simd> Lanes<S> {
+    #[inline(always)]
+    fn new(simd: S, scalars: &Scalars) -> Self {
+        let splat = |x| F32s::splat(simd, x);
+        Lanes {
+            grad_scale: splat(scalars.grad_scale),
+            new1: splat(scalars.new1),
+            old1: splat(1.0 - scalars.new1),
+            beta2: splat(scalars.beta2),
+            new2: splat(scalars.new2),
+            root2: splat(scalars.root2),
+            eps: splat(scalars.eps),
+            is_slow: scalars.new1 < 0.5,
+        }
+    }
+
+    /// The new moments and `m / (sqrt(v) / sqrt(1 - beta2^t) + eps)`.
+    #[inline(always)]
+    fn moments(&self, g: F32s<S>, m: F32s<S>, v: F32s<S>) -> (F32s<S>, F32s<S>, F32s<S>) {
+        let g = g * self.grad_scale;
+        // The first form loses g where m is much larger and beta1 is near zero.
+        let m = match self.is_slow {
+            true => (g - m).mul_add(self.new1, m),
+            false => (g - m).mul_add(-self.old1, g),
+        };
+        let v = (g * g).mul_add(self.new2, v * self.beta2);
+        (m, v, m / (v.sqrt() / self.root2 + self.eps))
+    }
 }
 
 struct Step<'a> {
@@ -70,39 +152,58 @@ impl WithSimd for Step<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Step { p, g, m, v, scalars } = self;
-        let [grad_scale, keep, new1, old1, beta2, new2, root2, eps, step] = [
-            scalars.grad_scale,
-            scalars.keep,
-            scalars.new1,
-            1.0 - scalars.new1,
-            scalars.beta2,
-            scalars.new2,
-            scalars.root2,
-            scalars.eps,
-            scalars.step,
-        ]
-        .map(|x| F32s::splat(simd, x));
+        let lanes = Lanes::new(simd, &scalars);
+        let (keep, step) = (F32s::splat(simd, scalars.keep), F32s::splat(simd, scalars.step));
         for at in (0..p.len()).step_by(F32s::<S>::LANES) {
-            let g_at = F32s::load(simd, &g[at..]) * grad_scale;
-            let m_at = F32s::load(simd, &m[at..]);
-            // The first form loses g where m is much larger and beta1 is near zero.
-            let m_at = match scalars.new1 < 0.5 {
-                true => (g_at - m_at).mul_add(new1, m_at),
-                false => (g_at - m_at).mul_add(-old1, g_at),
-            };
-            let v_at = (g_at * g_at).mul_add(new2, F32s::load(simd, &v[at..]) * beta2);
-            let denominator = v_at.sqrt() / root2 + eps;
-            let p_at = F32s::load(simd, &p[at..]) * keep;
-            (p_at - step * (m_at / denominator)).store(&mut p[at..]);
+            let load = |x: &[f32]| F32s::load(simd, &x[at..]);
+            let (m_at, v_at, ratio) = lanes.moments(load(g), load(m), load(v));
+            (load(p) * keep - step * ratio).store(&mut p[at..]);
             m_at.store(&mut m[at..]);
             v_at.store(&mut v[at..]);
         }
     }
 }
 
+struct Sizes<'a> {
+    p: &'a [f32],
+    g: &'a [f32],
+    m: &'a [f32],
+    v: &'a [f32],
+    scalars: Scalars,
+}
+
+impl WithSimd for Sizes<'_> {
+    /// Sums of the squares of the ratio and of p.
+    type Output = (f32, f32);
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> (f32, f32) {
+        let Sizes { p, g, m, v, scalars } = self;
+        let lanes = Lanes::new(simd, &scalars);
+        let (mut ratios, mut ps) = (F32s::zero(simd), F32s::zero(simd));
+        // Lanes beyond the end would be 0 / 0 where eps is zero.
+        let whole = p.len() / F32s::<S>::LANES * F32s::<S>::LANES;
+        for at in (0..whole).step_by(F32s::<S>::LANES) {
+            let load = |x: &[f32]| F32s::load(simd, &x[at..]);
+            let (_, _, ratio) = lanes.moments(load(g), load(m), load(v));
+            ratios = ratio.mul_add(ratio, ratios);
+            ps = load(p).mul_add(load(p), ps);
+        }
+        let (mut ratios, mut ps) = (ratios.sum(), ps.sum());
+        for at in whole..p.len() {
+            let splat = |x: &[f32]| F32s::splat(simd, x[at]);
+            let (_, _, ratio) = lanes.moments(splat(g), splat(m), splat(v));
+            let ratio = ratio.max_lane();
+            ratios += ratio * ratio;
+            ps += p[at] * p[at];
+        }
+        (ratios, ps)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::check::Input;
     use crate::formats::safetensors::SafeTensors;
     use std::sync::Arc;
 
@@ -129,6 +230,7 @@ mod tests {
                 eps: x[3],
                 weight_decay: x[4],
                 grad_scale: 1.0,
+                trust: None,
             }
         }
     }
@@ -189,5 +291,33 @@ mod tests {
             assert!(p.f32().iter().chain(m.f32()).all(|x| x.is_finite()));
             assert!(v.f32().iter().all(|&v| v >= 0.0));
         }
+    }
+
+    #[test]
+    fn the_size_of_an_update_is_known_before_it_is_made() {
+        let config = AdamW { weight_decay: 0.0, grad_scale: 0.5, lr: 0.02, ..AdamW::default() };
+        let n = PIECE * 2 + 1003;
+        let run = |n_threads: usize| {
+            let device = Device::cpu(n_threads).unwrap();
+            let mut p = Input::normal(1, &[n], 0.1).tensor(&device);
+            let (mut m, mut v) = (Tensor::zeros(&device, &[n]), Tensor::zeros(&device, &[n]));
+            let mut sizes = Vec::new();
+            for t in 1..4 {
+                let g = Input::normal(10 + t, &[n], 2.0).tensor(&device);
+                let old = p.to_f32();
+                let (update, size) = adamw_sizes(&p, &g, [&m, &v], t, &config);
+                adamw(&mut p, &g, &mut m, &mut v, t, &config);
+                let rms = |f: &dyn Fn(usize) -> f32| {
+                    ((0..n).map(|i| (f(i) as f64).powi(2)).sum::<f64>() / n as f64).sqrt()
+                };
+                let moved = rms(&|i| p.f32()[i] - old.f32()[i]);
+                assert!((update / moved - 1.0).abs() < 1e-3, "step {t}: {update} {moved}");
+                assert!((size / rms(&|i| old.f32()[i]) - 1.0).abs() < 1e-4, "step {t}: {size}");
+                sizes.push((update, size));
+            }
+            sizes
+        };
+        let want = run(1);
+        assert!(want == run(2) && want == run(3), "other bits on other threads");
     }
 }

@@ -29,8 +29,8 @@ pub struct Loss {
     pub loss: Var,
     /// Negative log-likelihood of each target in nats; zero where the weight is zero.
     pub nll: Vec<f32>,
-    /// Tokens whose target had the largest logit, among those of positive weight.
-    pub n_top1: usize,
+    /// Whether each target had the largest logit; never where the weight is zero.
+    pub top1: Vec<bool>,
 }
 
 /// Numbers of a chunk of logits: 16 MiB, which keeps the products large.
@@ -49,13 +49,13 @@ pub fn head_loss(tape: &Tape, x: &Var, head: &Linear, factor: f32, targets: &Tar
     let grads = pass.grads;
     let loss =
         tape.record("head loss", &inputs, loss, move |dloss| backward(grads, dloss.f32()[0]));
-    Loss { loss, nll: pass.nll, n_top1: pass.n_top1 }
+    Loss { loss, nll: pass.nll, top1: pass.top1 }
 }
 
 struct Pass {
     loss: f32,
     nll: Vec<f32>,
-    n_top1: usize,
+    top1: Vec<bool>,
     /// Gradients for a loss gradient of one, in the order of the inputs.
     grads: Vec<Option<Tensor>>,
 }
@@ -69,21 +69,19 @@ fn forward(x: &Var, head: &Linear, factor: f32, targets: &Targets, wants_grads: 
     let operands = head.operands();
     let mut grads = wants_grads.then(|| operands.grads());
     let mut dx = (wants_grads && x.needs_grad()).then(|| Tensor::zeros(device, &[n_tok, d_model]));
-    let (mut nll, mut n_top1) = (vec![0.0; n_tok], 0);
-    for rows in rows.chunks(n_chunk) {
-        let x_rows = gather(x.value(), rows);
-        let u = operands.low_rank(&x_rows);
+    let (mut nll, mut top1) = (vec![0.0; n_tok], vec![false; n_tok]);
+    for (chunk, rows) in rows.chunks(n_chunk).enumerate() {
+        let input = operands.input(&gather(x.value(), rows), chunk * n_chunk);
         let mut logits = Tensor::uninit(device, &[rows.len(), n_vocab]);
-        operands.forward_into(0..n_vocab, &x_rows, u.as_ref(), logits.f32_mut());
+        let pass = operands.forward_into(0..n_vocab, &input, logits.f32_mut());
         let found = softmax_rows(&mut logits, rows, factor, targets, wants_grads);
-        for (&row, (row_nll, top1)) in rows.iter().zip(found) {
-            nll[row] = row_nll;
-            n_top1 += top1 as usize;
+        for (&row, found) in rows.iter().zip(found) {
+            (nll[row], top1[row]) = found;
         }
         if let Some(grads) = &mut grads {
             let mut dx_rows = dx.is_some().then(|| Tensor::uninit(device, &[rows.len(), d_model]));
             let into = dx_rows.as_mut().map(|dx| (dx.f32_mut(), 0.0));
-            operands.backward(0..n_vocab, &x_rows, u.as_ref(), logits.f32(), into, grads);
+            operands.backward(&input, &pass, logits.f32(), into, grads);
             if let (Some(dx), Some(dx_rows)) = (&mut dx, dx_rows) {
                 for (&row, from) in rows.iter().zip(dx_rows.f32().chunks_exact(d_model)) {
                     dx.f32_mut()[row * d_model..][..d_model].copy_from_slice(from);
@@ -95,7 +93,7 @@ fn forward(x: &Var, head: &Linear, factor: f32, targets: &Targets, wants_grads: 
     let loss = (sum / targets.norm as f64) as f32;
     let mut list = vec![dx];
     list.extend(grads.map(|grads| grads.into_list(&operands)).unwrap_or_default());
-    Pass { loss, nll, n_top1, grads: list }
+    Pass { loss, nll, top1, grads: list }
 }
 
 /// Scales what `forward` has prepared.
@@ -203,7 +201,8 @@ mod tests {
     use crate::ops::linear::Adapter;
 
     fn head(v: &[Var]) -> Linear {
-        let adapter = Adapter { a: v[3].clone(), b: v[4].clone(), scale: 0.7 };
+        let (a, b) = (v[3].clone(), v[4].clone());
+        let adapter = Adapter { a, b, scale: 0.7, dropout: None, magnitude: None };
         Linear { weight: v[1].clone(), bias: Some(v[2].clone()), adapter: Some(adapter) }
     }
 
@@ -267,6 +266,17 @@ mod tests {
         let targets = Targets { ids: &[1], weights: &[1.0], norm: 1.0 };
         let out = head_loss(&Tape::off(), &x, &w.into(), 1.0, &targets);
         assert_eq!(out.loss.value().f32(), [5000.0]);
-        assert_eq!(out.n_top1, 0);
+        assert_eq!(out.top1, [false]);
+    }
+
+    #[test]
+    fn each_row_says_whether_its_target_was_the_best() {
+        let device = Device::cpu(1).unwrap();
+        let x = Var::constant(Tensor::from_f32(&device, &[4, 1], &[1.0, -1.0, 1.0, 1.0]));
+        let w = Var::constant(Tensor::from_f32(&device, &[3, 1], &[-1.0, 0.5, 1.0]));
+        let targets = Targets { ids: &[2, 0, 2, 1], weights: &[1.0, 0.5, 0.0, 1.0], norm: 2.5 };
+        let out = head_loss(&Tape::off(), &x, &w.into(), 1.0, &targets);
+        assert_eq!(out.top1, [true, true, false, false]);
+        assert!(out.nll[2] == 0.0 && out.nll[3] > out.nll[0]);
     }
 }

@@ -16,6 +16,7 @@ pub mod gated_norm;
 pub mod grad_norm;
 pub mod head_loss;
 pub mod linear;
+pub mod muon;
 pub mod norm;
 pub mod rope;
 pub mod router;

@@ -1,4 +1,6 @@
-//! Block formats of ggml: numbers stored in blocks of small integers with shared scales.
+//! Block formats: numbers stored in blocks of small integers with shared scales.
+//!
+//! Those of ggml, and NF4, which lives in memory only:
 //!
 //! | format | numbers | bytes | a number is                 |                                     |
 //! |--------|---------|-------|-----------------------------|-------------------------------------|
@@ -12,6 +14,7 @@
 //! | Q4K    | 256     | 144   | `(d s) q - (m t)`           | 8 groups; q 4 bits, s and t 6       |
 //! | Q5K    | 256     | 176   | `(d s) q - (m t)`           | 8 groups; q 5 bits, s and t 6       |
 //! | Q6K    | 256     | 210   | `(d s) (q - 32)`            | 16 groups; q 6 bits, s a signed byte|
+//! | Nf4    | 64      | 36    | `table[q] d`                | q of 4 bits; d is f32               |
 //!
 //! d and m are f16, one each per block; s and t are small integers, one each per group. Products
 //! and sums are rounded to f32 one by one, in the order of the brackets, as ggml does: decoded
@@ -26,6 +29,7 @@ mod k;
 mod k_encode;
 mod legacy;
 pub mod mix;
+mod nf4;
 mod search;
 
 use pulp::{Simd, WithSimd};
@@ -53,6 +57,8 @@ pub enum BlockType {
     Q5K,
     /// 6 bits, scales for 16 under a scale for 256.
     Q6K,
+    /// 4 bits into a table of normal quantiles, one scale for 64. In memory only.
+    Nf4,
 }
 
 /// What is fixed about a format.
@@ -60,11 +66,12 @@ struct Facts {
     n_elem: usize,
     n_bytes: usize,
     name: &'static str,
-    ggml_id: u32,
+    /// `None`: no GGUF file holds it.
+    ggml_id: Option<u32>,
 }
 
 impl BlockType {
-    /// Every format.
+    /// Every format of ggml that is here.
     pub const ALL: [BlockType; 10] = [
         BlockType::Q4_0,
         BlockType::Q4_1,
@@ -80,16 +87,17 @@ impl BlockType {
 
     fn facts(self) -> Facts {
         let (n_elem, n_bytes, name, ggml_id) = match self {
-            BlockType::Q4_0 => (legacy::N_ELEM, legacy::Q4_0_BYTES, "q4_0", 2),
-            BlockType::Q4_1 => (legacy::N_ELEM, legacy::Q4_1_BYTES, "q4_1", 3),
-            BlockType::Q5_0 => (legacy::N_ELEM, legacy::Q5_0_BYTES, "q5_0", 6),
-            BlockType::Q5_1 => (legacy::N_ELEM, legacy::Q5_1_BYTES, "q5_1", 7),
-            BlockType::Q8_0 => (legacy::N_ELEM, legacy::Q8_0_BYTES, "q8_0", 8),
-            BlockType::Q2K => (k::N_ELEM, k::Q2K_BYTES, "q2_k", 10),
-            BlockType::Q3K => (k::N_ELEM, k::Q3K_BYTES, "q3_k", 11),
-            BlockType::Q4K => (k::N_ELEM, k::Q4K_BYTES, "q4_k", 12),
-            BlockType::Q5K => (k::N_ELEM, k::Q5K_BYTES, "q5_k", 13),
-            BlockType::Q6K => (k::N_ELEM, k::Q6K_BYTES, "q6_k", 14),
+            BlockType::Q4_0 => (legacy::N_ELEM, legacy::Q4_0_BYTES, "q4_0", Some(2)),
+            BlockType::Q4_1 => (legacy::N_ELEM, legacy::Q4_1_BYTES, "q4_1", Some(3)),
+            BlockType::Q5_0 => (legacy::N_ELEM, legacy::Q5_0_BYTES, "q5_0", Some(6)),
+            BlockType::Q5_1 => (legacy::N_ELEM, legacy::Q5_1_BYTES, "q5_1", Some(7)),
+            BlockType::Q8_0 => (legacy::N_ELEM, legacy::Q8_0_BYTES, "q8_0", Some(8)),
+            BlockType::Q2K => (k::N_ELEM, k::Q2K_BYTES, "q2_k", Some(10)),
+            BlockType::Q3K => (k::N_ELEM, k::Q3K_BYTES, "q3_k", Some(11)),
+            BlockType::Q4K => (k::N_ELEM, k::Q4K_BYTES, "q4_k", Some(12)),
+            BlockType::Q5K => (k::N_ELEM, k::Q5K_BYTES, "q5_k", Some(13)),
+            BlockType::Q6K => (k::N_ELEM, k::Q6K_BYTES, "q6_k", Some(14)),
+            BlockType::Nf4 => (nf4::N_ELEM, nf4::N_BYTES, "nf4", None),
         };
         Facts { n_elem, n_bytes, name, ggml_id }
     }
@@ -109,14 +117,19 @@ impl BlockType {
         self.facts().name
     }
 
-    /// Its number in GGUF files.
-    pub fn ggml_id(self) -> u32 {
+    /// The format of this name, NF4 included.
+    pub fn from_name(name: &str) -> Option<BlockType> {
+        BlockType::ALL.into_iter().chain([BlockType::Nf4]).find(|block| block.name() == name)
+    }
+
+    /// Its number in GGUF files, if they can hold it.
+    pub fn ggml_id(self) -> Option<u32> {
         self.facts().ggml_id
     }
 
     /// The format with this number in GGUF files, if it is one of these.
     pub fn from_ggml_id(id: u32) -> Option<BlockType> {
-        BlockType::ALL.into_iter().find(|block| block.ggml_id() == id)
+        BlockType::ALL.into_iter().find(|block| block.ggml_id() == Some(id))
     }
 
     /// Decodes whole blocks.
@@ -131,7 +144,8 @@ impl BlockType {
         pulp::Arch::new().dispatch(Decode { block: self, bytes, out });
     }
 
-    /// Encodes whole blocks, to the bytes that ggml gives without an importance matrix.
+    /// Encodes whole blocks, to the bytes that ggml gives without an importance matrix, and those
+    /// that bitsandbytes gives for NF4.
     ///
     /// Numbers that are not finite make blocks without meaning.
     pub fn encode(self, x: &[f32], bytes: &mut [u8]) {
@@ -172,6 +186,7 @@ impl WithSimd for Decode<'_> {
             BlockType::Q4K => blocks(bytes, out).for_each(|(x, y)| k::decode_q4k(x, y)),
             BlockType::Q5K => blocks(bytes, out).for_each(|(x, y)| k::decode_q5k(x, y)),
             BlockType::Q6K => blocks(bytes, out).for_each(|(x, y)| k::decode_q6k(x, y)),
+            BlockType::Nf4 => blocks(bytes, out).for_each(|(x, y)| nf4::decode(x, y)),
         }
     }
 }
@@ -199,6 +214,7 @@ impl WithSimd for Encode<'_> {
             BlockType::Q4K => to_blocks(x, bytes).for_each(|(x, y)| k_encode::encode_q4k(x, y)),
             BlockType::Q5K => to_blocks(x, bytes).for_each(|(x, y)| k_encode::encode_q5k(x, y)),
             BlockType::Q6K => to_blocks(x, bytes).for_each(|(x, y)| k_encode::encode_q6k(x, y)),
+            BlockType::Nf4 => to_blocks(x, bytes).for_each(|(x, y)| nf4::encode(x, y)),
         }
     }
 }

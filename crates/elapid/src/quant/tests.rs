@@ -123,7 +123,8 @@ fn more_goldens_agree_where_they_are() {
 #[test]
 fn a_format_is_found_by_its_number() {
     for block in BlockType::ALL {
-        assert_eq!(BlockType::from_ggml_id(block.ggml_id()), Some(block));
+        assert_eq!(block.ggml_id().and_then(BlockType::from_ggml_id), Some(block));
+        assert_eq!(BlockType::from_name(block.name()), Some(block));
     }
     for id in [0, 1, 4, 5, 9, 15, 30, u32::MAX] {
         assert_eq!(BlockType::from_ggml_id(id), None);
@@ -199,4 +200,38 @@ fn encoding_q8_0_makes_nan_zero_and_an_infinity_spoils_its_own_block_only() {
             _ => assert!((y - 1.0).abs() < 1e-3, "number {idx} is {y}"),
         }
     }
+}
+
+#[test]
+fn nf4_gives_the_bits_of_bitsandbytes() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/nf4.safetensors");
+    let stored = load(&path);
+    let (source, absmax, values) =
+        (stored["source"].f32(), stored["absmax"].f32(), stored["values"].f32());
+    let mut want = Vec::new();
+    for (packed, absmax) in stored["packed"].bytes.chunks(32).zip(&absmax) {
+        want.extend(absmax.to_le_bytes());
+        want.extend(packed);
+    }
+    let mut bytes = vec![0xaa; want.len()];
+    BlockType::Nf4.encode(&source, &mut bytes);
+    let mut scalar = vec![0xaa; want.len()];
+    Encode { block: BlockType::Nf4, x: &source, bytes: &mut scalar }.with_simd(pulp::Scalar::new());
+    for (idx, want) in want.chunks(36).enumerate() {
+        assert_eq!(&bytes[idx * 36..][..36], want, "block {idx}");
+        assert_eq!(&scalar[idx * 36..][..36], want, "block {idx}, without vectors");
+    }
+    let mut decoded = vec![f32::NAN; source.len()];
+    BlockType::Nf4.decode(&want, &mut decoded);
+    for (idx, (got, want)) in decoded.iter().zip(&values).enumerate() {
+        assert!(got.to_bits() == want.to_bits(), "number {idx} is {got:e}, not {want:e}");
+    }
+}
+
+#[test]
+fn nf4_is_found_by_its_name_and_has_no_number_in_files() {
+    assert_eq!(BlockType::from_name("nf4"), Some(BlockType::Nf4));
+    assert_eq!(BlockType::from_name("nf5"), None);
+    assert_eq!(BlockType::Nf4.ggml_id(), None);
+    assert!(!BlockType::ALL.contains(&BlockType::Nf4));
 }

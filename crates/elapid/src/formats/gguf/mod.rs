@@ -141,13 +141,14 @@ impl GgmlType {
 }
 
 /// The number of a type in files.
-fn ggml_id(dtype: DType) -> u32 {
-    match dtype {
-        DType::F32 => 0,
-        DType::F16 => 1,
-        DType::BF16 => 30,
+fn ggml_id(dtype: DType) -> Checked<u32> {
+    let id = match dtype {
+        DType::F32 => Some(0),
+        DType::F16 => Some(1),
+        DType::BF16 => Some(30),
         DType::Block(block) => block.ggml_id(),
-    }
+    };
+    id.ok_or_else(|| format!("GGUF has no type {}", dtype.name()))
 }
 
 /// A key or the name of a tensor.

@@ -272,7 +272,7 @@ fn types_that_cannot_be_decoded_are_refused_by_name_when_asked_for() {
     let n_known = TYPES.iter().filter(|t| GgmlType::from_id(t.0).unwrap().dtype().is_some());
     assert_eq!(n_known.count(), 3 + BlockType::ALL.len());
     for block in BlockType::ALL {
-        let ggml = GgmlType::from_id(block.ggml_id()).unwrap();
+        let ggml = GgmlType::from_id(block.ggml_id().unwrap()).unwrap();
         assert_eq!(ggml.name.to_lowercase(), block.name());
         assert_eq!(ggml.dtype(), Some(DType::Block(block)));
     }

@@ -152,7 +152,7 @@ fn check_tensor(tensor: &Outgoing) -> Checked<usize> {
         return Err(format!("{} axes, at most {N_AXES_MAX} are allowed", tensor.shape.len()));
     }
     let axes: Vec<u64> = tensor.shape.iter().rev().map(|&axis| axis as u64).collect();
-    n_bytes(GgmlType::from_id(ggml_id(tensor.dtype))?, &axes)
+    n_bytes(GgmlType::from_id(ggml_id(tensor.dtype)?)?, &axes)
 }
 
 /// Everything before the data, and the bytes each tensor takes.
@@ -184,7 +184,7 @@ fn header(
         put_string(&mut out, name.as_bytes());
         out.extend((tensor.shape.len() as u32).to_le_bytes());
         out.extend(tensor.shape.iter().rev().flat_map(|&axis| (axis as u64).to_le_bytes()));
-        out.extend(ggml_id(tensor.dtype).to_le_bytes());
+        out.extend(ggml_id(tensor.dtype)?.to_le_bytes());
         out.extend((offset as u64).to_le_bytes());
         sizes.push(n);
         let end = offset.checked_add(n).and_then(|end| end.checked_next_multiple_of(alignment));

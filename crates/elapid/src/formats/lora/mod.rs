@@ -7,12 +7,14 @@
 //! | `a`    | (rank, d_in)  | takes the input down                                          |
 //! | `b`    | (d_out, rank) | takes it up again                                             |
 //! | factor |               | `alpha / rank`, or `alpha / sqrt(rank)` where it is `rslora`  |
+//! | `m`    | (d_out)       | DoRA: lengths that the rows of the sum are brought to         |
 //!
 //! Not here: the files (`peft.rs`, `gguf_lora.rs`) and the product itself (`ops/linear.rs`).
 
 use crate::error::{Error, Result};
 use crate::formats::Outgoing;
 use crate::model::Model;
+use crate::ops::linear::merge;
 use crate::tensor::{DType, Tensor};
 use crate::weights::{ParamId, Role, Weights};
 use std::borrow::Cow;
@@ -38,6 +40,8 @@ pub struct Module {
     pub a: Tensor,
     /// (d_out, rank).
     pub b: Tensor,
+    /// (d_out), of a DoRA adapter.
+    pub magnitude: Option<Tensor>,
     /// Its factor, but for the rank.
     pub alpha: f64,
 }
@@ -62,6 +66,11 @@ impl Module {
         Ok(["A", "B"].map(|half| format!("{PREFIX}{path}.lora_{half}.weight")))
     }
 
+    /// Name that the magnitude has in PEFT, and as a parameter.
+    pub(crate) fn magnitude_name(&self) -> Result<String> {
+        Ok(format!("{PREFIX}{}{MAGNITUDE}", self.path()?))
+    }
+
     /// Whether the halves fit each other.
     fn check(&self) -> Result<()> {
         let rank = self.rank();
@@ -80,6 +89,8 @@ pub(super) const PREFIX: &str = "base_model.model.";
 
 pub(super) const WEIGHT: &str = ".weight";
 
+pub(super) const MAGNITUDE: &str = ".lora_magnitude_vector";
+
 impl Lora {
     /// What the product of a module's halves is multiplied by.
     pub fn factor(&self, module: &Module) -> f64 {
@@ -87,24 +98,51 @@ impl Lora {
         module.alpha / if self.rslora { rank.sqrt() } else { rank }
     }
 
-    /// Numbers in all halves.
+    /// Numbers in all halves and magnitudes.
     pub fn n_elem(&self) -> usize {
-        self.modules.iter().map(|module| module.a.n_elem() + module.b.n_elem()).sum()
+        let of = |module: &Module| {
+            let m = module.magnitude.as_ref().map_or(0, Tensor::n_elem);
+            module.a.n_elem() + module.b.n_elem() + m
+        };
+        self.modules.iter().map(of).sum()
     }
 
     /// Adds the adapter to the matrices it names; returns how many. All of it, or none.
     pub fn attach(&self, weights: &mut Weights) -> Result<usize> {
+        let ids = self.find_all(weights)?;
+        for (id, module) in ids.iter().zip(&self.modules) {
+            let halves = [module.a.to_f32(), module.b.to_f32()];
+            weights.adapt(*id, module.half_names()?, halves, self.factor(module) as f32);
+            if let Some(m) = &module.magnitude {
+                weights.add_magnitude(*id, module.magnitude_name()?, Some(m.to_f32()));
+            }
+        }
+        Ok(ids.len())
+    }
+
+    /// Puts the adapter into the matrices it names, which become f32; returns how many. All of it,
+    /// or none. They should carry no adapter of their own: it would be counted twice.
+    pub fn merge_into(&self, weights: &mut Weights) -> Result<usize> {
+        let ids = self.find_all(weights)?;
+        for (id, module) in ids.iter().zip(&self.modules) {
+            let (a, b) = (module.a.to_f32(), module.b.to_f32());
+            let m = module.magnitude.as_ref().map(Tensor::to_f32);
+            let factor = self.factor(module) as f32;
+            let merged = merge(weights.tensor(*id), &a, &b, factor, m.as_ref());
+            *weights.tensor_mut(*id) = merged;
+        }
+        Ok(ids.len())
+    }
+
+    /// The matrices of all modules, if each fits its own.
+    fn find_all(&self, weights: &Weights) -> Result<Vec<ParamId>> {
         let ids = self.modules.iter().map(|module| self.find(module, weights));
         let ids = ids.collect::<Result<Vec<_>>>()?;
         let unique: BTreeSet<ParamId> = ids.iter().copied().collect();
         if unique.len() != ids.len() {
             return Err(Error::input("the adapter names a matrix twice", HINT_BASE));
         }
-        for (id, module) in ids.iter().zip(&self.modules) {
-            let halves = [module.a.to_f32(), module.b.to_f32()];
-            weights.adapt(*id, module.half_names()?, halves, self.factor(module) as f32);
-        }
-        Ok(ids.len())
+        Ok(ids)
     }
 
     /// The matrix of a module, if the halves fit it.
@@ -127,6 +165,11 @@ impl Lora {
                 let problem = format!("`{name}` has shape {got:?}, `{param}` asks for {want:?}");
                 return Err(Error::input(problem, HINT_BASE));
             }
+        }
+        if let Some(m) = module.magnitude.as_ref().filter(|m| m.shape() != [d_out]) {
+            let (name, got) = (module.magnitude_name()?, m.shape());
+            let problem = format!("`{name}` has shape {got:?}, `{param}` asks for {:?}", [d_out]);
+            return Err(Error::input(problem, HINT_BASE));
         }
         if !(self.factor(module) as f32).is_finite() {
             let problem = format!("`{param}`: alpha {} is too large", module.alpha);

@@ -7,6 +7,7 @@ use crate::formats::export::{Content, Export};
 use crate::formats::gguf::{self, Gguf, Item};
 use crate::formats::safetensors::{self, SafeTensors};
 use crate::formats::{TensorFile, gguf_lora, peft};
+use crate::ops::linear::row_squares;
 use crate::rng::Rng;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -79,6 +80,7 @@ fn random_lora(model: &Model, ranks: &[usize], alphas: &[f64]) -> Lora {
             param: spec.name.clone(),
             a: random(&[rank, spec.shape[1]], 2 * idx as u64),
             b: random(&[spec.shape[0], rank], 2 * idx as u64 + 1),
+            magnitude: None,
             alpha: alphas[idx % alphas.len()],
         }
     });
@@ -361,7 +363,7 @@ fn what_gguf_cannot_hold_is_refused_by_name() {
         };
         let width = shape.last().copied().unwrap();
         let (a, b) = (random(&[2, width], 0), random(&[shape[0], 2], 1));
-        let modules = vec![Module { param: name, a, b, alpha: 1.0 }];
+        let modules = vec![Module { param: name, a, b, magnitude: None, alpha: 1.0 }];
         let lora = Lora { modules, rslora: false, base: None };
         gguf_lora::write(&lora, base.model()).err().unwrap().to_string()
     };
@@ -516,4 +518,77 @@ fn damaged_files_end_in_errors() {
         n_refused += from_peft((text, tensors.clone())).is_err() as usize;
     }
     assert!(n_refused > n_rounds, "{n_refused} of {} were refused", 3 * n_rounds);
+}
+
+/// The same adapter with magnitudes, away from where they start.
+fn with_magnitudes(mut lora: Lora, weights: &Weights) -> Lora {
+    for (idx, module) in lora.modules.iter_mut().enumerate() {
+        let id = weights.find(&module.param).unwrap();
+        let mut m = row_squares(weights.tensor(id));
+        let noise = random(m.shape(), 1000 + idx as u64);
+        for (m, noise) in m.f32_mut().iter_mut().zip(noise.f32()) {
+            *m = m.sqrt() * (1.0 + noise);
+        }
+        module.magnitude = Some(m);
+    }
+    lora
+}
+
+#[test]
+fn an_adapter_with_magnitudes_is_written_and_read_back() {
+    let base = open("qwen2");
+    let lora = random_lora(base.model(), &[4, 2], &[8.0]);
+    let lora = with_magnitudes(lora, &base.weights(&device()).unwrap());
+    let (config, bytes) = to_peft(&lora, None);
+    assert!(config.contains("\"use_dora\": true"));
+    let again = from_peft((config.clone(), bytes.clone())).unwrap();
+    assert_eq!(difference(&lora, &again), 0.0);
+    for (one, two) in lora.modules.iter().zip(&again.modules) {
+        let [one, two] = [one, two].map(|module| module.magnitude.as_ref().unwrap());
+        assert_eq!(one.f32(), two.f32());
+    }
+    assert_eq!(lora.n_elem(), again.n_elem());
+    // Without the setting the magnitudes have no meaning; with it they must be there.
+    let plain = config.replace("\"use_dora\": true", "\"use_dora\": false");
+    let error = from_peft((plain, bytes)).err().unwrap().to_string();
+    assert!(error.contains("lora_magnitude_vector"), "{error}");
+    let without = to_peft(&random_lora(base.model(), &[4, 2], &[8.0]), None).1;
+    let error = from_peft((config, without)).err().unwrap().to_string();
+    assert!(error.contains("`use_dora`") && error.contains("hint: "), "{error}");
+    let error = gguf_lora::write(&lora, base.model()).err().unwrap().to_string();
+    assert!(error.contains("DoRA") && error.contains("hint: "), "{error}");
+    let mut mixed = lora;
+    mixed.modules[0].magnitude = None;
+    let error = peft::write(&mixed, None).err().unwrap().to_string();
+    assert!(error.contains("DoRA") && error.contains("hint: "), "{error}");
+    mixed.modules[0].magnitude = Some(random(&[3], 0));
+    let mut weights = base.weights(&device()).unwrap();
+    let error = mixed.attach(&mut weights).unwrap_err().to_string();
+    assert!(error.contains("lora_magnitude_vector") && error.contains("[3]"), "{error}");
+}
+
+#[test]
+fn a_merged_adapter_gives_the_logits_of_one_that_is_not() {
+    for name in ["llama_gqa_untied", "mamba", "mamba2", "falcon_h1"] {
+        let base = open(name);
+        let (device, model) = (device(), base.model());
+        let ids: Vec<u32> = (0..24).map(|n| n * 7 % 96).collect();
+        for with_m in [false, true] {
+            let mut lora = random_lora(model, &[4, 2], &[2.0, 1.0]);
+            if with_m {
+                lora = with_magnitudes(lora, &base.weights(&device).unwrap());
+            }
+            let (mut apart, mut merged) =
+                (base.weights(&device).unwrap(), base.weights(&device).unwrap());
+            let plain = base.weights(&device).unwrap();
+            assert_eq!(lora.attach(&mut apart).unwrap(), lora.modules.len());
+            assert_eq!(lora.merge_into(&mut merged).unwrap(), lora.modules.len());
+            let pair = [(model, &apart), (model, &merged)];
+            let parity = crate::parity::compare(pair, std::slice::from_ref(&ids)).unwrap();
+            assert!(parity.logit_difference < 1e-4, "{name}: {}", parity.logit_difference);
+            let pair = [(model, &plain), (model, &merged)];
+            let effect = crate::parity::compare(pair, std::slice::from_ref(&ids)).unwrap();
+            assert!(effect.logit_difference > 1e-2, "{name}: {}", effect.logit_difference);
+        }
+    }
 }

@@ -1,0 +1,521 @@
+//! `elapid train` and `elapid plan`: what a person may say about a run.
+
+use crate::report::{Done, Failure, between};
+use crate::run::config::{Origin, RunConfig};
+use crate::run::{self, Budget, Wishes};
+use clap::ValueEnum;
+use elapid::config::preset::{Arch, Size};
+use elapid::method::{Form, LoraSettings, Method, Scaling};
+use elapid::optim::OptimizerKind;
+use elapid::schedule::Schedule;
+use elapid::train::Settings;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Train a model on the files under PATH, or adapt one to them, and show that it learned.
+///
+/// Without --model a small model is made and trained from nothing, with a vocabulary of its own.
+/// With --model that model is adapted: a LoRA adapter unless --method says otherwise. A tenth of the
+/// files is held out to measure on: the newest by commit, where PATH is a git repository. A plan of
+/// memory and time comes first. Ctrl-C saves and ends; `--resume RUN` goes on as if nothing had
+/// happened. Everything is in the run directory; report.html in it is for reading.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  elapid train .\n  elapid train src --minutes 30 --preset small\n  \
+    elapid train . --model SmolLM2-135M.gguf --rank 8\n  \
+    elapid train . --model mamba-130m --method bc\n  \
+    elapid train chats.jsonl --model SmolLM2-135M --method qlora --quant nf4\n  \
+    elapid train --resume runs/1"
+)]
+pub struct Train {
+    #[command(flatten)]
+    flags: Flags,
+    /// Go on with this run
+    #[arg(long, value_name = "RUN", conflicts_with = "path")]
+    resume: Option<PathBuf>,
+    /// Directory of the run [default: runs/N]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+/// Say what a run would take, and change nothing: parameters, memory by kind, time.
+///
+/// Takes the flags of `elapid train`. Batch, accumulation and checkpointing are chosen to fit
+/// --memory; what cannot fit is refused with what to change.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  elapid plan .\n  \
+    elapid plan . --preset medium --memory 4G\n  elapid plan . --model SmolLM2-135M.gguf --json")]
+pub struct Plan {
+    #[command(flatten)]
+    flags: Flags,
+}
+
+#[derive(clap::Args)]
+struct Flags {
+    /// Directory, file, or .jsonl with text, prompt and completion, or messages
+    path: Option<PathBuf>,
+    /// Model to adapt: directory, .gguf or .elapid file
+    #[arg(long, value_name = "M")]
+    model: Option<PathBuf>,
+    /// What is trained [default: scratch, or lora with --model]
+    #[arg(long, value_enum, value_name = "M")]
+    method: Option<MethodName>,
+    /// Size of a new model [default: by the amount of text]
+    #[arg(long, value_enum, value_name = "P")]
+    preset: Option<SizeName>,
+    /// Architecture of a new model
+    #[arg(long, value_enum, value_name = "A")]
+    arch: Option<ArchName>,
+    /// Tokens of the vocabulary of a new model
+    #[arg(long, value_name = "N", value_parser = between(300, 1 << 20))]
+    vocab: Option<usize>,
+    /// Model whose tokenizer and embedding a new model sees through (projection lens)
+    #[arg(long, value_name = "M")]
+    donor: Option<PathBuf>,
+    /// Steps [default: by --minutes]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    steps: Option<u64>,
+    /// Time to train for, from which the steps follow [default: 4]
+    #[arg(long, value_name = "N", conflicts_with = "steps", value_parser = positive)]
+    minutes: Option<f64>,
+    /// Seed of everything that is drawn
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Rows in a step
+    #[arg(long, value_name = "N", value_parser = between(1, 1 << 16))]
+    batch: Option<usize>,
+    /// Batches whose gradients are added in a step [default: what --memory asks for]
+    #[arg(long, value_name = "N", value_parser = between(1, 1 << 16))]
+    accumulate: Option<usize>,
+    /// Tokens in a row
+    #[arg(long, value_name = "N", value_parser = between(8, 1 << 20))]
+    context: Option<usize>,
+    /// Highest learning rate
+    #[arg(long, value_name = "X")]
+    lr: Option<f64>,
+    /// Lowest, as a share of the highest
+    #[arg(long, value_name = "X")]
+    lr_min: Option<f64>,
+    /// Steps over which the rate rises
+    #[arg(long, value_name = "N")]
+    warmup: Option<u64>,
+    /// What the rate does afterwards [default: cosine]
+    #[arg(long, value_enum)]
+    schedule: Option<ScheduleName>,
+    /// What changes matrices; the rest is always AdamW's [default: muon for scratch, else adamw]
+    #[arg(long, value_enum)]
+    optimizer: Option<OptimizerName>,
+    /// Memory of the first moment
+    #[arg(long, value_name = "X")]
+    beta1: Option<f64>,
+    /// Memory of the second moment
+    #[arg(long, value_name = "X")]
+    beta2: Option<f64>,
+    /// Added to the root of the second moment
+    #[arg(long, value_name = "X")]
+    eps: Option<f64>,
+    /// Decay of matrices
+    #[arg(long, value_name = "X")]
+    weight_decay: Option<f64>,
+    /// Norm that gradients are scaled down to; 0 for none
+    #[arg(long, value_name = "X")]
+    clip: Option<f64>,
+    /// Largest change of a parameter in a step, as a share of its size; 0 for none
+    #[arg(long, value_name = "X")]
+    trust: Option<f64>,
+    /// A step of this many times the usual perplexity is taken back; 0 for never
+    #[arg(long, value_name = "X")]
+    spike: Option<f64>,
+    /// Inner width of adapters
+    #[arg(long, value_name = "N", value_parser = between(1, 4096))]
+    rank: Option<usize>,
+    /// Factor of adapters, divided by the rank [default: twice the rank]
+    #[arg(long, value_name = "X")]
+    alpha: Option<f64>,
+    /// Share of an adapter's input that is dropped in training
+    #[arg(long, value_name = "X")]
+    dropout: Option<f64>,
+    /// Divide alpha by the root of the rank
+    #[arg(long)]
+    rslora: bool,
+    /// Train the length of rows apart from their direction
+    #[arg(long)]
+    dora: bool,
+    /// Modules to adapt, by name or with `*` [default: all linear maps]
+    #[arg(long, value_name = "P", value_delimiter = ',')]
+    targets: Vec<String>,
+    /// How qlora holds the base [default: as stored, or q8_0 where that is no block format]
+    #[arg(long, value_enum, value_name = "Q")]
+    quant: Option<QuantName>,
+    /// Share of the text that is rearranged for filling in the middle
+    #[arg(long, value_name = "X")]
+    fim: Option<f64>,
+    /// Share of that in the order suffix, prefix, middle
+    #[arg(long, value_name = "X", default_value_t = 0.5)]
+    spm: f64,
+    /// Share of the files that is held out
+    #[arg(long, value_name = "X", default_value_t = 0.1)]
+    held_out: f64,
+    /// Steps between two measurements
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    eval_every: Option<u64>,
+    /// Steps between two checkpoints
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    save_every: Option<u64>,
+    /// Measurements without improvement before the run ends; 0 for never [default: 5]
+    #[arg(long, value_name = "N")]
+    patience: Option<u32>,
+    /// Memory to stay within, as 4G or 800M [default: what is free]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<u64>,
+    /// Compute activations again in backward instead of keeping them
+    #[arg(long, value_enum, default_value_t = Checkpointing::Auto)]
+    checkpointing: Checkpointing,
+    /// Threads [default: all]
+    #[arg(long, value_name = "N", value_parser = between(1, 1024))]
+    threads: Option<usize>,
+    /// Device
+    #[arg(long, value_name = "D", default_value = "auto")]
+    device: String,
+    /// List every file that is left out
+    #[arg(long)]
+    verbose: bool,
+    /// Print one JSON object per line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Methods by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum MethodName {
+    /// A new model
+    Scratch,
+    /// Every parameter of a model
+    Full,
+    /// Low-rank adapters beside frozen matrices
+    Lora,
+    /// The same over a base that stays in blocks
+    Qlora,
+    /// Only what produces B and C of state-space layers
+    Bc,
+    /// Embedding and head
+    Embeddings,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum SizeName {
+    Tiny,
+    Small,
+    Base,
+    Medium,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ArchName {
+    Mamba1,
+    Mamba2,
+    Hybrid,
+    Llama,
+    Moe,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ScheduleName {
+    Cosine,
+    Constant,
+    Wsd,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum OptimizerName {
+    Adamw,
+    Muon,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum QuantName {
+    #[value(name = "q8_0")]
+    Q8_0,
+    #[value(name = "q4_0")]
+    Q4_0,
+    #[value(name = "q4_k")]
+    Q4K,
+    Nf4,
+}
+
+/// Whether activations are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Checkpointing {
+    /// Where memory asks for it
+    Auto,
+    /// Computed again
+    On,
+    /// Kept
+    Off,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0);
+    number.ok_or_else(|| format!("{text} is not a number above zero"))
+}
+
+/// Bytes with a unit: 800M, 4G, 1.5GiB.
+fn size(text: &str) -> Result<u64, String> {
+    let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(at);
+    let factor = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "kb" | "kib" => 1024.0,
+        "m" | "mb" | "mib" => 1024.0 * 1024.0,
+        "g" | "gb" | "gib" => 1024.0 * 1024.0 * 1024.0,
+        _ => return Err(format!("{text} is not a size: write 800M or 4G")),
+    };
+    let number = number.parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0);
+    number.map(|x| (x * factor) as u64).ok_or_else(|| format!("{text} is not a size"))
+}
+
+impl Train {
+    pub fn run(&self) -> Done<ExitCode> {
+        match &self.resume {
+            Some(dir) => run::resume(dir, &self.flags.wishes()?),
+            None => run::begin(self.flags.config()?, self.out.as_deref(), &self.flags.wishes()?),
+        }
+    }
+}
+
+impl Plan {
+    pub fn run(&self) -> Done<ExitCode> {
+        run::plan_only(self.flags.config()?, &self.flags.wishes()?)
+    }
+}
+
+impl Flags {
+    /// What does not change the numbers of a run, or is decided by a plan.
+    fn wishes(&self) -> Done<Wishes> {
+        let budget = match (self.steps, self.minutes) {
+            (Some(steps), _) => Budget::Steps(steps),
+            (None, minutes) => Budget::Minutes(minutes.unwrap_or(4.0)),
+        };
+        Ok(Wishes {
+            budget,
+            n_rows: self.batch,
+            n_accumulate: self.accumulate,
+            checkpointing: self.checkpointing,
+            eval_every: self.eval_every,
+            save_every: self.save_every,
+            size: self.preset.map(Size::from),
+            memory: self.memory,
+            n_threads: self.threads,
+            device: self.device.clone(),
+            verbose: self.verbose,
+            json: self.json,
+        })
+    }
+
+    fn share(&self, name: &str, value: f64) -> Done<f64> {
+        match (0.0..=1.0).contains(&value) {
+            true => Ok(value),
+            false => {
+                Err(Failure::new(format!("`--{name}` is {value}"), "give a share from 0 to 1"))
+            }
+        }
+    }
+
+    fn method_name(&self) -> MethodName {
+        self.method.unwrap_or(match self.model {
+            Some(_) => MethodName::Lora,
+            None => MethodName::Scratch,
+        })
+    }
+
+    /// Flags that say nothing under this method are errors, not silence.
+    fn check(&self, name: MethodName) -> Done<()> {
+        let is_scratch = name == MethodName::Scratch;
+        let is_lora = matches!(name, MethodName::Lora | MethodName::Qlora);
+        let for_scratch = [
+            ("preset", self.preset.is_some()),
+            ("arch", self.arch.is_some()),
+            ("vocab", self.vocab.is_some()),
+            ("donor", self.donor.is_some()),
+        ];
+        let for_lora = [
+            ("rank", self.rank.is_some()),
+            ("alpha", self.alpha.is_some()),
+            ("dropout", self.dropout.is_some()),
+            ("rslora", self.rslora),
+            ("dora", self.dora),
+            ("targets", !self.targets.is_empty()),
+        ];
+        let idle = |list: &[(&'static str, bool)], is_used: bool| {
+            list.iter().find(|flag| flag.1 && !is_used).map(|flag| flag.0)
+        };
+        let quant = [("quant", self.quant.is_some())];
+        let found = idle(&for_scratch, is_scratch)
+            .or(idle(&for_lora, is_lora))
+            .or(idle(&quant, name == MethodName::Qlora));
+        if let Some(flag) = found {
+            let method = name.to_possible_value();
+            let method = method.as_ref().map_or("", |value| value.get_name());
+            let problem = format!("`--{flag}` has no meaning with `--method {method}`");
+            return Err(Failure::new(problem, "leave it away, or choose another --method"));
+        }
+        match (is_scratch, &self.model) {
+            (true, Some(_)) => {
+                let problem = "`--method scratch` makes a new model, and --model names one";
+                Err(Failure::new(problem, "use `--method full`, or leave --model away"))
+            }
+            (false, None) => {
+                let problem = "this method adapts a model, and none is given";
+                Err(Failure::new(problem, "add --model MODEL"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn config(&self) -> Done<RunConfig> {
+        let name = self.method_name();
+        self.check(name)?;
+        let source = self.path.clone().ok_or_else(|| {
+            Failure::new("nothing to learn from", "give a PATH, as in `elapid train .`")
+        })?;
+        let is_scratch = name == MethodName::Scratch;
+        // The rest of the defaults of a new model follows from its size, once that is known.
+        let size = self.preset.map_or(Size::Tiny, Size::from);
+        let origin = match &self.model {
+            None => Origin::Scratch {
+                size,
+                arch: self.arch.map_or(Arch::Hybrid, Arch::from),
+                n_vocab: self.vocab.unwrap_or(0),
+                donor: self.donor.clone(),
+            },
+            Some(model) => Origin::Base {
+                model: model.clone(),
+                quant: (name == MethodName::Qlora)
+                    .then(|| self.quant.map_or("auto", QuantName::name).to_string()),
+            },
+        };
+        let fim = self.fim.map(|fim| self.share("fim", fim)).transpose()?;
+        Ok(RunConfig {
+            version: env!("CARGO_PKG_VERSION").into(),
+            source,
+            held_out: self.share("held-out", self.held_out)?,
+            origin,
+            method: self.method_settings(name)?,
+            fim: fim.unwrap_or(if is_scratch { DEFAULT_FIM } else { 0.0 }),
+            spm: self.share("spm", self.spm)?,
+            context: self.context.unwrap_or(if is_scratch { 256 } else { 512 }),
+            n_rows: 0,
+            checkpointing: false,
+            eval_every: 0,
+            n_eval_tok: 0,
+            save_every: 0,
+            patience: Some(self.patience.unwrap_or(5)).filter(|n| *n > 0),
+            seed: self.seed,
+            settings: self.settings(name),
+        })
+    }
+
+    fn method_settings(&self, name: MethodName) -> Done<Method> {
+        Ok(match name {
+            MethodName::Scratch | MethodName::Full => Method::Full,
+            MethodName::Bc => Method::Bc,
+            MethodName::Embeddings => Method::Embeddings,
+            MethodName::Lora | MethodName::Qlora => {
+                let rank = self.rank.unwrap_or(LoraSettings::default().rank);
+                let dropout = self.dropout.unwrap_or(0.0);
+                if !(0.0..1.0).contains(&dropout) {
+                    let problem = format!("`--dropout` is {dropout}");
+                    return Err(Failure::new(problem, "give a share from 0 to below 1"));
+                }
+                Method::Lora(LoraSettings {
+                    targets: self.targets.clone(),
+                    rank,
+                    alpha: self.alpha.unwrap_or(2.0 * rank as f64),
+                    dropout: dropout as f32,
+                    scaling: if self.rslora { Scaling::RsLora } else { Scaling::Plain },
+                    form: if self.dora { Form::Dora } else { Form::Lora },
+                })
+            }
+        })
+    }
+
+    fn settings(&self, name: MethodName) -> Settings {
+        let is_scratch = name == MethodName::Scratch;
+        let default = Settings::default();
+        let lr = match name {
+            MethodName::Scratch => 4e-3,
+            MethodName::Full => 1e-4,
+            MethodName::Lora | MethodName::Qlora => 4e-4,
+            MethodName::Bc | MethodName::Embeddings => 1e-3,
+        };
+        let unless_zero = |flag: Option<f64>, default: Option<f64>| match flag {
+            Some(0.0) => None,
+            Some(x) => Some(x),
+            None => default,
+        };
+        let optimizer = match self.optimizer {
+            Some(OptimizerName::Muon) => OptimizerKind::Muon,
+            Some(OptimizerName::Adamw) => OptimizerKind::AdamW,
+            None if is_scratch => OptimizerKind::Muon,
+            None => OptimizerKind::AdamW,
+        };
+        Settings {
+            n_steps: 0,
+            n_accumulate: 1,
+            lr: self.lr.unwrap_or(lr),
+            lr_min: self.lr_min.unwrap_or(default.lr_min),
+            n_warmup: self.warmup.unwrap_or(default.n_warmup),
+            schedule: match self.schedule.unwrap_or(ScheduleName::Cosine) {
+                ScheduleName::Cosine => Schedule::Cosine,
+                ScheduleName::Constant => Schedule::Constant,
+                ScheduleName::Wsd => Schedule::Wsd { decay: 0.3 },
+            },
+            optimizer,
+            beta1: self.beta1.unwrap_or(default.beta1),
+            beta2: self.beta2.unwrap_or(if is_scratch { 0.95 } else { 0.99 }),
+            eps: self.eps.unwrap_or(default.eps),
+            weight_decay: self.weight_decay.unwrap_or(if is_scratch { 0.1 } else { 0.01 }),
+            clip_norm: unless_zero(self.clip, default.clip_norm),
+            trust: unless_zero(self.trust, if is_scratch { None } else { Some(0.05) }),
+            spike: unless_zero(self.spike, default.spike),
+            seed: self.seed,
+        }
+    }
+}
+
+/// Share of the text of a new model that is rearranged for filling in the middle.
+const DEFAULT_FIM: f64 = 0.25;
+
+impl QuantName {
+    fn name(self) -> &'static str {
+        match self {
+            QuantName::Q8_0 => "q8_0",
+            QuantName::Q4_0 => "q4_0",
+            QuantName::Q4K => "q4_k",
+            QuantName::Nf4 => "nf4",
+        }
+    }
+}
+
+impl From<SizeName> for Size {
+    fn from(name: SizeName) -> Size {
+        match name {
+            SizeName::Tiny => Size::Tiny,
+            SizeName::Small => Size::Small,
+            SizeName::Base => Size::Base,
+            SizeName::Medium => Size::Medium,
+        }
+    }
+}
+
+impl From<ArchName> for Arch {
+    fn from(name: ArchName) -> Arch {
+        match name {
+            ArchName::Mamba1 => Arch::Mamba1,
+            ArchName::Mamba2 => Arch::Mamba2,
+            ArchName::Hybrid => Arch::Hybrid,
+            ArchName::Llama => Arch::Llama,
+            ArchName::Moe => Arch::Moe,
+        }
+    }
+}

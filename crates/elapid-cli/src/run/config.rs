@@ -1,0 +1,95 @@
+//! What a run is, resolved: everything that decides its numbers, as `config.json` of the run.
+
+use crate::files;
+use crate::report::{Done, Failure};
+use elapid::config::preset::{Arch, Size};
+use elapid::method::Method;
+use elapid::train::Settings;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// A run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// Version of Elapid that began it.
+    pub version: String,
+    /// What is learned from.
+    pub source: PathBuf,
+    /// Share of the files that is held out.
+    pub held_out: f64,
+    /// What is trained.
+    pub origin: Origin,
+    /// How.
+    pub method: Method,
+    /// Share of the text that is rearranged for filling in the middle.
+    pub fim: f64,
+    /// Share of that in the order suffix, prefix, middle.
+    pub spm: f64,
+    /// Tokens in a row.
+    pub context: usize,
+    /// Rows in a batch.
+    pub n_rows: usize,
+    /// Whether activations are computed again in backward instead of kept.
+    pub checkpointing: bool,
+    /// Steps between two measurements on held-out files.
+    pub eval_every: u64,
+    /// Tokens of held-out files that are measured in between; all of them at the end.
+    pub n_eval_tok: usize,
+    /// Steps between two checkpoints.
+    pub save_every: u64,
+    /// Measurements without improvement before the run ends.
+    pub patience: Option<u32>,
+    /// Of everything that is drawn.
+    pub seed: u64,
+    /// Rate, schedule, optimizer.
+    pub settings: Settings,
+}
+
+/// Where the model comes from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Origin {
+    /// Fresh numbers in the shape of a preset.
+    Scratch {
+        /// Its size.
+        size: Size,
+        /// Its architecture.
+        arch: Arch,
+        /// Tokens of the new vocabulary, at most.
+        n_vocab: usize,
+        /// A model whose tokenizer and embedding are used.
+        donor: Option<PathBuf>,
+    },
+    /// A model that is there.
+    Base {
+        /// Its path.
+        model: PathBuf,
+        /// The blocks its matrices are held in, other than as stored.
+        quant: Option<String>,
+    },
+}
+
+const FILE: &str = "config.json";
+
+impl RunConfig {
+    /// Of the run in `dir`.
+    pub fn read(dir: &Path) -> Done<RunConfig> {
+        let path = dir.join(FILE);
+        if !path.exists() {
+            let problem = format!("{} is not a run: there is no {FILE} in it", dir.display());
+            return Err(Failure::new(problem, "give the directory that `elapid train` made"));
+        }
+        serde_json::from_str(&files::read_text(&path)?).map_err(|error| {
+            let hint = "the run may be of another version of Elapid";
+            Failure::new(format!("{}: {error}", path.display()), hint)
+        })
+    }
+
+    /// Into `dir`.
+    pub fn write(&self, dir: &Path) -> Done<()> {
+        let json = serde_json::to_vec_pretty(self)
+            .map_err(|error| Failure::new(error, "this is a defect of Elapid"))?;
+        files::write_bytes(&dir.join(FILE), &json)
+    }
+}

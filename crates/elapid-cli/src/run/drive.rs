@@ -1,0 +1,400 @@
+//! The loop of a run: steps, measurements, checkpoints, and what is done when it goes wrong.
+//!
+//! What happens after step k depends on the checkpoint of step k and on nothing else: not on the
+//! clock, and not on whether the run was stopped in between.
+
+use super::checkpoints::Checkpoints;
+use super::config::RunConfig;
+use super::data::Data;
+use super::finish;
+use super::plan::Plan;
+use super::prepare::Prepared;
+use crate::report::{Done, Failure};
+use crate::run_report::events::Events;
+use crate::run_report::live::{Live, Moment};
+use crate::run_report::metrics::{EvalRecord, Metrics, NoteRecord, Record, SaveRecord, StepRecord};
+use elapid::data::Encoded;
+use elapid::device::Device;
+use elapid::eval::{DocScore, EvalSettings, Score, measure};
+use elapid::train::Outcome;
+use elapid::train::state::Saved;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// A run that is ready to go.
+pub struct Run {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// What it is.
+    pub config: RunConfig,
+    /// What it learns from.
+    pub data: Data,
+    /// What was foreseen.
+    pub plan: Plan,
+    /// Model, data, tokenizer.
+    pub prepared: Prepared,
+    /// Where it computes.
+    pub device: Device,
+    /// What a person sees.
+    pub live: Live,
+}
+
+/// What a checkpoint keeps besides the engine's progress.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Watch {
+    /// Seconds of training so far.
+    pub elapsed_s: f64,
+    /// The best loss on held-out files, and its step.
+    pub best: Option<(f64, u64)>,
+    /// Measurements since then.
+    pub n_worse: u32,
+    /// How often the run went back.
+    pub n_rollbacks: u32,
+    /// A hash of what is frozen.
+    pub frozen_hash: String,
+}
+
+/// Times that a run may go back before it gives up.
+const N_ROLLBACKS_MAX: u32 = 8;
+
+/// How often Ctrl-C was pressed.
+static N_INTERRUPTS: AtomicU32 = AtomicU32::new(0);
+
+/// The first Ctrl-C asks the run to save and end, the second ends the process.
+fn listen() {
+    // A handler may be there already; then it is ours.
+    let _ = ctrlc::set_handler(|| {
+        if N_INTERRUPTS.fetch_add(1, Ordering::SeqCst) > 0 {
+            std::process::exit(130);
+        }
+    });
+}
+
+fn is_interrupted() -> bool {
+    N_INTERRUPTS.load(Ordering::SeqCst) > 0
+}
+
+/// Why the loop ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// All steps are made.
+    Done,
+    /// The loss on held-out files no longer fell.
+    Early,
+    /// Ctrl-C.
+    Interrupted,
+}
+
+/// The loop's own state.
+struct Loop {
+    checkpoints: Checkpoints,
+    metrics: Metrics,
+    events: Events,
+    watch: Watch,
+    /// When this part of the run began, and what had elapsed before.
+    begin: Instant,
+    before: f64,
+    /// Held-out documents that are measured in between.
+    sample: Vec<Encoded>,
+}
+
+impl Loop {
+    fn elapsed(&self) -> f64 {
+        self.before + self.begin.elapsed().as_secs_f64()
+    }
+
+    fn extra(&self) -> serde_json::Value {
+        let watch = Watch { elapsed_s: self.elapsed(), ..self.watch.clone() };
+        serde_json::to_value(watch).expect("numbers and text are JSON")
+    }
+}
+
+/// Time as TensorBoard counts it.
+fn wall() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+impl Run {
+    /// From the beginning.
+    pub fn start(mut self) -> Done<ExitCode> {
+        listen();
+        let metrics = Metrics::open(&self.dir, None)?;
+        let mut state = self.open_loop(metrics, Watch::default(), 0)?;
+        state.watch.frozen_hash = self.prepared.frozen_hash.clone();
+        let scores = self.measure(&self.prepared.held_out)?;
+        finish::keep_scores(&self.dir, &scores)?;
+        finish::write_samples(&self, 0)?;
+        if !state.sample.is_empty() {
+            self.eval(&mut state)?;
+        }
+        state.checkpoints.save(&self.prepared.training, &state.extra())?;
+        self.run(state)
+    }
+
+    /// From the newest checkpoint.
+    pub fn go_on(mut self) -> Done<ExitCode> {
+        listen();
+        let checkpoints = self.checkpoints()?;
+        let live = &mut self.live;
+        let saved = checkpoints.newest(&mut |problem| live.line("note", &problem))?;
+        saved.restore(&mut self.prepared.training)?;
+        let watch = watch_of(&saved)?;
+        if watch.frozen_hash != self.prepared.frozen_hash {
+            let problem = "the base model is not the one this run began with";
+            return Err(Failure::new(problem, "put the old one back, or begin a new run"));
+        }
+        let step = saved.step();
+        let metrics = Metrics::open(&self.dir, Some(step))?;
+        self.live.line("resume", &format!("{} at step {step}", self.dir.display()));
+        let state = self.open_loop(metrics, watch, step)?;
+        self.run(state)
+    }
+
+    fn checkpoints(&self) -> Done<Checkpoints> {
+        Checkpoints::open(&self.dir.join("checkpoints"), self.config.save_every)
+    }
+
+    fn open_loop(&self, metrics: Metrics, watch: Watch, step: u64) -> Done<Loop> {
+        Ok(Loop {
+            checkpoints: self.checkpoints()?,
+            metrics,
+            events: Events::create(&self.dir, wall(), step + 1)?,
+            begin: Instant::now(),
+            before: watch.elapsed_s,
+            watch,
+            sample: sample(&self.prepared.held_out, self.config.n_eval_tok),
+        })
+    }
+
+    fn run(mut self, mut state: Loop) -> Done<ExitCode> {
+        let end = self.steps(&mut state)?;
+        self.live.finish();
+        let step = self.prepared.training.progress().step;
+        if end == End::Interrupted {
+            self.save(&mut state)?;
+            let dir = self.dir.display();
+            self.live.line(
+                "stopped",
+                &format!("at step {step}; go on with `elapid train --resume {dir}`"),
+            );
+            return Ok(ExitCode::from(130));
+        }
+        if end == End::Early {
+            let text =
+                format!("stopped early: {} measurements without improvement", state.watch.n_worse);
+            self.note(&mut state, &text)?;
+        }
+        if !state.checkpoints.is_due(step) {
+            self.save(&mut state)?;
+        }
+        self.take_best(&mut state)?;
+        finish::finish(&mut self, state.elapsed())
+    }
+
+    /// Makes steps until something ends them.
+    fn steps(&mut self, state: &mut Loop) -> Done<End> {
+        loop {
+            let step = self.prepared.training.progress().step;
+            // What is due after step k is done before step k + 1, also when k was the last thing
+            // before a checkpoint: then it was done already.
+            if self.prepared.training.is_done() {
+                return Ok(End::Done);
+            }
+            if is_interrupted() {
+                return Ok(End::Interrupted);
+            }
+            if state.watch.n_worse >= self.config.patience.unwrap_or(u32::MAX) {
+                return Ok(End::Early);
+            }
+            let begin = Instant::now();
+            let training = &mut self.prepared.training;
+            match self.device.run(|| training.step())? {
+                Outcome::Diverged(why) => {
+                    let text = format!("step {}: {why}", step + 1);
+                    self.go_back(state, &text)?;
+                    continue;
+                }
+                Outcome::Made { report, lr, n_tok } => {
+                    let ms = begin.elapsed().as_secs_f64() * 1e3;
+                    let record = StepRecord {
+                        step: step + 1,
+                        loss: report.loss,
+                        lr,
+                        grad_norm: report.grad_norm,
+                        ms,
+                        tok_per_s: n_tok as f64 / ms * 1e3,
+                        n_tok: self.prepared.training.progress().n_tok,
+                        elapsed_s: state.elapsed(),
+                    };
+                    self.made(state, &record)?;
+                }
+            }
+            self.after_step(state)?;
+        }
+    }
+
+    fn made(&mut self, state: &mut Loop, record: &StepRecord) -> Done<()> {
+        state.metrics.append(&Record::Step(*record))?;
+        state.events.step(wall(), record)?;
+        let moment = Moment {
+            now: Duration::from_secs_f64(state.elapsed()),
+            step: record,
+            n_steps: self.config.settings.n_steps,
+            limit_share: Some(record.tok_per_s / self.plan.limit_tok_s),
+        };
+        self.live.step(&moment);
+        Ok(())
+    }
+
+    /// Measures and saves where that is due.
+    fn after_step(&mut self, state: &mut Loop) -> Done<()> {
+        let step = self.prepared.training.progress().step;
+        let is_last = self.prepared.training.is_done();
+        if (step.is_multiple_of(self.config.eval_every) || is_last) && !state.sample.is_empty() {
+            let loss = self.eval(state)?;
+            if self.went_bad(state, loss) {
+                let (best, at) = state.watch.best.unwrap_or_default();
+                let text = format!("held-out loss {loss:.4}, it was {best:.4} after step {at}");
+                return self.go_back(state, &text);
+            }
+            self.judge(state, loss)?;
+        }
+        if state.checkpoints.is_due(step) {
+            self.save(state)?;
+        }
+        Ok(())
+    }
+
+    fn eval(&mut self, state: &mut Loop) -> Done<f64> {
+        let scores = self.measure(&state.sample)?;
+        let score = Score::of(&scores.iter().collect::<Vec<_>>());
+        let record = EvalRecord {
+            step: self.prepared.training.progress().step,
+            loss: score.loss(),
+            bits_per_byte: score.bits_per_byte(),
+            elapsed_s: state.elapsed(),
+        };
+        state.metrics.append(&Record::Eval(record))?;
+        state.events.eval(wall(), &record)?;
+        self.live.eval(&record, self.config.settings.n_steps);
+        Ok(record.loss)
+    }
+
+    /// Whether held-out perplexity has risen so far that going on makes no sense.
+    fn went_bad(&self, state: &Loop, loss: f64) -> bool {
+        match (self.config.settings.spike, state.watch.best) {
+            (Some(spike), Some((best, _))) => !loss.is_finite() || loss > best + spike.ln(),
+            _ => false,
+        }
+    }
+
+    fn judge(&mut self, state: &mut Loop, loss: f64) -> Done<()> {
+        let step = self.prepared.training.progress().step;
+        let is_better = state.watch.best.is_none_or(|(best, _)| loss < best);
+        if is_better {
+            state.watch.best = Some((loss, step));
+            state.watch.n_worse = 0;
+            state.checkpoints.save_best(&self.prepared.training, &state.extra())?;
+        } else {
+            state.watch.n_worse += 1;
+        }
+        Ok(())
+    }
+
+    /// All of these documents.
+    pub fn measure(&self, documents: &[Encoded]) -> Done<Vec<DocScore>> {
+        let trainer = &self.prepared.training.trainer;
+        let mut settings = EvalSettings::new(self.config.context);
+        settings.n_tok_batch = self.config.n_rows * self.config.context;
+        let (model, weights) = (&trainer.model, &trainer.weights);
+        let scores =
+            self.device.run(|| measure(model, weights, documents, &settings, &mut |_, _| {}));
+        Ok(scores?)
+    }
+
+    fn save(&mut self, state: &mut Loop) -> Done<()> {
+        state.metrics.sync()?;
+        let path = state.checkpoints.save(&self.prepared.training, &state.extra())?;
+        let step = self.prepared.training.progress().step;
+        let path = path.strip_prefix(&self.dir).unwrap_or(&path).display().to_string();
+        self.live.save(&SaveRecord { step, path });
+        Ok(())
+    }
+
+    fn note(&mut self, state: &mut Loop, text: &str) -> Done<()> {
+        let step = self.prepared.training.progress().step;
+        let record = NoteRecord { step, text: text.into() };
+        state.metrics.append(&Record::Note(record.clone()))?;
+        self.live.note(&record, self.config.settings.n_steps);
+        Ok(())
+    }
+
+    /// Back to the last regular checkpoint, with half the rate.
+    fn go_back(&mut self, state: &mut Loop, why: &str) -> Done<()> {
+        let live = &mut self.live;
+        let saved = state.checkpoints.newest_regular(&mut |text| live.line("note", &text))?;
+        self.restore(state, &saved, why)
+    }
+
+    fn restore(&mut self, state: &mut Loop, saved: &Saved, why: &str) -> Done<()> {
+        let n_rollbacks = state.watch.n_rollbacks + 1;
+        if n_rollbacks > N_ROLLBACKS_MAX {
+            let problem = format!("the run diverged {n_rollbacks} times; the last: {why}");
+            return Err(Failure::new(problem, "begin again with a smaller --lr"));
+        }
+        let n_halved = self.prepared.training.progress().n_halved;
+        saved.restore(&mut self.prepared.training)?;
+        // The rate stays halved for what was halved since then.
+        while self.prepared.training.progress().n_halved <= n_halved {
+            self.prepared.training.halve_rate();
+        }
+        state.watch.n_rollbacks = n_rollbacks;
+        state.watch.n_worse += 1;
+        let step = saved.step();
+        let lr = self.prepared.training.lr();
+        state.checkpoints.forget_after(step);
+        state.metrics = Metrics::open(&self.dir, Some(step))?;
+        state.events.restart(wall(), step + 1)?;
+        self.note(state, &format!("{why}: back to step {step}, the rate is halved to {lr:.2e}"))?;
+        // Whoever resumes must know of it.
+        self.save(state)
+    }
+
+    /// Ends with the weights that measured best.
+    fn take_best(&mut self, state: &mut Loop) -> Done<()> {
+        let step = self.prepared.training.progress().step;
+        let Some((_, at)) = state.watch.best.filter(|(_, at)| *at != step) else { return Ok(()) };
+        if let Some(saved) = state.checkpoints.best().filter(|saved| saved.step() == at) {
+            saved.restore_weights(&mut self.prepared.training)?;
+            self.note(state, &format!("the weights after step {at} measured best and are kept"))?;
+        }
+        Ok(())
+    }
+}
+
+fn watch_of(saved: &Saved) -> Done<Watch> {
+    serde_json::from_value(saved.extra().clone()).map_err(|error| {
+        let hint = "the run may be of another version of Elapid";
+        Failure::new(format!("the checkpoint of step {}: {error}", saved.step()), hint)
+    })
+}
+
+/// Documents of about so many tokens: the smallest hashes of names, so that the choice is stable
+/// and has nothing to do with the alphabet.
+fn sample(documents: &[Encoded], n_tok_max: usize) -> Vec<Encoded> {
+    let mut order: Vec<&Encoded> = documents.iter().collect();
+    order.sort_by_key(|document| elapid::data::split::hash(&document.name));
+    let mut list = Vec::new();
+    let mut n_tok = 0;
+    for document in order {
+        if !list.is_empty() && n_tok + document.ids.len() > n_tok_max {
+            continue;
+        }
+        n_tok += document.ids.len();
+        list.push(document.clone());
+    }
+    list
+}

@@ -1,0 +1,328 @@
+//! The end of a run: what came of it is measured, written for other tools, and told.
+
+use super::config::Origin;
+use super::drive::Run;
+use super::write_json;
+use crate::files;
+use crate::machine;
+use crate::report::{Done, Failure, mebibytes};
+use crate::run_report::data::{Fact, HeldOut, LanguageRow, PlanRow, ReportData, Summary, Unit};
+use crate::run_report::html;
+use crate::run_report::metrics;
+use crate::run_report::samples::{self, Sample};
+use elapid::data::language;
+use elapid::eval::{self, Comparison, DocScore, Verdict, compare};
+use elapid::formats::export::Export;
+use elapid::formats::lora::modules_of;
+use elapid::formats::{peft, safetensors};
+use elapid::generate::{GenerateSettings, generate_many};
+use elapid::method;
+use elapid::sample::Sampling;
+use elapid::tokenizer::Special;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// A score as it is kept.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    name: String,
+    n_tok: usize,
+    n_bytes: usize,
+    nll: f64,
+    n_top1: usize,
+    blocks: Vec<f64>,
+}
+
+const BEFORE: &str = "before.json";
+
+/// Keeps how the model measured before the first step.
+pub fn keep_scores(dir: &Path, scores: &[DocScore]) -> Done<()> {
+    let kept = |score: &DocScore| Kept {
+        name: score.name.clone(),
+        n_tok: score.n_tok,
+        n_bytes: score.n_bytes,
+        nll: score.nll,
+        n_top1: score.n_top1,
+        blocks: score.blocks.clone(),
+    };
+    write_json(&dir.join(BEFORE), &scores.iter().map(kept).collect::<Vec<_>>())
+}
+
+fn kept_scores(dir: &Path) -> Done<Vec<DocScore>> {
+    let list: Vec<Kept> = super::read_json(&dir.join(BEFORE))?;
+    let score = |kept: Kept| DocScore {
+        language: language::of_path(&kept.name),
+        name: kept.name,
+        n_tok: kept.n_tok,
+        n_bytes: kept.n_bytes,
+        nll: kept.nll,
+        n_top1: kept.n_top1,
+        blocks: kept.blocks,
+    };
+    Ok(list.into_iter().map(score).collect())
+}
+
+const N_SAMPLES: usize = 3;
+const N_PROMPT_TOK: usize = 64;
+const N_SAMPLE_TOK: usize = 48;
+
+/// What the model writes after the beginnings of some held-out documents.
+pub fn write_samples(run: &Run, step: u64) -> Done<()> {
+    let prepared = &run.prepared;
+    let n_prompt = N_PROMPT_TOK.min(run.config.context / 2).max(2);
+    let long = prepared.held_out.iter().filter(|document| document.ids.len() > 2 * n_prompt);
+    let chosen: Vec<_> = long.take(N_SAMPLES).collect();
+    // From the middle: beginnings of files are often the same words.
+    let begin = |n: usize| (n / 2).saturating_sub(n_prompt);
+    let prompts: Vec<&[u32]> = chosen
+        .iter()
+        .map(|document| &document.ids[begin(document.ids.len())..][..n_prompt])
+        .collect();
+    if prompts.is_empty() {
+        return Ok(());
+    }
+    let stops = prepared.tokenizer.eog().to_vec();
+    let settings = GenerateSettings { n_max: N_SAMPLE_TOK, sampling: Sampling::greedy(), stops };
+    let trainer = &prepared.training.trainer;
+    let texts = run.device.run(|| {
+        generate_many(&trainer.model, &trainer.weights, &prompts, &settings, |_, _| {
+            ControlFlow::Continue(())
+        })
+    })?;
+    let text = |ids: &[u32]| prepared.tokenizer.decode(ids, Special::Plain);
+    let mut list = samples::read(&run.dir)?;
+    list.retain(|sample| sample.step != step);
+    for ((document, prompt), ids) in chosen.iter().zip(&prompts).zip(&texts) {
+        let behind = begin(document.ids.len()) + n_prompt;
+        let end = (behind + N_SAMPLE_TOK).min(document.ids.len());
+        list.push(Sample {
+            step,
+            name: document.name.clone(),
+            prompt: text(prompt),
+            text: text(ids),
+            truth: text(&document.ids[behind..end]),
+        });
+    }
+    samples::write(&run.dir, &list)
+}
+
+/// Measures, exports, reports.
+pub fn finish(run: &mut Run, elapsed_s: f64) -> Done<ExitCode> {
+    let step = run.prepared.training.progress().step;
+    write_samples(run, step)?;
+    let before = kept_scores(&run.dir)?;
+    let after = run.measure(&run.prepared.held_out)?;
+    let comparison = match after.is_empty() {
+        true => None,
+        false => Some(compare(&after, &before)?),
+    };
+    let frozen = run.device.run(|| run.prepared.training.trainer.weights.frozen_hash());
+    if frozen != run.prepared.frozen_hash {
+        let problem = "weights that should have been frozen have changed";
+        return Err(Failure::new(problem, "this is a defect of Elapid; the checkpoints are there"));
+    }
+    let place = export(run)?;
+    let summary = summarise(run, (&before, &after), comparison.as_ref(), elapsed_s)?;
+    write_json(&run.dir.join("summary.json"), &summary)?;
+    let report = ReportData::gather(&run.dir, summary.clone())?;
+    files::write_bytes(&run.dir.join(html::FILE), html::html(&report).as_bytes())?;
+    say(run, &summary, comparison.as_ref());
+    run.live.line("model", &format!("{}", place.display()));
+    run.live.line("report", &format!("{}", run.dir.join(html::FILE).display()));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the model or the adapter for other tools; returns where.
+fn export(run: &Run) -> Done<std::path::PathBuf> {
+    let prepared = &run.prepared;
+    let weights = &prepared.training.trainer.weights;
+    let Some(mut lora) = method::adapter(&run.config.method, weights) else {
+        let dir = run.dir.join("model");
+        files::make_directory(&dir)?;
+        let export = Export::directory(&prepared.checkpoint, weights);
+        for file in export.directory_files(None)? {
+            files::write(&dir.join(&file.name), |sink| file.write(sink))?;
+        }
+        return Ok(dir);
+    };
+    if let Origin::Base { model, .. } = &run.config.origin {
+        lora.base = Some(model.display().to_string());
+    }
+    let dir = run.dir.join("adapter");
+    files::make_directory(&dir)?;
+    let modules = modules_of(prepared.checkpoint.model());
+    let (config, tensors) = peft::write(&lora, Some(&modules))?;
+    files::write(&dir.join("adapter_model.safetensors"), |sink| {
+        safetensors::write(&[("format", "pt")], &tensors, sink)
+    })?;
+    files::write_bytes(&dir.join("adapter_config.json"), config.as_bytes())?;
+    Ok(dir)
+}
+
+fn fact(name: &str, value: impl ToString) -> Fact {
+    Fact { name: name.into(), value: value.to_string() }
+}
+
+fn languages(before: &[DocScore], after: &[DocScore]) -> Vec<LanguageRow> {
+    let mut by_language: BTreeMap<&str, (Vec<&DocScore>, Vec<&DocScore>)> = BTreeMap::new();
+    for (before, after) in before.iter().zip(after) {
+        let entry = by_language.entry(after.language).or_default();
+        entry.0.push(before);
+        entry.1.push(after);
+    }
+    let mut rows: Vec<LanguageRow> = by_language
+        .into_iter()
+        .map(|(language, (before, after))| {
+            let (old, new) = (eval::Score::of(&before), eval::Score::of(&after));
+            LanguageRow {
+                language: language.into(),
+                n_files: after.len() as u64,
+                n_bytes: after.iter().map(|score| score.n_bytes as u64).sum(),
+                before: Some(old.bits_per_byte()),
+                after: Some(new.bits_per_byte()),
+                top1: Some(new.top1()),
+            }
+        })
+        .collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.n_bytes));
+    rows
+}
+
+/// The plan beside what was measured.
+fn plan_rows(run: &Run, elapsed_s: f64) -> Done<Vec<PlanRow>> {
+    let plan = &run.plan;
+    let mut times: Vec<f64> = metrics::read(&run.dir)?
+        .iter()
+        .filter_map(|record| match record {
+            metrics::Record::Step(step) => Some(step.ms / 1e3),
+            _ => None,
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    let median = times.get(times.len() / 2).copied();
+    let row = |name: &str, unit: Unit, planned: f64, measured: Option<f64>| PlanRow {
+        name: name.into(),
+        unit,
+        planned: Some(planned),
+        measured,
+    };
+    let bytes = |name: &str, n: usize| row(name, Unit::Bytes, n as f64, None);
+    let n_steps = run.prepared.training.progress().step;
+    Ok(vec![
+        row("parameters", Unit::Count, plan.n_params as f64, None),
+        row("of them trained", Unit::Count, plan.n_trained as f64, None),
+        bytes("weights", plan.fixed.weights),
+        bytes("moments", plan.fixed.moments),
+        bytes("gradients", plan.fixed.gradients),
+        bytes("activations", plan.activations),
+        bytes("buffers", plan.buffers),
+        row("peak memory", Unit::Bytes, plan.peak as f64, machine::peak_bytes().map(|n| n as f64)),
+        row("steps", Unit::Count, plan.n_steps as f64, Some(n_steps as f64)),
+        row("one step", Unit::Seconds, plan.step_s, median),
+        row("steps and measurements", Unit::Seconds, plan.total_s, Some(elapsed_s)),
+    ])
+}
+
+fn summarise(
+    run: &Run,
+    scores: (&[DocScore], &[DocScore]),
+    comparison: Option<&Comparison>,
+    elapsed_s: f64,
+) -> Done<Summary> {
+    let (before, after) = scores;
+    let config = &run.config;
+    let step = run.prepared.training.progress().step;
+    let time = super::plan::minutes(elapsed_s);
+    let interval = match after.is_empty() {
+        true => None,
+        false => Some(eval::Summary::of(after)?.interval),
+    };
+    let bits = |scores: &[DocScore]| {
+        let all: Vec<&DocScore> = scores.iter().collect();
+        (!all.is_empty()).then(|| eval::Score::of(&all).bits_per_byte())
+    };
+    let held_out = HeldOut {
+        n_files: after.len() as u64,
+        n_bytes: after.iter().map(|score| score.n_bytes as u64).sum(),
+        split: run.data.facts.split.clone(),
+        before: bits(before),
+        after: bits(after),
+        after_interval: interval.map(|interval| (interval.low, interval.high)),
+        gzip: run.data.facts.gzip,
+        zstd: run.data.facts.zstd,
+    };
+    let model = run.prepared.checkpoint.model().config();
+    let verdict = comparison.map_or_else(String::new, in_words);
+    let facts = vec![
+        fact("model", format!("{}, {} layers", model.family, model.layers.len())),
+        fact("method", format!("{}, {}", config.method.name(), run.prepared.coverage)),
+        fact("data", format!("{} documents", run.data.training.len())),
+        fact("held out", &run.data.facts.split),
+        fact("device", run.device.describe()),
+        fact("verdict", verdict),
+        fact("zstd", &run.data.facts.zstd_dictionary),
+    ];
+    let name = config.source.canonicalize().ok();
+    let name = name.as_deref().unwrap_or(&config.source);
+    let title = name.file_name().map_or_else(|| ".".into(), |name| name.to_string_lossy());
+    Ok(Summary {
+        title: title.into_owned(),
+        outcome: format!("{step} steps in {time}"),
+        facts,
+        held_out,
+        languages: languages(before, after),
+        left_out: serde_json::from_value(run.data.facts.left_out.clone()).unwrap_or_default(),
+        plan: plan_rows(run, elapsed_s)?,
+        config: json!(config),
+        machine: vec![
+            fact("processor", machine::processor().unwrap_or_default()),
+            fact("elapid", env!("CARGO_PKG_VERSION")),
+            fact("seed", config.seed),
+            fact("frozen weights", &run.prepared.frozen_hash),
+        ],
+    })
+}
+
+/// The verdict as people say it.
+fn in_words(comparison: &Comparison) -> String {
+    let Comparison { gain, interval, verdict } = comparison;
+    let (low, high) = (interval.low, interval.high);
+    match verdict {
+        Verdict::Better => format!(
+            "better than before: {gain:.3} fewer bits per byte (95% interval {low:.3} to {high:.3})"
+        ),
+        Verdict::Worse => format!(
+            "worse than before: {:.3} more bits per byte (95% interval {:.3} to {:.3})",
+            -gain, -high, -low
+        ),
+        Verdict::NoDifference => format!(
+            "no difference to before: {gain:.3} bits per byte (95% interval {low:.3} to {high:.3})"
+        ),
+    }
+}
+
+fn say(run: &mut Run, summary: &Summary, comparison: Option<&Comparison>) {
+    let HeldOut { before, after, gzip, zstd, .. } = &summary.held_out;
+    let number = |x: &Option<f64>| x.map_or("none".into(), |x| format!("{x:.3}"));
+    let text = format!(
+        "held-out {} bits per byte, before {}; gzip -9 {}, zstd -19 with a dictionary {}",
+        number(after),
+        number(before),
+        number(gzip),
+        number(zstd)
+    );
+    run.live.line("result", &text);
+    if let Some(comparison) = comparison {
+        run.live.line("verdict", &in_words(comparison));
+    }
+    if let Some(peak) = machine::peak_bytes() {
+        let plan = run.plan.peak as f64;
+        let off = 100.0 * (peak as f64 / plan - 1.0);
+        let text = format!("peak {}, {off:+.1}% of the plan", mebibytes(peak as f64));
+        run.live.line("memory", &text);
+    }
+}

@@ -1,0 +1,273 @@
+//! A run: prepared, planned, driven, finished. The engine makes the steps; here are files, the
+//! clock, and what a person sees.
+//!
+//! The directory of a run:
+//!
+//!     config.json              everything that decides its numbers
+//!     data.elapid              the documents, as they were
+//!     plan.json  before.json   what was foreseen; how the model measured before
+//!     tokenizer.json           of a new model
+//!     checkpoints/             to go on from
+//!     metrics.jsonl  events.*  every step; the same for TensorBoard
+//!     samples.jsonl            what the model wrote
+//!     model/ or adapter/       what came of it, for other tools too
+//!     report.html              to read
+
+pub mod checkpoints;
+pub mod config;
+mod data;
+mod drive;
+mod finish;
+pub mod plan;
+mod prepare;
+
+use crate::commands::train::Checkpointing;
+use crate::files;
+use crate::report::{Done, Failure, count, line, n_threads_default};
+use crate::run_report::live::{Live, Mode};
+use crate::source::left_out;
+use crate::source::walk::{self, Walk};
+use config::{Origin, RunConfig};
+use data::{Data, Facts};
+use elapid::chat::ChatTemplate;
+use elapid::config::preset::Size;
+use elapid::device::Device;
+use plan::Plan;
+use prepare::Prepared;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// How long a run is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Budget {
+    /// So many steps.
+    Steps(u64),
+    /// So many minutes, from which steps follow once.
+    Minutes(f64),
+}
+
+/// What a person asked for that is not in the configuration: it is decided by the plan, or does
+/// not change the numbers.
+#[derive(Clone, Debug)]
+pub struct Wishes {
+    /// How long.
+    pub budget: Budget,
+    /// Rows in a step.
+    pub n_rows: Option<usize>,
+    /// Passes in a step.
+    pub n_accumulate: Option<usize>,
+    /// Whether activations are kept.
+    pub checkpointing: Checkpointing,
+    /// Steps between two measurements.
+    pub eval_every: Option<u64>,
+    /// Steps between two checkpoints.
+    pub save_every: Option<u64>,
+    /// Size of a new model.
+    pub size: Option<Size>,
+    /// Bytes to stay within.
+    pub memory: Option<u64>,
+    /// Threads.
+    pub n_threads: Option<usize>,
+    /// Device by name.
+    pub device: String,
+    /// List every file that is left out.
+    pub verbose: bool,
+    /// JSON lines.
+    pub json: bool,
+}
+
+impl Wishes {
+    fn device(&self) -> Done<Device> {
+        Ok(Device::by_name(&self.device, self.n_threads.unwrap_or_else(n_threads_default))?)
+    }
+
+    fn live(&self) -> Live {
+        Live::new(if self.json { Mode::Json } else { Mode::for_people() })
+    }
+}
+
+/// `elapid train PATH`.
+pub fn begin(mut config: RunConfig, out: Option<&Path>, wishes: &Wishes) -> Done<ExitCode> {
+    let mut live = wishes.live();
+    let dir = match out {
+        Some(dir) => dir.to_path_buf(),
+        None => next_directory(Path::new("runs")),
+    };
+    if dir.join("config.json").exists() {
+        let problem = format!("{} is a run already", dir.display());
+        let hint = format!(
+            "go on with `elapid train --resume {}`, or choose another --out",
+            dir.display()
+        );
+        return Err(Failure::new(problem, &hint));
+    }
+    let data = collect(&mut config, Some(&dir), wishes, &mut live)?;
+    let device = wishes.device()?;
+    let (mut prepared, plan) = set_up(&mut config, &data, &device, wishes, &mut live)?;
+    files::make_directory(&dir)?;
+    // A run is nobody's source: neither git nor the next run looks into it.
+    files::write_bytes(&dir.join(".gitignore"), b"*\n")?;
+    data.write(&dir)?;
+    prepare::keep_texts(&prepared.checkpoint, &config, &dir)?;
+    write_json(&dir.join("plan.json"), &plan)?;
+    prepared.follow(&config);
+    // Last: a directory with a configuration can be gone on with.
+    config.write(&dir)?;
+    let run = drive::Run { dir, config, data, plan, prepared, device, live };
+    run.start()
+}
+
+/// `elapid train --resume RUN`.
+pub fn resume(dir: &Path, wishes: &Wishes) -> Done<ExitCode> {
+    let live = wishes.live();
+    let config = RunConfig::read(dir)?;
+    let data = Data::read(dir)?;
+    let plan: Plan = read_json(&dir.join("plan.json"))?;
+    let device = wishes.device()?;
+    let opened = prepare::open(&config, &data, Some(dir))?;
+    let prepared = prepare::prepare(&config, &data, opened, &device)?;
+    let run = drive::Run { dir: dir.into(), config, data, plan, prepared, device, live };
+    run.go_on()
+}
+
+/// `elapid plan PATH`.
+pub fn plan_only(mut config: RunConfig, wishes: &Wishes) -> Done<ExitCode> {
+    let mut live = wishes.live();
+    let data = collect(&mut config, None, wishes, &mut live)?;
+    let device = wishes.device()?;
+    let (_, plan) = set_up(&mut config, &data, &device, wishes, &mut live)?;
+    if wishes.json {
+        line(json!({ "kind": "plan", "plan": plan, "config": config }));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Walks the source and says what was found.
+fn collect(
+    config: &mut RunConfig,
+    out: Option<&Path>,
+    wishes: &Wishes,
+    live: &mut Live,
+) -> Done<Data> {
+    let template = match &config.origin {
+        Origin::Base { model, .. } => files::open(model)?.chat_template()?,
+        Origin::Scratch { .. } => None,
+    };
+    let template = template.map(|text| ChatTemplate::new("chat_template", &text)).transpose()?;
+    let out = out.map(Path::to_path_buf);
+    let settings = Walk { out, template: template.as_ref(), ..Walk::default() };
+    let collected = walk::collect(&config.source, &settings)?;
+    let table = match wishes.verbose {
+        true => left_out::left_out_list(&collected.left_out),
+        false => left_out::left_out_table(&collected.left_out),
+    };
+    for text in table.lines() {
+        live.line("skip", text);
+    }
+    let left_out = left_out::left_out_json(&collected.left_out);
+    let divided = walk::divide(collected, config.held_out)?;
+    let split = divided.by.describe().to_string();
+    let facts = Facts { split, left_out, ..Facts::default() };
+    let mut data = Data { training: divided.train, held_out: divided.held_out, facts };
+    if let Origin::Scratch { size, n_vocab, .. } = &mut config.origin {
+        let n_bytes: usize = data.training.iter().map(|document| document.n_bytes()).sum();
+        *size = wishes.size.unwrap_or(default_size(n_bytes));
+        if *n_vocab == 0 {
+            *n_vocab = default_vocab(*size, n_bytes);
+        }
+    }
+    // Before anything else is held: at level 19 it takes more memory than a small model.
+    data.compress(plan::limit(wishes));
+    Ok(data)
+}
+
+/// A new model is as large as its text can fill in a few minutes.
+fn default_size(_n_bytes: usize) -> Size {
+    Size::Tiny
+}
+
+/// Fewer tokens than the preset has where there is little text: each wants to be seen often.
+fn default_vocab(size: Size, n_bytes: usize) -> usize {
+    (n_bytes / 256).next_power_of_two().clamp(512, size.n_vocab())
+}
+
+/// Model, method and plan, each said.
+fn set_up(
+    config: &mut RunConfig,
+    data: &Data,
+    device: &Device,
+    wishes: &Wishes,
+    live: &mut Live,
+) -> Done<(Prepared, Plan)> {
+    let opened = prepare::open(config, data, None)?;
+    prepare::check_least(config, &opened, plan::limit(wishes))?;
+    let mut prepared = prepare::prepare(config, data, opened, device)?;
+    say_model(config, data, &prepared, device, live);
+    let plan = plan::plan(config, &mut prepared, device, wishes)?;
+    for (kind, text) in plan.lines() {
+        live.line(kind, &text);
+    }
+    Ok((prepared, plan))
+}
+
+fn say_model(
+    config: &RunConfig,
+    data: &Data,
+    prepared: &Prepared,
+    device: &Device,
+    live: &mut Live,
+) {
+    let n_tok = prepared.training.loader.n_tok_epoch();
+    let n_bytes: usize = data.training.iter().map(|document| document.n_bytes()).sum();
+    live.line(
+        "data",
+        &format!(
+            "{} documents, {} bytes, {} tokens; {} held out {}",
+            data.training.len(),
+            count(n_bytes as f64),
+            count(n_tok as f64),
+            data.held_out.len(),
+            data.facts.split,
+        ),
+    );
+    let model = prepared.checkpoint.model().config();
+    let coverage = &prepared.coverage;
+    live.line(
+        "model",
+        &format!(
+            "{}, {} layers, d_model {}, vocabulary {}, {} parameters",
+            model.family,
+            model.layers.len(),
+            model.d_model,
+            model.n_vocab,
+            count(coverage.n_all as f64),
+        ),
+    );
+    let method = match &config.origin {
+        Origin::Scratch { .. } => "scratch",
+        Origin::Base { quant: Some(_), .. } => "qlora",
+        Origin::Base { .. } => config.method.name(),
+    };
+    live.line("method", &format!("{method}, {coverage}"));
+    live.line("device", &format!("{}, f32", device.describe()));
+}
+
+/// The first of runs/1, runs/2, ... that is not there.
+fn next_directory(parent: &Path) -> PathBuf {
+    let free = (1u32..).map(|n| parent.join(n.to_string())).find(|path| !path.exists());
+    free.expect("numbers do not end")
+}
+
+fn write_json(path: &Path, value: &impl serde::Serialize) -> Done<()> {
+    let json = serde_json::to_vec_pretty(value)
+        .map_err(|error| Failure::new(error, "this is a defect of Elapid"))?;
+    files::write_bytes(path, &json)
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Done<T> {
+    serde_json::from_str(&files::read_text(path)?).map_err(|error| {
+        let hint = "the run may be of another version of Elapid";
+        Failure::new(format!("{}: {error}", path.display()), hint)
+    })
+}

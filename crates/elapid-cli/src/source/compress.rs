@@ -1,0 +1,136 @@
+//! How few bits a byte of the held-out files costs a compressor: the marks a model has to pass.
+//!
+//! Only what a model is measured on is compressed (the learned parts), each document alone, headers
+//! included, and bits of all are divided by bytes of all. gzip knows nothing beforehand. zstd is
+//! given the training files as a dictionary, in two forms, and the smaller outcome counts: trained
+//! (zstd picks pieces that occur often) or raw (the text itself, from its end backward, as much as
+//! the window of the level reaches).
+//!
+//! Not here: the model's own bits per byte.
+
+use elapid::data::Document;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use std::io::Write;
+use zstd::bulk::Compressor;
+use zstd::dict::EncoderDictionary;
+
+/// Level of both: the strongest of gzip, and the strongest of zstd that asks for no more memory.
+const GZIP_LEVEL: u32 = 9;
+const ZSTD_LEVEL: i32 = 19;
+
+/// Size of a trained dictionary, the default of the `zstd` command.
+const TRAINED_BYTES: usize = 112_640;
+
+/// Text that a trained dictionary is made from, at most: a hundred times its size, as zstd advises.
+const SAMPLE_BYTES: usize = 100 * TRAINED_BYTES;
+
+/// Size of a raw dictionary at most: the window of the level.
+const RAW_BYTES: usize = 8 << 20;
+
+/// What zstd reached.
+pub struct Zstd {
+    /// Of the better dictionary.
+    pub bits_per_byte: f64,
+    /// Which it was.
+    pub dictionary: Dictionary,
+}
+
+/// How the training files were made into a dictionary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dictionary {
+    /// There was nothing to make one from.
+    None,
+    /// Pieces that occur often, picked by zstd.
+    Trained,
+    /// The text itself.
+    Raw,
+}
+
+impl Dictionary {
+    /// For a table.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Dictionary::None => "no dictionary",
+            Dictionary::Trained => "trained dictionary of the training files",
+            Dictionary::Raw => "training files as dictionary",
+        }
+    }
+}
+
+/// Bits per byte of `gzip -9`, each document alone. None without a byte of text.
+pub fn gzip_bits_per_byte(documents: &[Document]) -> Option<f64> {
+    ratio(documents, |text| {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::new(GZIP_LEVEL));
+        encoder.write_all(text).ok()?;
+        Some(encoder.finish().ok()?.len())
+    })
+}
+
+/// Bits per byte of `zstd -19` with the better dictionary of `train`, each document alone. None
+/// without a byte of text.
+pub fn zstd_bits_per_byte(train: &[Document], held_out: &[Document]) -> Option<Zstd> {
+    let samples = learned(train);
+    let candidates = [
+        (Dictionary::None, Some(Vec::new())),
+        (Dictionary::Trained, trained(&samples)),
+        (Dictionary::Raw, Some(raw(&samples))),
+    ];
+    let mut best: Option<Zstd> = None;
+    for (dictionary, bytes) in candidates {
+        let Some(bits_per_byte) = bytes.and_then(|bytes| zstd_with(&bytes, held_out)) else {
+            continue;
+        };
+        if best.as_ref().is_none_or(|best| bits_per_byte < best.bits_per_byte) {
+            best = Some(Zstd { bits_per_byte, dictionary });
+        }
+    }
+    best
+}
+
+fn zstd_with(dictionary: &[u8], documents: &[Document]) -> Option<f64> {
+    // Digested once: for a large dictionary this costs more than all documents.
+    let dictionary = EncoderDictionary::copy(dictionary, ZSTD_LEVEL);
+    let mut compressor = Compressor::with_prepared_dictionary(&dictionary).ok()?;
+    compressor.include_checksum(false).ok()?;
+    compressor.include_dictid(false).ok()?;
+    ratio(documents, |text| Some(compressor.compress(text).ok()?.len()))
+}
+
+/// None when there is too little text to train on.
+fn trained(samples: &[String]) -> Option<Vec<u8>> {
+    let mut n_bytes = 0;
+    let few: Vec<&[u8]> = samples
+        .iter()
+        .map(|sample| sample.as_bytes())
+        .take_while(|sample| {
+            n_bytes += sample.len();
+            n_bytes <= SAMPLE_BYTES
+        })
+        .collect();
+    zstd::dict::from_samples(&few, TRAINED_BYTES).ok()
+}
+
+/// The end of all samples: what lies nearest is cheapest to point at.
+fn raw(samples: &[String]) -> Vec<u8> {
+    let whole = samples.concat().into_bytes();
+    whole[whole.len().saturating_sub(RAW_BYTES)..].to_vec()
+}
+
+/// Bits of the compressed texts by bytes of the texts.
+fn ratio(documents: &[Document], mut size: impl FnMut(&[u8]) -> Option<usize>) -> Option<f64> {
+    let (mut n_in, mut n_out) = (0, 0);
+    for text in learned(documents).iter().filter(|text| !text.is_empty()) {
+        n_in += text.len();
+        n_out += size(text.as_bytes())?;
+    }
+    (n_in > 0).then(|| 8.0 * n_out as f64 / n_in as f64)
+}
+
+/// What is learned of each document.
+fn learned(documents: &[Document]) -> Vec<String> {
+    let of = |document: &Document| {
+        document.parts.iter().filter(|part| part.learned).map(|part| part.text.as_str()).collect()
+    };
+    documents.iter().map(of).collect()
+}

@@ -1,0 +1,157 @@
+//! What was left out and why, for people and for machines.
+//!
+//! Files that ignore files exclude and hidden ones are never visited: a folder among them is one
+//! entry, with nothing known of its size.
+
+use elapid::data::filter::Reason;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Something under the path that is not learned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Path relative to the source; a folder ends in `/`.
+    pub name: String,
+    /// Why.
+    pub why: Why,
+    /// Its size; not known of folders and links.
+    pub n_bytes: Option<u64>,
+}
+
+/// Why something is left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// By its path, size or text.
+    Unwanted(Reason),
+    /// JSONL inside of a folder: data, not a file to read.
+    Records,
+    /// A symbolic link.
+    Link,
+    /// A pipe, a socket, a device.
+    NotPlain,
+    /// Could not be read.
+    Unreadable(String),
+    /// Its name begins with a dot.
+    Hidden,
+    /// Excluded by .gitignore, .ignore or .aiignore.
+    Ignored,
+    /// What an earlier run, or this one, writes.
+    Run,
+}
+
+impl Why {
+    /// In a word or two, the same for all of a kind.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Why::Unwanted(reason) => reason.kind(),
+            Why::Records => "records",
+            Why::Link => "link",
+            Why::NotPlain => "not a file",
+            Why::Unreadable(_) => "unreadable",
+            Why::Hidden => "hidden",
+            Why::Ignored => "ignored",
+            Why::Run => "run",
+        }
+    }
+
+    /// In words.
+    pub fn describe(&self) -> String {
+        match self {
+            Why::Unwanted(reason) => reason.describe(),
+            Why::Records => "JSONL inside of a folder; give its own path to learn from it".into(),
+            Why::Link => "a symbolic link".into(),
+            Why::NotPlain => "not a plain file".into(),
+            Why::Unreadable(problem) => format!("cannot be read: {problem}"),
+            Why::Hidden => "hidden".into(),
+            Why::Ignored => "excluded by .gitignore, .ignore or .aiignore".into(),
+            Why::Run => "a run of elapid".into(),
+        }
+    }
+}
+
+/// How many, how large and the first two of each kind, the most frequent kind first.
+struct Kind<'a> {
+    kind: &'static str,
+    n: usize,
+    /// Of those whose size is known.
+    n_bytes: Option<u64>,
+    examples: Vec<&'a str>,
+}
+
+const N_EXAMPLE: usize = 2;
+
+fn kinds(list: &[LeftOut]) -> Vec<Kind<'_>> {
+    let mut map: BTreeMap<&str, Kind<'_>> = BTreeMap::new();
+    for left in list {
+        let kind = left.why.kind();
+        let empty = Kind { kind, n: 0, n_bytes: None, examples: Vec::new() };
+        let entry = map.entry(kind).or_insert(empty);
+        entry.n += 1;
+        if let Some(n_bytes) = left.n_bytes {
+            entry.n_bytes = Some(entry.n_bytes.unwrap_or(0) + n_bytes);
+        }
+        if entry.examples.len() < N_EXAMPLE {
+            entry.examples.push(&left.name);
+        }
+    }
+    let mut kinds: Vec<Kind<'_>> = map.into_values().collect();
+    kinds.sort_by_key(|kind| std::cmp::Reverse(kind.n));
+    kinds
+}
+
+/// One line per reason: how many, why, how large, examples. Empty when nothing was left out.
+pub fn left_out_table(list: &[LeftOut]) -> String {
+    let kinds = kinds(list);
+    let n_digit = kinds.first().map_or(1, |kind| kind.n.to_string().len());
+    let n_letter = kinds.iter().map(|kind| kind.kind.len()).max().unwrap_or(0);
+    let mut table = String::new();
+    for Kind { kind, n, n_bytes, examples } in kinds {
+        let size = n_bytes.map_or("-".to_string(), size);
+        let examples: Vec<String> = examples.into_iter().map(printable).collect();
+        let more = if n > examples.len() { ", ..." } else { "" };
+        let examples = examples.join(", ");
+        table += &format!("{n:>n_digit$} {kind:<n_letter$}  {size:>9}  {examples}{more}\n");
+    }
+    table
+}
+
+/// One line for each, with the reason in words.
+pub fn left_out_list(list: &[LeftOut]) -> String {
+    let line = |left: &LeftOut| {
+        let size = left.n_bytes.map_or("-".to_string(), size);
+        let (name, why) = (printable(&left.name), printable(&left.why.describe()));
+        format!("{size:>9}  {name}: {why}\n")
+    };
+    list.iter().map(line).collect()
+}
+
+/// The table for machines: `[{"reason", "n_files", "n_bytes", "examples"}]`.
+pub fn left_out_json(list: &[LeftOut]) -> Value {
+    let object = |kind: Kind<'_>| {
+        json!({
+            "reason": kind.kind,
+            "n_files": kind.n,
+            "n_bytes": kind.n_bytes.unwrap_or(0),
+            "examples": kind.examples,
+        })
+    };
+    kinds(list).into_iter().map(object).collect()
+}
+
+/// 912 B, 3.4 KiB, 1.2 MiB.
+fn size(n_bytes: u64) -> String {
+    match n_bytes {
+        n if n >= 1 << 20 => format!("{:.1} MiB", n as f64 / (1 << 20) as f64),
+        n if n >= 1 << 10 => format!("{:.1} KiB", n as f64 / (1 << 10) as f64),
+        n => format!("{n} B"),
+    }
+}
+
+/// Names of files may hold anything, also what moves the cursor of a terminal.
+fn printable(name: &str) -> String {
+    let shown = |letter: char| match letter.is_control() {
+        true => letter.escape_default().to_string(),
+        false => letter.to_string(),
+    };
+    name.chars().map(shown).collect()
+}

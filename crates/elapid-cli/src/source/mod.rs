@@ -1,0 +1,19 @@
+//! What there is to learn from: files under a path, when they were committed, what was left out,
+//! and how far compressors get.
+//!
+//! | file          | is                                                                      |
+//! |---------------|-------------------------------------------------------------------------|
+//! | `walk.rs`     | a path to documents, and documents to training and held-out ones        |
+//! | `left_out.rs` | what was left out and why, for people and for machines                  |
+//! | `git.rs`      | the last commit of every file                                           |
+//! | `compress.rs` | gzip and zstd, the marks to pass                                        |
+//!
+//! Not here: what makes a file unwanted, what a near copy is, how the split is drawn: the engine's
+//! `data` knows.
+
+pub mod compress;
+pub mod git;
+pub mod left_out;
+#[cfg(test)]
+mod tests;
+pub mod walk;

@@ -1,0 +1,598 @@
+//! Walks over folders and histories made for the purpose. Histories are written and read back by
+//! the `git` command; without one those tests say that they were skipped.
+
+use super::compress::{Dictionary, gzip_bits_per_byte, zstd_bits_per_byte};
+use super::git::{self, Dates};
+use super::left_out::{LeftOut, Why, left_out_json, left_out_list, left_out_table};
+use super::walk::{Collected, Division, Walk, collect, divide};
+use elapid::data::Document;
+use elapid::data::filter::Reason;
+use elapid::rng::Rng;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A folder that goes away with its test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(test: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("elapid-{}-{test}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
+        let path = self.0.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    fn collect(&self) -> Collected {
+        collect(&self.0, &Walk::default()).unwrap()
+    }
+
+    /// What a git command prints; none when there is no git.
+    fn git(&self, args: &[&str], input: &[u8]) -> Option<String> {
+        let child = Command::new("git")
+            .args(args)
+            .current_dir(&self.0)
+            .env("GIT_CONFIG_GLOBAL", "/dev/null")
+            .env("GIT_CONFIG_SYSTEM", "/dev/null")
+            .env("GIT_AUTHOR_NAME", "a")
+            .env("GIT_AUTHOR_EMAIL", "a@example.org")
+            .env("GIT_COMMITTER_NAME", "a")
+            .env("GIT_COMMITTER_EMAIL", "a@example.org")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let Ok(mut child) = child else {
+            eprintln!("skipped: there is no git command");
+            return None;
+        };
+        child.stdin.take().unwrap().write_all(input).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "git {args:?}");
+        Some(String::from_utf8(output.stdout).unwrap())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn names(documents: &[Document]) -> Vec<&str> {
+    documents.iter().map(|document| document.name.as_str()).collect()
+}
+
+/// Path to mode and content.
+type Files = BTreeMap<String, (&'static str, u64)>;
+
+/// A commit of a history made up: number of its parents, date, files.
+struct Commit {
+    parents: Vec<usize>,
+    date: i64,
+    files: Files,
+}
+
+/// For `git fast-import`; the last commit is HEAD.
+fn stream(history: &[Commit]) -> Vec<u8> {
+    let mut text = String::new();
+    for (idx, commit) in history.iter().enumerate() {
+        text += &format!("commit refs/heads/main\nmark :{}\n", idx + 1);
+        text += &format!("committer a <a@example.org> {} +0000\ndata 1\nc\n", commit.date);
+        for (n, parent) in commit.parents.iter().enumerate() {
+            let word = if n == 0 { "from" } else { "merge" };
+            text += &format!("{word} :{}\n", parent + 1);
+        }
+        text += "deleteall\n";
+        for (path, (mode, content)) in &commit.files {
+            match *mode {
+                "160000" => text += &format!("M 160000 {content:040x} {path}\n"),
+                mode => text += &format!("M {mode} inline {path}\ndata 20\n{content:020}\n"),
+            }
+        }
+    }
+    text.into_bytes()
+}
+
+/// Makes a repository; none without git.
+fn repository(test: &str, history: &[Commit]) -> Option<Folder> {
+    let folder = Folder::new(test);
+    folder.git(&["init", "-q", "-b", "main"], b"")?;
+    folder.git(&["fast-import", "--quiet", "--force"], &stream(history))?;
+    folder.git(&["reset", "-q", "--hard"], b"")?;
+    Some(folder)
+}
+
+/// Branches, merges of every kind, clocks that go wrong, files that turn into folders.
+fn wild_history(seed: u64, n_commit: usize) -> Vec<Commit> {
+    let rng = Rng::new(seed, 0);
+    let mut n = 0;
+    let mut below = |bound: u64| {
+        n += 1;
+        rng.below(n, bound)
+    };
+    let mut history: Vec<Commit> = Vec::new();
+    for idx in 0..n_commit {
+        let recent = |back: u64| idx - 1 - (back as usize).min(idx - 1);
+        let mut parents = Vec::new();
+        if idx > 0 {
+            let n_parent = if below(3) == 0 { 2 + below(2) } else { 1 };
+            let last = idx + 1 == n_commit;
+            for which in 0..n_parent {
+                let parent = recent(if last && which == 0 { 0 } else { below(4) });
+                if !parents.contains(&parent) {
+                    parents.push(parent);
+                }
+            }
+        }
+        // Each path as one of the parents has it.
+        let mut files = Files::new();
+        let paths: Vec<&String> = parents.iter().flat_map(|p| history[*p].files.keys()).collect();
+        for path in paths {
+            let parent = parents[below(parents.len() as u64) as usize];
+            if let Some(file) = history[parent].files.get(path) {
+                files.entry(path.clone()).or_insert(*file);
+            }
+        }
+        for _ in 0..below(4) {
+            let path = match below(6) {
+                0 => format!("f{}", below(4)),
+                1 => "d".to_string(),
+                2 => format!("d/f{}", below(4)),
+                _ => format!("s/e{}/f{}", below(3), below(4)),
+            };
+            let mode = ["100644", "100644", "100755", "120000"][below(4) as usize];
+            // Contents come back, so that a parent is like its grandparent.
+            files.insert(path, (mode, below(5)));
+            if below(4) == 0 {
+                files.pop_first();
+            }
+        }
+        // A path is a file or a folder.
+        if files.contains_key("d") {
+            files.retain(|path, _| !path.starts_with("d/"));
+        }
+        files.insert("always".into(), ("100644", 0));
+        let date = 1_600_000_000 + 1000 * idx as i64 - below(3000) as i64;
+        history.push(Commit { parents, date, files });
+    }
+    history
+}
+
+/// Compares with `git log`, path by path; how many there were.
+fn assert_as_git_log(folder: &Folder, below: &str) -> usize {
+    let dates = git::dates(&folder.0.join(below)).expect("dates");
+    let prefix = if below.is_empty() { String::new() } else { format!("{below}/") };
+    let pattern = if below.is_empty() { "." } else { &prefix };
+    let args = ["ls-tree", "-r", "--name-only", "HEAD", pattern];
+    let list = folder.git(&args, b"").unwrap();
+    for path in list.lines() {
+        let args = ["log", "-1", "--format=%ct", "--", path];
+        let want: i64 = folder.git(&args, b"").unwrap().trim().parse().unwrap();
+        let got = dates.get(path.strip_prefix(&prefix).unwrap());
+        assert_eq!(got, Some(want), "{path} in {}", folder.0.display());
+    }
+    assert_eq!(dates.len(), list.lines().count());
+    list.lines().count()
+}
+
+#[test]
+fn dates_are_those_of_git_log_in_wild_histories() {
+    let mut n_path = 0;
+    for seed in 0..8 {
+        let history = wild_history(seed, 40);
+        let Some(folder) = repository(&format!("wild-{seed}"), &history) else { return };
+        if seed % 2 == 1 {
+            folder.git(&["repack", "-adq"], b"").unwrap();
+        }
+        n_path += assert_as_git_log(&folder, "");
+        if folder.0.join("s/e1").is_dir() {
+            n_path += assert_as_git_log(&folder, "s");
+            n_path += assert_as_git_log(&folder, "s/e1");
+        }
+    }
+    assert!(n_path > 100, "{n_path}");
+}
+
+/// Files of one line of commits: each commit changes `f` of its own number.
+fn plain_history(n_commit: usize) -> Vec<Commit> {
+    let mut files: Files = (0..n_commit).map(|n| (format!("f{n}.rs"), ("100644", 0))).collect();
+    let mut history = Vec::new();
+    for idx in 0..n_commit {
+        files.insert(format!("f{idx}.rs"), ("100644", idx as u64));
+        let parents = if idx == 0 { vec![] } else { vec![idx - 1] };
+        history.push(Commit { parents, date: 1000 + idx as i64, files: files.clone() });
+    }
+    history
+}
+
+#[test]
+fn a_shallow_clone_dates_what_it_cannot_see_at_its_edge() {
+    let Some(folder) = repository("deep", &plain_history(9)) else { return };
+    let url = format!("file://{}", folder.0.display());
+    folder.git(&["clone", "-q", "--depth", "3", &url, "shallow"], b"").unwrap();
+    let dates = git::dates(&folder.0.join("shallow")).unwrap();
+    let found: Vec<_> = [0, 5, 6, 7, 8].map(|n| dates.get(&format!("f{n}.rs")).unwrap()).into();
+    assert_eq!(found, [1006, 1006, 1006, 1007, 1008]);
+}
+
+#[test]
+fn a_walk_cut_short_dates_the_rest_as_the_oldest_seen() {
+    let Some(folder) = repository("short", &plain_history(30)) else { return };
+    let dates = git::dates_within(&folder.0, 20).unwrap();
+    assert_eq!(dates.get("f29.rs"), Some(1029));
+    let oldest = dates.get("f0.rs").unwrap();
+    assert!(oldest > 1000 && oldest < 1029, "{oldest}");
+    assert!((0..30).all(|n| dates.get(&format!("f{n}.rs")).unwrap() >= oldest));
+    assert!(git::dates_within(&folder.0, 1).is_none());
+    let history = wild_history(3, 40);
+    let Some(folder) = repository("short-wild", &history) else { return };
+    for n_read_max in 10..300 {
+        let dates = git::dates_within(&folder.0, n_read_max).unwrap();
+        for path in history[39].files.keys() {
+            let date = dates.get(path).unwrap();
+            assert!(history.iter().any(|commit| commit.date == date), "{n_read_max} {path} {date}");
+        }
+    }
+}
+
+#[test]
+fn files_of_a_submodule_have_the_date_it_was_moved() {
+    let mut history = plain_history(3);
+    history[1].files.insert("sub/module".into(), ("160000", 7));
+    history[2].files.insert("sub/module".into(), ("160000", 7));
+    let Some(folder) = repository("submodule", &history) else { return };
+    let dates = git::dates(&folder.0).unwrap();
+    assert_eq!(dates.get("sub/module/src/a.rs"), Some(1001));
+    assert_eq!(dates.get("sub/modules"), None);
+    assert_eq!(dates.get("f9.rs"), None);
+}
+
+#[test]
+fn without_a_history_that_can_be_read_there_are_no_dates() {
+    let none = |path: &Path| git::dates(path).as_ref().map(Dates::len).is_none();
+    let Some(folder) = repository("none", &plain_history(4)) else { return };
+    folder.git(&["clone", "-q", "--bare", ".", "bare.git"], b"").unwrap();
+    folder.git(&["init", "-q", "unborn"], b"").unwrap();
+    folder.write("new/a.rs", "fn new() {}");
+    folder.write("odd/.git", "gitdir: /nowhere");
+    folder.write("broken/.git/HEAD", "\0\0\0");
+    for name in ["bare.git", "unborn", "new", "odd", "nowhere"] {
+        assert!(none(&folder.0.join(name)), "{name}");
+    }
+    // What is no repository at all is passed by: the one above counts, and knows no such folder.
+    assert!(none(&folder.0.join("broken")));
+    assert!(!none(&folder.0));
+    // Every object cut in half.
+    let mut stack = vec![folder.0.join(".git/objects")];
+    while let Some(path) = stack.pop() {
+        if path.is_dir() {
+            stack.extend(std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+        } else {
+            let bytes = std::fs::read(&path).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+        }
+    }
+    assert!(none(&folder.0));
+}
+
+fn left<'a>(collected: &'a Collected, name: &str) -> &'a Why {
+    let found = collected.left_out.iter().find(|left| left.name == name);
+    &found.unwrap_or_else(|| panic!("{name} is not among {:?}", collected.left_out)).why
+}
+
+/// Text of its own for each number.
+fn prose(n: u64, n_line: u64) -> String {
+    let rng = Rng::new(n, 1);
+    let word = |at: u64| format!("w{}", rng.below(at, 5000));
+    let line = |line: u64| (0..8).map(|at| word(8 * line + at) + " ").collect::<String>() + "\n";
+    (0..n_line).map(line).collect()
+}
+
+#[test]
+fn every_kind_of_file_that_is_left_out_has_its_reason() {
+    let folder = Folder::new("kinds");
+    folder.write("a.rs", prose(0, 40));
+    folder.write("b/copy.rs", prose(0, 40));
+    folder.write("b/near.rs", prose(0, 40) + "one more line of words\n");
+    folder.write("b/other.rs", prose(1, 40));
+    folder.write("Cargo.lock", "version = 4\n");
+    folder.write("bytes.txt", b"ab\0cd");
+    folder.write("empty.rs", "");
+    folder.write("generated.rs", "// Code generated by protoc. DO NOT EDIT.\nfn f() {}\n");
+    folder.write("key.pem", "x");
+    folder.write("large.txt", prose(2, 30_000));
+    folder.write("latin.txt", b"gr\xfc\xdfe\n");
+    folder.write("logo.png", "x");
+    folder.write("node_modules/x/index.js", "f()\n");
+    folder.write("rows.jsonl", "{\"text\": \"a\"}\n");
+    folder.write(".hidden/a.rs", prose(3, 40));
+    folder.write(".env", "KEY=1");
+    folder.write("old/metrics.jsonl", "{}");
+    folder.write("old/config.json", "{}");
+    folder.write("old/report.html", prose(4, 40));
+    folder.write("out/report.html", prose(5, 40));
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink("a.rs", folder.0.join("link.rs")).unwrap();
+        std::os::unix::fs::symlink("b", folder.0.join("link")).unwrap();
+    }
+    let walk = Walk { out: Some(folder.0.join("out")), ..Walk::default() };
+    let collected = collect(&folder.0, &walk).unwrap();
+    assert_eq!(names(&collected.documents), ["a.rs", "b/other.rs"]);
+    assert_eq!(collected.documents[0].language, "Rust");
+    let unwanted = |name: &str| match left(&collected, name) {
+        Why::Unwanted(reason) => reason.clone(),
+        why => panic!("{name}: {why:?}"),
+    };
+    assert_eq!(unwanted("b/copy.rs"), Reason::Duplicate { of: "a.rs".into() });
+    assert_eq!(unwanted("b/near.rs"), Reason::NearDuplicate { of: "a.rs".into() });
+    assert_eq!(unwanted("Cargo.lock"), Reason::LockFile);
+    assert_eq!(unwanted("bytes.txt"), Reason::Binary);
+    assert_eq!(unwanted("empty.rs"), Reason::Empty);
+    assert_eq!(unwanted("generated.rs"), Reason::Generated);
+    assert_eq!(unwanted("key.pem"), Reason::Secret);
+    assert_eq!(unwanted("large.txt"), Reason::TooLarge);
+    assert_eq!(unwanted("latin.txt"), Reason::NotUtf8);
+    assert_eq!(unwanted("logo.png"), Reason::Binary);
+    assert_eq!(unwanted("node_modules/x/index.js"), Reason::Vendored);
+    assert_eq!(left(&collected, "rows.jsonl"), &Why::Records);
+    assert_eq!(left(&collected, ".hidden/"), &Why::Hidden);
+    assert_eq!(left(&collected, ".env"), &Why::Hidden);
+    assert_eq!(left(&collected, "old/"), &Why::Run);
+    assert_eq!(left(&collected, "out/"), &Why::Run);
+    if cfg!(unix) {
+        assert_eq!(left(&collected, "link.rs"), &Why::Link);
+        assert_eq!(left(&collected, "link"), &Why::Link);
+    }
+    // Nothing is silent, nothing is told twice.
+    let mut told: Vec<&str> = collected.left_out.iter().map(|left| left.name.as_str()).collect();
+    assert!(told.is_sorted());
+    told.dedup();
+    assert_eq!(told.len(), collected.left_out.len());
+    assert_eq!(told.len(), if cfg!(unix) { 18 } else { 16 });
+    let sizes: Vec<_> = collected.left_out.iter().map(|left| (&*left.name, left.n_bytes)).collect();
+    assert!(sizes.contains(&("bytes.txt", Some(5))) && sizes.contains(&("old/", None)));
+    // A larger limit lets the large one in.
+    let walk = Walk { n_bytes_max: 1 << 30, ..Walk::default() };
+    let documents = collect(&folder.0, &walk).unwrap().documents;
+    assert!(names(&documents).contains(&"large.txt"));
+}
+
+#[test]
+fn ignore_files_are_honoured_in_and_out_of_repositories_and_what_they_hide_is_told() {
+    let folder = Folder::new("ignored");
+    folder.write(".gitignore", "/made\n*.log\n!keep.log\n");
+    folder.write("sub/.ignore", "one.txt\n");
+    folder.write("sub/.aiignore", "two.txt\n");
+    for (n, name) in ["made/a.txt", "b.log", "keep.log", "c.txt"].into_iter().enumerate() {
+        folder.write(name, prose(n as u64, 20));
+    }
+    for (n, name) in ["one", "two", "three"].into_iter().enumerate() {
+        folder.write(&format!("sub/{name}.txt"), prose(10 + n as u64, 20));
+    }
+    for _ in 0..2 {
+        let collected = folder.collect();
+        assert_eq!(names(&collected.documents), ["c.txt", "keep.log", "sub/three.txt"]);
+        for name in ["made/", "b.log", "sub/one.txt", "sub/two.txt"] {
+            assert_eq!(left(&collected, name), &Why::Ignored, "{name}");
+        }
+        // The rules of a folder hold for what is asked for below it.
+        folder.write("sub/deep/d.log", prose(20, 20));
+        folder.write("sub/deep/d.txt", prose(21, 20));
+        let collected = collect(&folder.0.join("sub/deep"), &Walk::default()).unwrap();
+        assert_eq!(names(&collected.documents), ["d.txt"]);
+        std::fs::remove_dir_all(folder.0.join("sub/deep")).unwrap();
+        if folder.git(&["init", "-q"], b"").is_none() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn files_come_in_the_order_of_their_names_whatever_the_order_they_were_made_in() {
+    let list = ["Z.txt", "a-b.txt", "a.txt", "a/b.txt", "a/b/c.txt", "a0.txt", "\u{e4}.txt"];
+    assert!(list.is_sorted());
+    for turn in 0..list.len() {
+        let folder = Folder::new(&format!("order-{turn}"));
+        for at in 0..list.len() {
+            let n = (at + turn) % list.len();
+            folder.write(list[n], prose(n as u64, 20));
+        }
+        assert_eq!(names(&folder.collect().documents), list);
+    }
+}
+
+#[test]
+fn one_file_is_read_whatever_its_size_and_its_end_is_held_out() {
+    let folder = Folder::new("single");
+    folder.write("book.txt", prose(1, 30_000));
+    let collected = collect(&folder.0.join("book.txt"), &Walk::default()).unwrap();
+    assert_eq!(names(&collected.documents), ["book.txt"]);
+    assert!(collected.documents[0].n_bytes() > 1 << 20);
+    let whole = collected.documents[0].text().into_owned();
+    let divided = divide(collected, 0.1).unwrap();
+    assert_eq!(divided.by, Division::End);
+    let sides = [divided.train[0].text(), divided.held_out[0].text()];
+    assert_eq!(sides.concat(), whole);
+    assert_eq!(sides[1].lines().count(), 3000);
+    // The same for a directory with one file.
+    let folder = Folder::new("single-directory");
+    folder.write("a.txt", prose(1, 100));
+    assert_eq!(divide(folder.collect(), 0.1).unwrap().by, Division::End);
+}
+
+#[test]
+fn what_cannot_be_learned_is_an_error_that_says_what_to_do() {
+    let folder = Folder::new("errors");
+    let problem = |name: &str| match collect(&folder.0.join(name), &Walk::default()) {
+        Ok(_) => panic!("{name} was read"),
+        Err(failure) => failure.to_string(),
+    };
+    std::fs::create_dir(folder.0.join("bare")).unwrap();
+    folder.write("images/a.png", "x");
+    folder.write("images/b.png", "x");
+    folder.write("images/c.lock", "");
+    folder.write("zero.bin", b"\0\0");
+    folder.write("zero.txt", "");
+    folder.write("bad.jsonl", "{\"text\": \"a\"}\n{\"txt\": 1}\n");
+    for (name, words) in [
+        ("nowhere", "cannot read"),
+        ("bare", "it is empty"),
+        ("images", "2 binary"),
+        ("zero.bin", "not text"),
+        ("zero.txt", "empty"),
+        ("bad.jsonl", "bad.jsonl:2"),
+    ] {
+        let problem = problem(name);
+        assert!(problem.contains(words) && problem.contains("hint: "), "{name}: {problem}");
+    }
+    folder.write("one/a.txt", "x");
+    let collected = collect(&folder.0.join("one"), &Walk::default()).unwrap();
+    assert!(divide(collected, 0.1).unwrap_err().to_string().contains("too little text"));
+}
+
+#[test]
+fn records_lose_exact_copies_only_and_near_ones_stay_on_one_side() {
+    let folder = Folder::new("records");
+    let line = |text: &str| serde_json::json!({ "text": text }).to_string() + "\n";
+    let near = |n: u64| prose(n, 40) + "and a little more";
+    let mut text = line(&prose(0, 40)) + &line(&prose(0, 40)) + &line(&near(0));
+    (1..40).for_each(|n| text += &(line(&prose(n, 40)) + &line(&near(n))));
+    folder.write("r.jsonl", text);
+    let collected = collect(&folder.0.join("r.jsonl"), &Walk::default()).unwrap();
+    assert_eq!(collected.documents.len(), 80);
+    assert_eq!(names(&collected.documents)[..2], ["r.jsonl:1", "r.jsonl:3"]);
+    let of = Reason::Duplicate { of: "r.jsonl:1".into() };
+    assert_eq!(left(&collected, "r.jsonl:2"), &Why::Unwanted(of));
+    let pairs: Vec<_> = collected.documents.chunks(2).map(<[Document]>::to_vec).collect();
+    let divided = divide(collected, 0.5).unwrap();
+    assert_eq!(divided.by, Division::Hash);
+    assert_eq!(divided.train.len() + divided.held_out.len(), 80);
+    assert!(divided.held_out.len() > 4);
+    for pair in pairs {
+        let [first, second] = [0, 1].map(|n| divided.train.contains(&pair[n]));
+        assert_eq!(first, second, "{} {}", pair[0].name, pair[1].name);
+    }
+    // Where all look alike, that is no reason to hold nothing out.
+    let ask = prose(0, 60);
+    let text: String = (0..20).map(|n| line(&format!("{ask} {n}"))).collect();
+    folder.write("alike.jsonl", text);
+    let collected = collect(&folder.0.join("alike.jsonl"), &Walk::default()).unwrap();
+    let divided = divide(collected, 0.1).unwrap();
+    assert!(!divided.held_out.is_empty() && divided.train.len() > 9);
+}
+
+#[test]
+fn the_newest_files_are_held_out_and_those_not_committed_are_the_newest() {
+    let mut history = plain_history(40);
+    for commit in &mut history {
+        commit.files.insert("z/copy.rs".into(), ("100644", 999));
+    }
+    history[39].files.insert("b-copy.rs".into(), ("100644", 999));
+    let Some(folder) = repository("newest", &history) else { return };
+    let held = || {
+        let divided = divide(folder.collect(), 0.1).unwrap();
+        assert!(divided.by == Division::Date, "{:?}", divided.by);
+        divided.held_out.into_iter().map(|document| document.name).collect::<Vec<_>>()
+    };
+    assert_eq!(held(), ["f36.rs", "f37.rs", "f38.rs", "f39.rs"]);
+    // A copy of an old file is not new, even where its name comes first.
+    let collected = folder.collect();
+    assert_eq!(names(&collected.documents)[0], "b-copy.rs");
+    assert_eq!(collected.dates[0], Some(1000));
+    assert!(collected.left_out.iter().all(|left| !left.name.contains(".git")));
+    folder.write("new.rs", "fn new() {}\n");
+    assert_eq!(held(), ["f37.rs", "f38.rs", "f39.rs", "new.rs"]);
+    std::fs::copy(folder.0.join("z/copy.rs"), folder.0.join("a-copy.rs")).unwrap();
+    let collected = folder.collect();
+    assert_eq!(names(&collected.documents)[0], "a-copy.rs");
+    assert_eq!(collected.dates[0], Some(1000));
+    assert_eq!(held(), ["f37.rs", "f38.rs", "f39.rs", "new.rs"]);
+    // With most files not committed the dates say little.
+    (0..60).for_each(|n| folder.write(&format!("more/{n}.rs"), format!("fn more_{n}() {{}}\n")));
+    assert_eq!(divide(folder.collect(), 0.1).unwrap().by, Division::Hash);
+}
+
+#[test]
+fn the_table_has_a_line_for_each_reason_and_prints_no_control_characters() {
+    let entry = |name: &str, why: Why, n_bytes| LeftOut { name: name.into(), why, n_bytes };
+    let binary = Why::Unwanted(Reason::Binary);
+    let list = [
+        entry("a.png", binary.clone(), Some(3 << 20)),
+        entry("b\x1b[2J.png", binary.clone(), Some(1 << 19)),
+        entry("c.png", binary, Some(0)),
+        entry("copy.rs", Why::Unwanted(Reason::NearDuplicate { of: "x".into() }), Some(2048)),
+        entry("rows.jsonl", Why::Unreadable("no\nmore".into()), Some(7)),
+        entry("target/", Why::Ignored, None),
+    ];
+    let want = "3 binary            3.5 MiB  a.png, b\\u{1b}[2J.png, ...\n\
+                1 ignored                 -  target/\n\
+                1 near duplicate    2.0 KiB  copy.rs\n\
+                1 unreadable            7 B  rows.jsonl\n";
+    assert_eq!(left_out_table(&list), want);
+    let lines = left_out_list(&list);
+    assert_eq!(lines.lines().count(), 6);
+    assert!(lines.contains("  2.0 KiB  copy.rs: nearly the same as x\n"), "{lines}");
+    assert!(lines.contains("rows.jsonl: cannot be read: no\\nmore\n"), "{lines}");
+    let table = left_out_json(&list);
+    assert_eq!(table[0]["n_bytes"], 3_670_016);
+    assert_eq!(table[1]["n_bytes"], serde_json::Value::Null);
+    assert_eq!(left_out_table(&[]), "");
+}
+
+#[test]
+fn gzip_counts_as_the_command_does() {
+    let documents: Vec<Document> =
+        [include_str!("walk.rs"), include_str!("git.rs"), include_str!("tests.rs")]
+            .map(|text| Document::whole("a.rs", text))
+            .into();
+    let ours = gzip_bits_per_byte(&documents).unwrap();
+    let (mut n_in, mut n_out) = (0, 0);
+    for document in &documents {
+        let child = Command::new("gzip")
+            .args(["-9", "-c"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let Ok(mut child) = child else {
+            eprintln!("skipped: there is no gzip command");
+            return;
+        };
+        let (mut stdin, text) = (child.stdin.take().unwrap(), document.text().into_owned());
+        let writer = std::thread::spawn(move || stdin.write_all(text.as_bytes()));
+        n_out += child.wait_with_output().unwrap().stdout.len();
+        writer.join().unwrap().unwrap();
+        n_in += document.n_bytes();
+    }
+    let theirs = 8.0 * n_out as f64 / n_in as f64;
+    assert!((ours / theirs - 1.0).abs() < 0.003, "{ours} {theirs}");
+}
+
+#[test]
+fn compressors_are_measured_on_what_is_learned_and_a_dictionary_helps() {
+    assert_eq!(gzip_bits_per_byte(&[]), None);
+    assert!(zstd_bits_per_byte(&[], &[Document::whole("a", "")]).is_none());
+    // Without training text there is no dictionary.
+    let held = [Document::whole("a", prose(0, 50))];
+    let alone = zstd_bits_per_byte(&[], &held).unwrap();
+    assert_eq!(alone.dictionary, Dictionary::None);
+    // A file that holds the same lines makes it nearly free.
+    let train = [Document::whole("b", prose(1, 50) + &prose(0, 50))];
+    let known = zstd_bits_per_byte(&train, &held).unwrap();
+    assert_eq!(known.dictionary, Dictionary::Raw);
+    assert!(known.bits_per_byte < 0.2 * alone.bits_per_byte, "{}", known.bits_per_byte);
+    // What is only read costs nothing and counts for nothing.
+    let mut with_prompt = held.clone();
+    let mut prompt = with_prompt[0].parts[0].clone();
+    (prompt.text, prompt.learned) = (prose(9, 90), false);
+    with_prompt[0].parts.insert(0, prompt);
+    assert_eq!(gzip_bits_per_byte(&with_prompt), gzip_bits_per_byte(&held));
+}

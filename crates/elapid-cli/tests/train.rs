@@ -1,0 +1,322 @@
+//! `elapid train` as a person uses it: the real binary, killed and resumed, on real directories.
+
+#![allow(clippy::unwrap_used)] // a test may panic
+
+mod common;
+
+use common::Scratch;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+fn elapid(args: &[&str], dir: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elapid"));
+    command.args(args).current_dir(dir).stdin(Stdio::null());
+    command
+}
+
+fn run(args: &[&str], dir: &Path) -> Output {
+    elapid(args, dir).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn ok(args: &[&str], dir: &Path) -> Output {
+    let output = run(args, dir);
+    assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+    output
+}
+
+/// A directory of small sources: functions that differ and are alike.
+fn sources(dir: &Path) -> PathBuf {
+    let src = dir.join("src");
+    std::fs::create_dir_all(&src).unwrap();
+    for n in 0..24 {
+        let body: String = (0..12)
+            .map(|k| {
+                format!("/// Adds {k} to the value of {n}.\npub fn add_{n}_{k}(value: u32) -> u32 {{\n    value + {k} * {}\n}}\n\n", n * k + 7)
+            })
+            .collect();
+        std::fs::write(src.join(format!("part_{n}.rs")), body).unwrap();
+    }
+    src
+}
+
+/// Flags of a run that takes a second.
+const SMALL: &[&str] =
+    &["--vocab", "400", "--context", "24", "--batch", "2", "--threads", "2", "--eval-every", "5"];
+
+fn train<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let mut args = vec!["train", "src", "--out", out];
+    args.extend(SMALL);
+    args.extend(more);
+    args
+}
+
+/// (step, loss) of every step, as they are written.
+fn losses(run: &Path) -> Vec<(u64, String)> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let steps = records.filter(|record| record["kind"] == "step");
+    steps.map(|step| (step["step"].as_u64().unwrap(), step["loss"].to_string())).collect()
+}
+
+fn model(run: &Path) -> Vec<u8> {
+    std::fs::read(run.join("model/model.safetensors")).unwrap()
+}
+
+#[test]
+fn a_run_learns_measures_and_leaves_everything_that_is_promised() {
+    let dir = Scratch::new("train-whole");
+    sources(&dir.0);
+    let output = ok(&train("run", &["--steps", "30", "--save-every", "10"]), &dir.0);
+    let text = stderr(&output);
+    for kind in [
+        "data", "model", "method", "device", "memory", "plan", "step", "eval", "save", "result",
+        "verdict", "report",
+    ] {
+        assert!(text.lines().any(|line| line.starts_with(&format!("{kind} "))), "{kind}: {text}");
+    }
+    let at = dir.0.join("run");
+    let names = [
+        "config.json",
+        "data.elapid",
+        "plan.json",
+        "metrics.jsonl",
+        "samples.jsonl",
+        "report.html",
+        "summary.json",
+        "tokenizer.json",
+        "model/config.json",
+        "model/model.safetensors",
+        "model/tokenizer.json",
+    ];
+    for name in names {
+        assert!(at.join(name).is_file(), "{name}");
+    }
+    let summary: Value =
+        serde_json::from_slice(&std::fs::read(at.join("summary.json")).unwrap()).unwrap();
+    let (before, after) = (&summary["held_out"]["before"], &summary["held_out"]["after"]);
+    assert!(after.as_f64().unwrap() < before.as_f64().unwrap(), "{before} {after}");
+    assert_eq!(losses(&at).len(), 30);
+    let report = std::fs::read_to_string(at.join("report.html")).unwrap();
+    assert!(report.contains("</html>") && !report.contains("http-equiv=\"refresh\""));
+    // What was written can be used.
+    let score = ok(&["eval", "run/model", "src/part_3.rs", "--json"], &dir.0);
+    let score: Value = serde_json::from_slice(&score.stdout).unwrap();
+    assert!(score.to_string().contains("bits_per_byte"), "{score}");
+    // The run is not learned from, and is not begun again by mistake.
+    let again = run(&train("run", &["--steps", "3"]), &dir.0);
+    assert!(!again.status.success() && stderr(&again).contains("--resume run"));
+}
+
+#[test]
+fn a_run_killed_at_any_moment_goes_on_to_the_bit() {
+    let dir = Scratch::new("train-kill");
+    sources(&dir.0);
+    let flags = ["--steps", "60", "--save-every", "3", "--optimizer", "muon", "--fim", "0.5"];
+    ok(&train("whole", &flags), &dir.0);
+    let killed = dir.0.join("killed");
+    let mut n_killed = 0;
+    let mut millis = 400;
+    for attempt in 0.. {
+        assert!(attempt < 200, "the run does not come to an end");
+        let args = match killed.join("checkpoints").exists() && killed.join("config.json").exists()
+        {
+            true => vec!["train", "--resume", "killed", "--threads", "1"],
+            false => train("killed", &flags),
+        };
+        let mut child = elapid(&args, &dir.0).stderr(Stdio::null()).spawn().unwrap();
+        // Moments spread over everything a run does; after twenty the run may finish.
+        let wait = if n_killed < 20 { millis } else { 600_000 };
+        millis = 130 + (millis * 37 + 101) % 420;
+        let begin = std::time::Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break Some(status);
+            }
+            if begin.elapsed() > Duration::from_millis(wait) {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                break None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        match status {
+            None => n_killed += 1,
+            Some(status) => {
+                // A run that was killed before its first checkpoint has nothing to go on from.
+                if status.success() {
+                    if n_killed >= 20 {
+                        break;
+                    }
+                    // Too fast: once more from the beginning.
+                    assert!(losses(&killed) == losses(&dir.0.join("whole")));
+                    std::fs::remove_dir_all(&killed).unwrap();
+                } else {
+                    std::fs::remove_dir_all(&killed).unwrap();
+                }
+            }
+        }
+    }
+    assert!(n_killed >= 20, "{n_killed}");
+    assert_eq!(losses(&killed), losses(&dir.0.join("whole")));
+    assert!(model(&killed) == model(&dir.0.join("whole")), "the models differ");
+}
+
+#[test]
+fn a_checkpoint_that_was_cut_short_loses_no_earlier_one() {
+    let dir = Scratch::new("train-cut");
+    sources(&dir.0);
+    ok(&train("whole", &["--steps", "12", "--save-every", "4"]), &dir.0);
+    ok(&train("cut", &["--steps", "12", "--save-every", "4"]), &dir.0);
+    let checkpoints = dir.0.join("cut/checkpoints");
+    let newest = checkpoints.join("step-0000000012.elapid");
+    let bytes = std::fs::read(&newest).unwrap();
+    std::fs::write(&newest, &bytes[..bytes.len() / 2]).unwrap();
+    std::fs::write(checkpoints.join("step-0000000012.elapid.77.part"), b"half").unwrap();
+    std::fs::remove_dir_all(dir.0.join("cut/model")).unwrap();
+    let output = ok(&["train", "--resume", "cut"], &dir.0);
+    let text = stderr(&output);
+    assert!(text.contains("step-0000000012") && text.contains("at step 8"), "{text}");
+    assert_eq!(losses(&dir.0.join("cut")), losses(&dir.0.join("whole")));
+    assert!(model(&dir.0.join("cut")) == model(&dir.0.join("whole")));
+}
+
+#[test]
+fn threads_change_nothing() {
+    let dir = Scratch::new("train-threads");
+    sources(&dir.0);
+    ok(&train("two", &["--steps", "8"]), &dir.0);
+    let mut args = train("one", &["--steps", "8"]);
+    let at = args.iter().position(|arg| *arg == "--threads").unwrap();
+    args[at + 1] = "1";
+    ok(&args, &dir.0);
+    assert_eq!(losses(&dir.0.join("one")), losses(&dir.0.join("two")));
+    assert!(model(&dir.0.join("one")) == model(&dir.0.join("two")));
+}
+
+#[test]
+fn a_run_that_diverges_goes_back_halves_the_rate_and_says_so() {
+    let dir = Scratch::new("train-diverge");
+    sources(&dir.0);
+    let flags = [
+        "--steps",
+        "120",
+        "--save-every",
+        "5",
+        "--lr",
+        "30",
+        "--optimizer",
+        "adamw",
+        "--clip",
+        "0",
+        "--warmup",
+        "100",
+        "--patience",
+        "0",
+        "--weight-decay",
+        "0",
+    ];
+    let output = run(&train("run", &flags), &dir.0);
+    let text = stderr(&output);
+    assert!(text.contains("the rate is halved"), "{text}");
+}
+
+#[test]
+fn what_cannot_fit_is_refused_with_what_to_change() {
+    let dir = Scratch::new("train-memory");
+    sources(&dir.0);
+    let mut args = vec!["plan", "src", "--memory", "30M"];
+    args.extend(SMALL);
+    let output = run(&args, &dir.0);
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    assert!(text.contains("hint: ") && text.contains("--memory"), "{text}");
+    // With a little more the rows are divided.
+    let plan = |memory: &str| -> Value {
+        let args = [
+            "plan",
+            "src",
+            "--vocab",
+            "400",
+            "--context",
+            "64",
+            "--batch",
+            "64",
+            "--json",
+            "--memory",
+            memory,
+            "--steps",
+            "5",
+            "--threads",
+            "2",
+        ];
+        let output = ok(&args, &dir.0);
+        let text = String::from_utf8(output.stdout).unwrap();
+        let last = text.lines().last().unwrap().to_string();
+        serde_json::from_str::<Value>(&last).unwrap()["plan"].clone()
+    };
+    let (wide, narrow) = (plan("8G"), plan("250M"));
+    assert_eq!(wide["n_accumulate"], 1, "{wide}");
+    assert!(narrow["n_accumulate"].as_u64().unwrap() > 1, "{narrow}");
+    assert_eq!(wide["n_tok"], narrow["n_tok"]);
+    assert!(narrow["peak"].as_u64() < wide["peak"].as_u64());
+}
+
+#[test]
+fn flags_that_mean_nothing_together_are_errors() {
+    let dir = Scratch::new("train-flags");
+    sources(&dir.0);
+    let cases: &[&[&str]] = &[
+        &["--rank", "4"],
+        &["--quant", "q4_0"],
+        &["--method", "lora"],
+        &["--fim", "2"],
+        &["--held-out", "-1"],
+        &["--lr", "-1"],
+        &["--batch", "6", "--accumulate", "4"],
+        &["--resume", "nowhere"],
+    ];
+    for flags in cases {
+        let mut args = vec!["train", "src", "--steps", "1", "--vocab", "400"];
+        args.extend(*flags);
+        let output = run(&args, &dir.0);
+        assert!(!output.status.success(), "{flags:?}");
+        assert!(!stderr(&output).is_empty(), "{flags:?}");
+    }
+    let output = run(&["train", "--resume", "nowhere"], &dir.0);
+    assert!(stderr(&output).contains("is not a run"), "{}", stderr(&output));
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_saves_and_the_run_goes_on() {
+    let dir = Scratch::new("train-interrupt");
+    sources(&dir.0);
+    ok(&train("whole", &["--steps", "40", "--save-every", "1000"]), &dir.0);
+    let args = train("run", &["--steps", "40", "--save-every", "1000"]);
+    let child = elapid(&args, &dir.0).stderr(Stdio::piped()).spawn().unwrap();
+    let metrics = dir.0.join("run/metrics.jsonl");
+    let has_steps = || std::fs::read_to_string(&metrics).is_ok_and(|text| text.contains("step"));
+    while !has_steps() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    let output = child.wait_with_output().unwrap();
+    match output.status.code() {
+        // It may have been at its last step already.
+        Some(0) => {}
+        code => {
+            assert_eq!(code, Some(130), "{}", stderr(&output));
+            assert!(stderr(&output).contains("--resume run"), "{}", stderr(&output));
+            ok(&["train", "--resume", "run"], &dir.0);
+        }
+    }
+    assert_eq!(losses(&dir.0.join("run")), losses(&dir.0.join("whole")));
+    assert!(model(&dir.0.join("run")) == model(&dir.0.join("whole")));
+}

@@ -1,0 +1,573 @@
+//! Documents laid end to end and cut into rows: what a step of training is given.
+//!
+//! A document of n tokens gives n - 1 pairs of a token and the one that follows. All pairs of an
+//! epoch lie on a circle, document after document, and rows are cut from it: exactly `context`
+//! pairs each, from a point that differs with every epoch. What does not fill a row at the end is
+//! left out in that epoch, less than `context` pairs, and others in the next. A corpus that is
+//! smaller than a row goes around more than once.
+//!
+//!     pairs     a1 a2 a3 | b1 b2 b3 b4 b5 | c1 c2
+//!     rows         [a2 a3   b1 b2] [b3 b4 b5 c1]        left out: c2 a1
+//!
+//! In a row each document is a segment of its own and sees no other. A document that goes on in
+//! the next row begins there as a fresh segment, from the token before: no target is lost.
+//!
+//! Order and cuts are a function of (seed, epoch), fill in the middle of (seed, epoch, document):
+//! a cursor of two numbers is all that resuming needs. Rows in which nothing is learned are left
+//! out.
+//!
+//! Not here: how documents are encoded (`mod.rs`) and changed (`middle.rs`).
+
+use super::middle::{self, FimSettings, Run, Sequence, Transform};
+use super::{Encoded, Ends};
+use crate::batch::Batch;
+use crate::error::{Error, Result};
+use crate::rng::Rng;
+use crate::segment::Segments;
+use crate::tokenizer::Tokenizer;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The order of documents and rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// By the seed, anew in each epoch.
+    Shuffled,
+    /// As given, cut from the first token on.
+    AsGiven,
+}
+
+/// How batches are made.
+#[derive(Clone, Debug)]
+pub struct LoadSettings {
+    /// Tokens of a row.
+    pub context: usize,
+    /// Rows of a batch.
+    pub n_rows: usize,
+    /// What order, cuts and holes depend on.
+    pub seed: u64,
+    /// Fill in the middle, or none.
+    pub fim: Option<FimSettings>,
+    /// What the documents begin and end with.
+    pub ends: Ends,
+    /// The order of documents and rows.
+    pub shuffle: Order,
+}
+
+/// The place of the next row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cursor {
+    /// Times the documents have been gone through.
+    pub epoch: u64,
+    /// Rows taken in this epoch.
+    pub row: u64,
+}
+
+/// Rows for one step, flat.
+#[derive(Clone, Debug)]
+pub struct PackedBatch {
+    /// Tokens and segments; (n_rows * context) tokens.
+    pub batch: Batch,
+    /// The token that follows each.
+    pub targets: Vec<u32>,
+    /// 1 where it is to be foreseen, else 0; never all 0.
+    pub weights: Vec<f32>,
+}
+
+impl PackedBatch {
+    /// The weight of all targets.
+    pub fn weight(&self) -> f64 {
+        self.weights.iter().map(|&x| f64::from(x)).sum()
+    }
+}
+
+/// Gives out batches without end.
+pub struct Loader {
+    documents: Vec<Encoded>,
+    /// Of each document, for fill in the middle; empty without.
+    pieces: Vec<Vec<Range<usize>>>,
+    settings: LoadSettings,
+    tokenizer: Arc<Tokenizer>,
+    epoch: Epoch,
+    /// Rows of the epoch that have been taken.
+    row: usize,
+}
+
+/// Streams of random numbers.
+#[derive(Clone, Copy)]
+enum Draw {
+    // Far from streams that others may take of the same seed.
+    Documents = 0x6461_0001,
+    Rows = 0x6461_0002,
+    Offset = 0x6461_0003,
+    Middle = 0x6461_0004,
+}
+
+/// A run of pairs: (document or filled sequence, tokens of it).
+#[derive(Clone)]
+enum Source {
+    Document(usize, Range<usize>),
+    Filled(Sequence),
+}
+
+/// One time through the documents.
+#[derive(Default)]
+struct Epoch {
+    number: u64,
+    sources: Vec<Source>,
+    /// Pairs before each source, and in all.
+    starts: Vec<usize>,
+    /// The pair that the first row begins with.
+    offset: usize,
+    /// Rows in the order they are given out, each by its first pair counted from `offset`.
+    rows: Vec<usize>,
+}
+
+impl Loader {
+    /// A loader at the beginning of the first epoch.
+    pub fn new(
+        mut documents: Vec<Encoded>,
+        settings: LoadSettings,
+        tokenizer: Arc<Tokenizer>,
+    ) -> Result<Loader> {
+        for (name, n) in [("context", settings.context), ("rows of a batch", settings.n_rows)] {
+            if n == 0 {
+                return Err(Error::input(format!("{name}: 0"), "give at least 1"));
+            }
+        }
+        documents.retain(|document| document.ids.len() > 1);
+        if !documents.iter().any(|document| document.learned[1..].contains(&true)) {
+            let problem = "there is nothing to learn from: no document has a token to foresee";
+            return Err(Error::input(problem, "give files with text, or answers to learn"));
+        }
+        let mut pieces = Vec::new();
+        if let Some(fim) = &settings.fim {
+            middle::check(fim, &tokenizer)?;
+            let n_tok_piece = settings.context.div_ceil(2);
+            let cut = |document| middle::pieces(document, &tokenizer, settings.ends, n_tok_piece);
+            pieces = documents.par_iter().map(cut).collect();
+        }
+        let epoch = Epoch::default();
+        let mut loader = Loader { documents, pieces, settings, tokenizer, epoch, row: 0 };
+        loader.epoch = loader.plan(0);
+        Ok(loader)
+    }
+
+    /// The next rows; a new epoch begins within a batch where it must.
+    pub fn next_batch(&mut self) -> PackedBatch {
+        let LoadSettings { context, n_rows, .. } = self.settings;
+        let n_tok = context * n_rows;
+        let (mut tokens, mut targets) = (Vec::with_capacity(n_tok), Vec::with_capacity(n_tok));
+        let (mut weights, mut lengths) = (Vec::with_capacity(n_tok), Vec::new());
+        for _ in 0..n_rows {
+            if self.row == self.epoch.rows.len() {
+                self.epoch = self.plan(self.epoch.number + 1);
+                self.row = 0;
+            }
+            for span in self.epoch.spans(self.epoch.rows[self.row], context) {
+                let (ids, learned) = self.sequence(&self.epoch.sources[span.source]);
+                let (inputs, after) =
+                    (span.pairs.clone(), span.pairs.start + 1..span.pairs.end + 1);
+                tokens.extend_from_slice(&ids[inputs]);
+                targets.extend_from_slice(&ids[after.clone()]);
+                weights.extend(learned[after].iter().map(|learned| f32::from(*learned)));
+                lengths.push(span.pairs.len());
+            }
+            self.row += 1;
+        }
+        let segments = Segments::from_lengths(&lengths);
+        PackedBatch { batch: Batch { tokens: tokens.into(), segments }, targets, weights }
+    }
+
+    /// From now on batches have so many rows.
+    pub fn set_rows(&mut self, n_rows: usize) {
+        assert!(n_rows > 0, "a batch of no rows");
+        self.settings.n_rows = n_rows;
+    }
+
+    /// Where the next batch begins.
+    pub fn cursor(&self) -> Cursor {
+        Cursor { epoch: self.epoch.number, row: self.row as u64 }
+    }
+
+    /// Goes to a place that [`Loader::cursor`] gave, of the same documents and settings: what
+    /// follows is the same to the bit.
+    pub fn seek(&mut self, cursor: Cursor) -> Result<()> {
+        let epoch = match cursor.epoch == self.epoch.number {
+            true => None,
+            false => Some(self.plan(cursor.epoch)),
+        };
+        let n_rows = epoch.as_ref().unwrap_or(&self.epoch).rows.len();
+        if cursor.row > n_rows as u64 {
+            let problem = format!(
+                "the run stopped at row {} of epoch {}, which now has {n_rows} rows",
+                cursor.row, cursor.epoch
+            );
+            return Err(Error::input(problem, "resume with the same files, seed and context"));
+        }
+        self.epoch = epoch.unwrap_or_else(|| std::mem::take(&mut self.epoch));
+        self.row = cursor.row as usize;
+        Ok(())
+    }
+
+    /// Tokens to foresee in this epoch, before the end is left out; with fill in the middle the
+    /// number differs a little from epoch to epoch.
+    pub fn n_tok_epoch(&self) -> usize {
+        self.epoch.n_pairs()
+    }
+
+    /// Rows of this epoch.
+    pub fn n_rows_epoch(&self) -> usize {
+        self.epoch.rows.len()
+    }
+
+    fn sequence<'a>(&'a self, source: &'a Source) -> (&'a [u32], &'a [bool]) {
+        match source {
+            Source::Document(idx, range) => {
+                let document = &self.documents[*idx];
+                (&document.ids[range.clone()], &document.learned[range.clone()])
+            }
+            Source::Filled(sequence) => (&sequence.ids, &sequence.learned),
+        }
+    }
+
+    /// A number for each epoch that everything random in it is drawn from.
+    fn seed(&self, draw: Draw, epoch: u64) -> u64 {
+        Rng::new(self.settings.seed, draw as u64).bits(epoch)
+    }
+
+    fn shuffle<T>(&self, list: &mut [T], draw: Draw, epoch: u64) {
+        if self.settings.shuffle == Order::AsGiven {
+            return;
+        }
+        let rng = Rng::new(self.seed(draw, epoch), 0);
+        for n in (1..list.len()).rev() {
+            list.swap(n, rng.below(n as u64, n as u64 + 1) as usize);
+        }
+    }
+
+    /// Lays out an epoch.
+    fn plan(&self, number: u64) -> Epoch {
+        let context = self.settings.context;
+        let mut documents: Vec<usize> = (0..self.documents.len()).collect();
+        self.shuffle(&mut documents, Draw::Documents, number);
+        let sources: Vec<Source> =
+            documents.par_iter().flat_map_iter(|idx| self.sources(*idx, number)).collect();
+        let mut starts = vec![0];
+        for source in &sources {
+            starts.push(starts[starts.len() - 1] + self.sequence(source).0.len() - 1);
+        }
+        let mut epoch = Epoch { number, sources, starts, offset: 0, rows: Vec::new() };
+        let n_pairs = epoch.n_pairs();
+        if self.settings.shuffle == Order::Shuffled && n_pairs > context {
+            let rng = Rng::new(self.seed(Draw::Offset, number), 0);
+            epoch.offset = rng.below(0, n_pairs as u64) as usize;
+        }
+        let n_rows = (n_pairs / context).max(1);
+        let learns = |first: &usize| {
+            epoch.spans(*first, context).any(|span| {
+                let learned = self.sequence(&epoch.sources[span.source]).1;
+                learned[span.pairs.start + 1..span.pairs.end + 1].contains(&true)
+            })
+        };
+        let mut rows: Vec<usize> = (0..n_rows).map(|n| n * context).filter(learns).collect();
+        if rows.is_empty() {
+            // All there is to learn lies in the end that would be left out.
+            rows.push(n_rows * context);
+        }
+        self.shuffle(&mut rows, Draw::Rows, number);
+        epoch.rows = rows;
+        epoch
+    }
+
+    fn sources(&self, idx: usize, epoch: u64) -> Vec<Source> {
+        let document = &self.documents[idx];
+        let Some(settings) = &self.settings.fim else {
+            return vec![Source::Document(idx, 0..document.ids.len())];
+        };
+        let transform =
+            Transform { settings, tokenizer: &self.tokenizer, ends: self.settings.ends };
+        let rng = Rng::new(self.seed(Draw::Middle, epoch), idx as u64);
+        let runs = transform.runs(document, &self.pieces[idx], &rng);
+        let source = |run| match run {
+            Run::Plain(range) => Source::Document(idx, range),
+            Run::Filled(sequence) => Source::Filled(sequence),
+        };
+        runs.into_iter().map(source).collect()
+    }
+}
+
+/// Pairs of one source in a row: a segment.
+struct Span {
+    source: usize,
+    pairs: Range<usize>,
+}
+
+impl Epoch {
+    fn n_pairs(&self) -> usize {
+        self.starts.last().copied().unwrap_or(0)
+    }
+
+    /// The segments of the row that begins `first` pairs after the offset.
+    fn spans(&self, first: usize, context: usize) -> impl Iterator<Item = Span> {
+        let mut at = (self.offset + first) % self.n_pairs();
+        let mut n_left = context;
+        let mut source = self.starts.partition_point(|start| *start <= at) - 1;
+        std::iter::from_fn(move || {
+            if n_left == 0 {
+                return None;
+            }
+            let start = self.starts[source];
+            let n = (self.starts[source + 1] - at).min(n_left);
+            let span = Span { source, pairs: at - start..at - start + n };
+            (at, n_left, source) = (at + n, n_left - n, source + 1);
+            if at == self.n_pairs() {
+                (at, source) = (0, 0);
+            }
+            Some(span)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{TEXT, tokenizer};
+    use super::super::{Document, encode};
+    use super::*;
+    use crate::fim::{FimStyle, FimTokens};
+
+    /// Documents of these lengths whose ids count up and occur once: any two neighbours in one
+    /// document differ by 1, and no others.
+    fn counted(lengths: &[usize]) -> Vec<Encoded> {
+        let document = |(idx, n): (usize, &usize)| Encoded {
+            name: format!("{idx}"),
+            language: "text",
+            n_bytes: *n,
+            ids: (0..*n as u32).map(|at| (idx as u32 + 1) * 100_000 + at).collect(),
+            learned: (0..*n).map(|at| at > 0).collect(),
+        };
+        lengths.iter().enumerate().map(document).collect()
+    }
+
+    fn settings(context: usize, n_rows: usize) -> LoadSettings {
+        let ends = Ends { begin: Some(0), end: Some(0) };
+        LoadSettings { context, n_rows, seed: 7, fim: None, ends, shuffle: Order::Shuffled }
+    }
+
+    fn loader(documents: &[Encoded], settings: &LoadSettings) -> Loader {
+        Loader::new(documents.to_vec(), settings.clone(), Arc::new(tokenizer())).unwrap()
+    }
+
+    fn texts() -> Vec<Encoded> {
+        let tokenizer = tokenizer();
+        let ends = Ends { begin: Some(0), end: Some(0) };
+        let text =
+            |n: usize| Document::whole(format!("{n}"), TEXT.repeat(1 + n % 4) + &"x".repeat(n));
+        (0..7).map(|n| encode(&text(n), &tokenizer, ends).unwrap()).collect()
+    }
+
+    fn with_fim(mut settings: LoadSettings) -> LoadSettings {
+        let tokens = FimTokens {
+            prefix: 1,
+            suffix: 2,
+            middle: Some(3),
+            pad: None,
+            repo: None,
+            sep: None,
+            end: None,
+            style: FimStyle::Psm,
+        };
+        settings.fim = Some(FimSettings { rate: 0.5, spm: 0.5, tokens });
+        settings
+    }
+
+    type Flat = (Vec<u32>, Segments, Vec<u32>, Vec<f32>);
+
+    fn flat(batch: PackedBatch) -> Flat {
+        let PackedBatch { batch, targets, weights } = batch;
+        (batch.tokens.to_vec(), batch.segments, targets, weights)
+    }
+
+    #[test]
+    fn every_token_is_foreseen_once_an_epoch_from_the_one_before_it() {
+        for lengths in [vec![2, 3, 50, 7, 2, 120, 33], vec![500], vec![2; 90], vec![11, 6]] {
+            let documents = counted(&lengths);
+            let settings = settings(10, 1);
+            let mut loader = loader(&documents, &settings);
+            let n_all: usize = lengths.iter().map(|n| n - 1).sum();
+            assert_eq!(loader.n_tok_epoch(), n_all);
+            assert_eq!(loader.n_rows_epoch(), n_all / 10);
+            let mut left_out = Vec::new();
+            for epoch in 0..4 {
+                let mut seen = std::collections::BTreeSet::new();
+                while loader.cursor().epoch == epoch && loader.row < loader.n_rows_epoch() {
+                    let (tokens, segments, targets, weights) = flat(loader.next_batch());
+                    assert_eq!((tokens.len(), segments.n_tok()), (10, 10));
+                    assert_eq!(weights, [1.0; 10]);
+                    for (token, target) in tokens.iter().zip(&targets) {
+                        assert_eq!(token + 1, *target);
+                        assert!(seen.insert(*target), "{target} twice");
+                    }
+                    for segment in segments.iter() {
+                        let ids = &tokens[segment.rows()];
+                        assert!(ids.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{ids:?}");
+                    }
+                }
+                assert_eq!(seen.len(), n_all - n_all % 10);
+                let all = documents.iter().flat_map(|document| &document.ids[1..]);
+                let missing: Vec<u32> = all.copied().filter(|id| !seen.contains(id)).collect();
+                left_out.push(missing);
+                loader.seek(Cursor { epoch: epoch + 1, row: 0 }).unwrap();
+            }
+            if !n_all.is_multiple_of(10) {
+                assert!(left_out.iter().any(|list| *list != left_out[0]), "always the same");
+            }
+        }
+    }
+
+    #[test]
+    fn documents_are_segments_also_where_one_is_split_between_rows() {
+        let mut settings = settings(8, 2);
+        settings.shuffle = Order::AsGiven;
+        let mut loader = loader(&counted(&[5, 13]), &settings);
+        let (tokens, segments, targets, _) = flat(loader.next_batch());
+        let lengths: Vec<usize> = segments.iter().map(|segment| segment.n_tok).collect();
+        assert_eq!(lengths, [4, 4, 8]);
+        assert_eq!(tokens[..5], [100_000, 100_001, 100_002, 100_003, 200_000]);
+        // The second row goes on from the token before.
+        assert_eq!((targets[7], tokens[8]), (200_004, 200_004));
+        assert!(segments.iter().all(|segment| segment.offset == 0));
+    }
+
+    #[test]
+    fn a_small_corpus_is_repeated_until_a_row_is_full() {
+        let mut loader = loader(&counted(&[4, 3]), &settings(16, 1));
+        assert_eq!((loader.n_tok_epoch(), loader.n_rows_epoch()), (5, 1));
+        let (tokens, segments, _, _) = flat(loader.next_batch());
+        let lengths: Vec<usize> = segments.iter().map(|segment| segment.n_tok).collect();
+        assert!(
+            lengths == [3, 2, 3, 2, 3, 2, 1] || lengths == [2, 3, 2, 3, 2, 3, 1],
+            "{lengths:?}"
+        );
+        assert!(segments.iter().all(|segment| tokens[segment.start] % 100_000 == 0));
+        assert_eq!(loader.cursor(), Cursor { epoch: 0, row: 1 });
+        loader.next_batch();
+        assert_eq!(loader.cursor(), Cursor { epoch: 1, row: 1 });
+    }
+
+    #[test]
+    fn after_a_seek_everything_goes_on_as_if_nothing_had_happened() {
+        for settings in [settings(24, 3), with_fim(settings(24, 3)), with_fim(settings(24, 40))] {
+            let documents = texts();
+            let mut straight = loader(&documents, &settings);
+            let mut cursors = Vec::new();
+            let mut batches = Vec::new();
+            for _ in 0..30 {
+                cursors.push(straight.cursor());
+                batches.push(flat(straight.next_batch()));
+            }
+            assert!(straight.cursor().epoch > 1, "{:?}", straight.cursor());
+            let mut other = loader(&documents, &settings);
+            for at in (0..28).rev() {
+                let json = serde_json::to_string(&cursors[at]).unwrap();
+                other.seek(serde_json::from_str(&json).unwrap()).unwrap();
+                assert_eq!(other.cursor(), cursors[at]);
+                for want in &batches[at..(at + 3).min(30)] {
+                    assert_eq!(flat(other.next_batch()), *want, "from batch {at}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn seed_epoch_and_holes_each_make_a_difference() {
+        let documents = texts();
+        let all = |settings: &LoadSettings, epoch: u64| {
+            let mut loader = loader(&documents, settings);
+            loader.seek(Cursor { epoch, row: 0 }).unwrap();
+            flat(loader.next_batch())
+        };
+        let plain = settings(24, 9);
+        let other = LoadSettings { seed: 8, ..plain.clone() };
+        assert_eq!(all(&plain, 0), all(&plain, 0));
+        assert_ne!(all(&plain, 0), all(&other, 0));
+        assert_ne!(all(&plain, 0), all(&plain, 1));
+        let as_given = LoadSettings { shuffle: Order::AsGiven, ..plain.clone() };
+        assert_eq!(all(&as_given, 0), all(&as_given, 1));
+        // With the order fixed, holes differ from epoch to epoch and from seed to seed.
+        let holes = with_fim(as_given.clone());
+        assert_ne!(all(&holes, 0), all(&as_given, 0));
+        assert_ne!(all(&holes, 0), all(&holes, 1));
+        assert_ne!(all(&holes, 0), all(&LoadSettings { seed: 8, ..holes.clone() }, 0));
+    }
+
+    #[test]
+    fn any_number_of_threads_gives_the_same_batches() {
+        let documents = texts();
+        let on = |n: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(n).build().unwrap();
+            pool.install(|| {
+                let mut loader = loader(&documents, &with_fim(settings(24, 5)));
+                (0..12).map(|_| flat(loader.next_batch())).collect::<Vec<Flat>>()
+            })
+        };
+        assert_eq!(on(1), on(2));
+    }
+
+    #[test]
+    fn marks_of_holes_are_read_but_never_foreseen() {
+        let mut loader = loader(&texts(), &with_fim(settings(24, 4)));
+        let mut n_marks = 0;
+        for _ in 0..20 {
+            let (tokens, _, targets, weights) = flat(loader.next_batch());
+            n_marks += tokens.iter().filter(|id| (1..=3).contains(*id)).count();
+            for (target, weight) in targets.iter().zip(&weights) {
+                assert_eq!(*weight == 0.0, (1..=3).contains(target));
+            }
+        }
+        assert!(n_marks > 30, "{n_marks}");
+    }
+
+    #[test]
+    fn no_batch_is_without_something_to_learn() {
+        // Long prompts with one learned token, at any place against the cuts.
+        for at in [1, 9, 10, 11, 55, 94] {
+            let mut documents = counted(&[95, 3]);
+            documents[0].learned = (0..95).map(|n| n == at).collect();
+            documents[1].learned = vec![false; 3];
+            for shuffle in [Order::Shuffled, Order::AsGiven] {
+                let mut settings = settings(10, 1);
+                settings.shuffle = shuffle;
+                let mut loader = loader(&documents, &settings);
+                for _ in 0..20 {
+                    let (_, _, targets, weights) = flat(loader.next_batch());
+                    let learned = targets.iter().zip(&weights).filter(|pair| *pair.1 > 0.0);
+                    let learned: Vec<u32> = learned.map(|pair| *pair.0).collect();
+                    assert_eq!(learned, [100_000 + at as u32]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_loaded_is_refused_in_words() {
+        let fail = |documents: Vec<Encoded>, settings: &LoadSettings| {
+            let loader = Loader::new(documents, settings.clone(), Arc::new(tokenizer()));
+            loader.err().expect("an error").to_string()
+        };
+        assert!(fail(counted(&[9]), &settings(0, 1)).contains("context: 0"));
+        assert!(fail(counted(&[9]), &settings(4, 0)).contains("rows of a batch: 0"));
+        assert!(fail(Vec::new(), &settings(4, 1)).contains("nothing to learn"));
+        assert!(fail(counted(&[1, 0]), &settings(4, 1)).contains("nothing to learn"));
+        let mut read = counted(&[9]);
+        read[0].learned = vec![false; 9];
+        assert!(fail(read, &settings(4, 1)).contains("nothing to learn"));
+        let mut loader = loader(&counted(&[9]), &settings(4, 1));
+        let before = loader.cursor();
+        let error = loader.seek(Cursor { epoch: 3, row: 9 }).unwrap_err().to_string();
+        assert!(error.contains("row 9 of epoch 3, which now has 2 rows"), "{error}");
+        assert_eq!(loader.cursor(), before);
+    }
+}

@@ -1,0 +1,404 @@
+//! Gradients of every form, blocks, groups, dropout and magnitudes.
+
+use super::*;
+use crate::check::{Input, check_gradients};
+use crate::device::Device;
+use crate::formats::safetensors::SafeTensors;
+use crate::ops::adamw::adamw;
+use crate::optim::AdamW;
+use crate::quant::BlockType;
+use crate::rng::Rng;
+use crate::tape::Gradients;
+use crate::tensor::DType;
+use half::{bf16, f16};
+use std::sync::Arc;
+
+fn with_adapter(v: &[Var]) -> Linear {
+    let (a, b) = (v[3].clone(), v[4].clone());
+    let adapter = Adapter { a, b, scale: 1.5, dropout: None, magnitude: None };
+    Linear { weight: v[1].clone(), bias: Some(v[2].clone()), adapter: Some(adapter) }
+}
+
+fn operands(n_tok: usize, d_in: usize, d_out: usize) -> Vec<Input> {
+    vec![
+        Input::normal(1, &[n_tok, d_in], 1.0),
+        Input::normal(2, &[d_out, d_in], 0.5),
+        Input::normal(3, &[d_out], 0.5),
+        Input::normal(4, &[2, d_in], 0.5),
+        Input::normal(5, &[d_out, 2], 0.5),
+    ]
+}
+
+#[test]
+fn gradients() {
+    for (n_tok, d_in, d_out) in [(1, 1, 3), (5, 7, 9), (130, 33, 20)] {
+        let inputs = operands(n_tok, d_in, d_out);
+        check_gradients(&inputs[..2], |tape, v| vec![linear(tape, &v[0], &v[1].clone().into())]);
+        check_gradients(&inputs, |tape, v| vec![linear(tape, &v[0], &with_adapter(v))]);
+        check_gradients(&inputs, |tape, v| {
+            linear_split(tape, &v[0], &with_adapter(v), &[d_out - 2, 2])
+        });
+        // An output that nobody uses.
+        check_gradients(&inputs, |tape, v| {
+            linear_split(tape, &v[0], &with_adapter(v), &[d_out - 2, 2]).split_off(1)
+        });
+    }
+}
+
+#[test]
+fn gradients_of_groups() {
+    let mut inputs = operands(9, 5, 4);
+    inputs.extend(operands(1, 5, 4).split_off(1));
+    inputs.extend(operands(1, 5, 4).split_off(1));
+    check_gradients(&inputs, |tape, v| {
+        let expert = |at: usize| {
+            let mut list = vec![v[0].clone()];
+            list.extend_from_slice(&v[at..at + 4]);
+            with_adapter(&list)
+        };
+        let experts = [expert(1), expert(5), expert(9)];
+        vec![linear_grouped(tape, &v[0], &[0, 3, 3, 9], &experts)]
+    });
+}
+
+#[test]
+fn a_row_of_a_group_has_the_same_bits_however_many_rows_it_has() {
+    let device = Device::cpu(2).unwrap();
+    for (d_in, d_out) in [(16, 20), (24, 7), (300, 64), (770, 300)] {
+        let inputs = operands(80, d_in, d_out);
+        let vars: Vec<Var> =
+            inputs.iter().map(|input| Var::constant(input.tensor(&device))).collect();
+        let row = |n_tok: usize| {
+            let x = Var::constant(vars[0].value().rows(0..n_tok));
+            let experts = [with_adapter(&vars)];
+            let y = linear_grouped(&Tape::off(), &x, &[0, n_tok], &experts);
+            y.value().f32()[..d_out].to_vec()
+        };
+        let want = row(80);
+        for n_tok in [1, 2, 3, 11, 40] {
+            assert!(row(n_tok) == want, "{n_tok} rows, {d_in} to {d_out}");
+        }
+    }
+}
+
+#[test]
+fn a_frozen_weight_gets_no_gradient_and_passes_one_on() {
+    let device = Device::cpu(2).unwrap();
+    let inputs = operands(3, 4, 5);
+    let [x, w] = [&inputs[0], &inputs[1]].map(|input| input.tensor(&device));
+    let dy = Input::normal(9, &[3, 5], 1.0).tensor(&device);
+    let tape = Tape::new();
+    let y = linear(&tape, &tape.leaf(0, &x), &Var::constant(w.clone()).into());
+    let mut grads = Gradients::default();
+    tape.walk(vec![(y, dy.clone())], &mut grads);
+    assert_eq!(grads.iter().map(|(key, _)| key).collect::<Vec<_>>(), [0]);
+    let (w, dy) = (w.f32(), dy.f32());
+    let product = |tok: usize, idx: usize| -> f32 {
+        (0..5).map(|out| dy[tok * 5 + out] * w[out * 4 + idx]).sum()
+    };
+    let want: Vec<f32> = (0..12).map(|at| product(at / 4, at % 4)).collect();
+    assert!(largest_difference(grads.get(0).unwrap().f32(), &want) < 1e-5);
+}
+
+/// Where one is not a number they are infinitely far apart.
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
+    differences.fold(0.0, |worst, d| if d.is_nan() { f32::INFINITY } else { worst.max(d) })
+}
+
+/// Bytes of this format: of `values` where we can encode it, else arbitrary ones under scales
+/// that make numbers of about the same size.
+fn encoded(dtype: DType, values: &[f32]) -> Vec<u8> {
+    // (first byte of each f16, its size)
+    let (scales, size): (&[usize], f32) = match dtype {
+        DType::F16 => {
+            return values.iter().flat_map(|&w| f16::from_f32(w).to_le_bytes()).collect();
+        }
+        DType::BF16 => {
+            return values.iter().flat_map(|&w| bf16::from_f32(w).to_le_bytes()).collect();
+        }
+        DType::Block(BlockType::Q8_0) => {
+            let mut bytes = vec![0; dtype.n_bytes(values.len()).unwrap()];
+            BlockType::Q8_0.encode(values, &mut bytes);
+            return bytes;
+        }
+        DType::Block(BlockType::Q4_0) => (&[0], 0.05),
+        DType::Block(BlockType::Q4K) => (&[0, 2], 1e-3),
+        DType::Block(BlockType::Q6K) => (&[208], 2e-4),
+        _ => panic!("{dtype:?} is not met here"),
+    };
+    let rng = Rng::new(3, 0);
+    let n_bytes = dtype.n_bytes(values.len()).unwrap() as u64;
+    let mut bytes: Vec<u8> = (0..n_bytes).map(|n| rng.below(n, 256) as u8).collect();
+    for (idx, block) in bytes.chunks_exact_mut(dtype.block().1).enumerate() {
+        for &at in scales {
+            let scale = f16::from_f32(size * (1.0 + (idx % 5) as f32 / 4.0));
+            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// What the bytes mean, not by way of `Tensor`.
+fn decoded(dtype: DType, bytes: &[u8], n_elem: usize) -> Vec<f32> {
+    let pairs = bytes.as_chunks::<2>().0.iter();
+    match dtype {
+        DType::F16 => pairs.map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
+        DType::BF16 => pairs.map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
+        DType::Block(block) => {
+            let mut values = vec![0.0; n_elem];
+            block.decode(bytes, &mut values);
+            values
+        }
+        DType::F32 => panic!("nothing to decode"),
+    }
+}
+
+#[test]
+fn a_weight_in_any_format_gives_what_its_decoded_values_give() {
+    let device = Device::cpu(2).unwrap();
+    // Two panels, the second of which does not fill its last piece.
+    let (n_tok, d_in, d_out) = (3, 256, 700);
+    let inputs = operands(n_tok, d_in, d_out);
+    let (x, exact) = (inputs[0].tensor(&device), inputs[1].tensor(&device));
+    let dy = Input::normal(9, &[n_tok, d_out], 1.0).tensor(&device);
+    let run = |weight: Tensor| {
+        let tape = Tape::new();
+        let y = linear(&tape, &tape.leaf(0, &x), &Var::constant(weight).into());
+        let mut out = y.value().f32().to_vec();
+        let mut grads = Gradients::default();
+        tape.walk(vec![(y, dy.clone())], &mut grads);
+        out.extend_from_slice(grads.get(0).unwrap().f32());
+        out
+    };
+    let blocks = [BlockType::Q8_0, BlockType::Q4_0, BlockType::Q4K, BlockType::Q6K];
+    for dtype in [DType::F16, DType::BF16].into_iter().chain(blocks.map(DType::Block)) {
+        let bytes = encoded(dtype, exact.f32());
+        let values = decoded(dtype, &bytes, d_out * d_in);
+        let stored = Tensor::from_shared(&device, &[d_out, d_in], dtype, Arc::new(bytes), 0);
+        let want = run(Tensor::from_f32(&device, &[d_out, d_in], &values));
+        let size = want.iter().fold(0.0, |size: f32, y| size.max(y.abs()));
+        assert!(size > 10.0, "{dtype:?}: {size} is too small to tell");
+        let worst = largest_difference(&run(stored), &want);
+        assert!(worst < 3e-6 * size, "{dtype:?}: {worst} of {size}");
+    }
+}
+
+const DROPOUT: Dropout = Dropout { rate: 0.3, seed: 1, stream: 2, counter: 3 };
+
+/// Operands as of `operands`, under dropout, magnitudes or both.
+fn adapted(v: &[Var], dropout: Option<Dropout>, norms: Option<&Norms>) -> Linear {
+    let mut linear = with_adapter(v);
+    let adapter = linear.adapter.as_mut().unwrap();
+    adapter.dropout = dropout;
+    adapter.magnitude = norms.map(|norms| Magnitude { m: v[5].clone(), norms: norms.clone() });
+    if norms.is_some() {
+        linear.weight = Var::constant(v[1].value().clone());
+    }
+    linear
+}
+
+#[test]
+fn gradients_under_dropout() {
+    for (n_tok, d_in, d_out) in [(1, 1, 3), (5, 7, 9), (40, 133, 20)] {
+        let inputs = operands(n_tok, d_in, d_out);
+        check_gradients(&inputs, |tape, v| {
+            vec![linear(tape, &v[0], &adapted(v, Some(DROPOUT), None))]
+        });
+        check_gradients(&inputs, |tape, v| {
+            linear_split(tape, &v[0], &adapted(v, Some(DROPOUT), None), &[d_out - 2, 2])
+        });
+    }
+}
+
+/// Operands, the weight apart: under magnitudes it is frozen, so no difference may move it.
+fn without_weight(n_tok: usize, d_in: usize, d_out: usize) -> (Tensor, Norms, Vec<Input>) {
+    let mut inputs = operands(n_tok, d_in, d_out);
+    let device = Device::cpu(1).unwrap();
+    let weight = inputs.remove(1).tensor(&device);
+    inputs.push(Input::map(6, &[d_out], |x| 1.0 + 0.2 * x));
+    let norms = Input::map(7, &[d_out], |x| 1.5 + 0.2 * x).tensor(&device);
+    (weight, Norms::Fixed(norms), inputs)
+}
+
+fn with_weight(weight: &Tensor, v: &[Var]) -> Vec<Var> {
+    let mut list = v.to_vec();
+    list.insert(1, Var::constant(weight.clone()));
+    list
+}
+
+#[test]
+fn gradients_under_magnitudes() {
+    for (n_tok, d_in, d_out) in [(1, 1, 3), (5, 7, 9), (130, 33, 20)] {
+        let (weight, norms, inputs) = without_weight(n_tok, d_in, d_out);
+        for dropout in [None, Some(DROPOUT)] {
+            check_gradients(&inputs, |tape, v| {
+                let v = with_weight(&weight, v);
+                vec![linear(tape, &v[0], &adapted(&v, dropout, Some(&norms)))]
+            });
+            check_gradients(&inputs, |tape, v| {
+                let v = with_weight(&weight, v);
+                let widths = [d_out - 2, 2];
+                linear_split(tape, &v[0], &adapted(&v, dropout, Some(&norms)), &widths)
+            });
+        }
+    }
+}
+
+#[test]
+fn gradients_of_groups_under_dropout_and_magnitudes() {
+    let (weight, norms, inputs) = without_weight(9, 5, 4);
+    check_gradients(&inputs, |tape, v| {
+        let v = with_weight(&weight, v);
+        let expert = adapted(&v, Some(DROPOUT), Some(&norms));
+        let experts = [expert.clone(), with_adapter(&v), expert];
+        vec![linear_grouped(tape, &v[0], &[0, 3, 3, 9], &experts)]
+    });
+}
+
+#[test]
+fn dropout_leaves_out_the_share_it_should_and_another_one_at_each_step() {
+    let cpu = crate::cpu::Cpu::new(2).unwrap();
+    let (n_tok, d) = (300, 200);
+    let mask = |dropout: Dropout, rows: Range<usize>| {
+        let mut y = vec![f32::NAN; rows.len() * d];
+        dropout.copy(&cpu, rows.start, d, &vec![1.0; rows.len() * d], &mut y);
+        y
+    };
+    let want = mask(DROPOUT, 0..n_tok);
+    let n_left = want.iter().filter(|&&x| x != 0.0).count();
+    let share = 1.0 - n_left as f64 / want.len() as f64;
+    assert!((share - 0.3).abs() < 0.01, "{share}");
+    assert!(want.iter().all(|&x| x == 0.0 || (x - 1.0 / 0.7).abs() < 1e-4));
+    // A column, a row: no pattern of one kind only.
+    for at in 0..d {
+        let n = (0..n_tok).filter(|row| want[row * d + at] == 0.0).count();
+        assert!((40..140).contains(&n), "column {at}: {n}");
+    }
+    // By row, not by place in the call.
+    assert_eq!(mask(DROPOUT, 17..40), want[17 * d..40 * d]);
+    let others = [
+        Dropout { seed: 2, ..DROPOUT },
+        Dropout { stream: 3, ..DROPOUT },
+        Dropout { counter: 4, ..DROPOUT },
+    ];
+    for other in others {
+        let other = mask(other, 0..n_tok);
+        let same = other.iter().zip(&want).filter(|(a, b)| a == b).count() as f64;
+        // 0.7^2 + 0.3^2 by chance.
+        assert!((same / want.len() as f64 - 0.58).abs() < 0.02);
+    }
+}
+
+#[test]
+fn norms_are_those_of_the_adapted_weight_in_any_format() {
+    let device = Device::cpu(2).unwrap();
+    let (d_in, d_out) = (256, 700);
+    let v: Vec<Var> =
+        operands(3, d_in, d_out).iter().map(|input| Var::constant(input.tensor(&device))).collect();
+    let m = Var::constant(Input::map(6, &[d_out], |x| 2.0 + x).tensor(&device));
+    let mut list = v.clone();
+    list.push(m.clone());
+    let exact = v[1].value();
+    let mut bytes = vec![0; DType::Block(BlockType::Q8_0).n_bytes(d_out * d_in).unwrap()];
+    BlockType::Q8_0.encode(exact.f32(), &mut bytes);
+    let dtype = DType::Block(BlockType::Q8_0);
+    let blocks = Tensor::from_shared(&device, &[d_out, d_in], dtype, Arc::new(bytes), 0);
+    for weight in [exact.clone(), blocks] {
+        list[1] = Var::constant(weight.clone());
+        let norms = Norms::Followed(row_squares(&weight));
+        let got = linear(&Tape::off(), &list[0], &adapted(&list, None, Some(&norms)));
+        let (a, b) = (v[3].value(), v[4].value());
+        let merged = merge(&weight, a, b, 1.5, Some(m.value()));
+        let squares = row_squares(&merged);
+        for (square, m) in squares.f32().iter().zip(m.value().f32()) {
+            assert!((square.sqrt() - m.abs()).abs() < 1e-5 * m.abs(), "{square} {m}");
+        }
+        let plain =
+            Linear { weight: Var::constant(merged), bias: Some(v[2].clone()), adapter: None };
+        let want = linear(&Tape::off(), &list[0], &plain);
+        let worst = largest_difference(got.value().f32(), want.value().f32());
+        assert!(worst < 1e-4, "{:?}: {worst}", weight.dtype());
+    }
+}
+
+struct Golden(SafeTensors, Device);
+
+impl Golden {
+    fn open() -> Golden {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../golden/dora.safetensors");
+        let file = SafeTensors::parse("dora", Arc::new(std::fs::read(path).unwrap())).unwrap();
+        Golden(file, Device::cpu(2).unwrap())
+    }
+
+    fn get(&self, case: usize, name: &str) -> Option<Tensor> {
+        let tensor = self.0.tensor(&self.1, &format!("{case}.{name}")).unwrap();
+        tensor.map(|tensor| tensor.to_f32())
+    }
+}
+
+#[test]
+fn magnitudes_give_the_values_gradients_steps_and_merged_weights_of_peft() {
+    let golden = Golden::open();
+    for case in 0..3 {
+        let get = |name: &str| golden.get(case, name).unwrap();
+        let (scale, weight, dy) = (get("scale").f32()[0], get("w"), get("dy"));
+        let dropout = Dropout { rate: 0.25, seed: 5, stream: 3, counter: 7 };
+        let squares = row_squares(&weight);
+        let mut trained = [get("x"), get("a"), get("b"), get("m")];
+        let run = |trained: &[Tensor; 4]| {
+            let tape = Tape::new();
+            let v: Vec<Var> =
+                trained.iter().enumerate().map(|(key, x)| tape.leaf(key, x)).collect();
+            let norms = Norms::Followed(squares.clone());
+            let adapter = Adapter {
+                a: v[1].clone(),
+                b: v[2].clone(),
+                scale,
+                dropout: (case == 1).then_some(dropout),
+                magnitude: Some(Magnitude { m: v[3].clone(), norms }),
+            };
+            let weight = Var::constant(weight.clone());
+            let bias = golden.get(case, "bias").map(Var::constant);
+            let y = linear(&tape, &v[0], &Linear { weight, bias, adapter: Some(adapter) });
+            let value = y.value().clone();
+            let mut grads = Gradients::default();
+            tape.walk(vec![(y, dy.clone())], &mut grads);
+            (value, grads)
+        };
+        let close = |what: &str, got: &[f32], want: &Tensor, tolerance: f32| {
+            let worst = largest_difference(got, want.f32());
+            assert!(worst < tolerance, "case {case}, {what}: {worst}");
+        };
+        let (y, grads) = run(&trained);
+        close("y", y.f32(), &get("y"), 2e-6);
+        for (key, name) in ["dx", "da", "db", "dm"].into_iter().enumerate() {
+            close(name, grads.get(key).unwrap().f32(), &get(name), 1e-5);
+        }
+        let [_, a, b, m] = &trained;
+        let merged = merge(&weight, a, b, scale, Some(m));
+        close("merged", merged.f32(), &get("merged"), 1e-6);
+        let hyper = golden.0.doubles("hyper").unwrap().unwrap();
+        let config = AdamW {
+            lr: hyper[0],
+            beta1: hyper[1],
+            beta2: hyper[2],
+            eps: hyper[3],
+            weight_decay: hyper[4],
+            ..AdamW::default()
+        };
+        let zeros = |x: &Tensor| Tensor::zeros(x.device(), x.shape());
+        let mut moments = trained.each_ref().map(|x| [zeros(x), zeros(x)]);
+        for t in 1..4 {
+            let (_, grads) = run(&trained);
+            for key in 1..4 {
+                let [m, v] = &mut moments[key];
+                adamw(&mut trained[key], grads.get(key).unwrap(), m, v, t, &config);
+            }
+        }
+        for (key, name) in [(1, "a_after"), (2, "b_after"), (3, "m_after")] {
+            close(name, trained[key].f32(), &get(name), 1e-5);
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Muon: momentum made orthogonal, for matrices (Jordan et al., 2024).
+//!
+//!     mu = mu + (1 - momentum) (g - mu)
+//!     n  = g + momentum (mu - g)                       Nesterov's look ahead
+//!     o  = newton_schulz(n)                            about u @ v^T of n = u @ s @ v^T
+//!     p  = (1 - lr wd) p - lr 0.2 sqrt(max(rows, cols)) o
+//!
+//! `newton_schulz` takes `x = n / |n|` on its shorter side and repeats, five times,
+//!
+//!     s = x @ x^T        x = a x + (b s + c s @ s) @ x        a, b, c: `COEFFICIENTS`
+//!
+//! which brings the singular values near to one, between 0.7 and 1.2. The factor 0.2 sqrt(max) gives
+//! the update the size of AdamW's, so that its rate and decay carry over (Liu et al., "Muon is
+//! Scalable for LLM Training", 2025). As torch's `Muon` with `match_rms_adamw`, but in f32 where
+//! torch takes bfloat16 for the iteration.
+//!
+//! | name | shape        |          | name | shape            |
+//! |------|--------------|----------|------|------------------|
+//! | `p`  | (rows, cols) |          | `s`  | (short, short)   |
+//! | `mu` | (rows, cols) |          | `x`  | as `p`           |
+//!
+//! Contract: in place, `mu` starts at zero, a gradient of zero gives an update of zero. Not here:
+//! which parameters are matrices. There is no backward.
+//! (tidy: allow unchecked)
+
+use super::grad_norm::grad_norm;
+use crate::cpu::{F32s, Mat, MatMut, Scope};
+use crate::device::Device;
+use crate::optim::AdamW;
+use crate::tensor::Tensor;
+use pulp::{Simd, WithSimd};
+
+const MOMENTUM: f64 = 0.95;
+/// Chosen for a steep slope at zero (Jordan et al.).
+const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
+const N_ITER: usize = 5;
+/// A norm below this is taken for this.
+const NORM_MIN: f64 = 1e-7;
+/// Size of an update of AdamW, as found by Liu et al.
+const RMS: f64 = 0.2;
+const PIECE: usize = 1 << 14;
+
+/// Makes one step on a matrix. Of the settings it takes rate, decay, gradient scale and trust.
+pub fn muon(p: &mut Tensor, g: &Tensor, mu: &mut Tensor, config: &AdamW) {
+    for (what, tensor) in [("g", g), ("mu", &*mu)] {
+        tensor.expect_shape(&format!("muon: {what}"), p.shape());
+    }
+    let (rows, cols) = p.dims2();
+    let update = orthogonal(look_ahead(g, mu, config.grad_scale));
+    let mut lr = config.lr;
+    let factor = RMS * (rows.max(cols) as f64).sqrt();
+    if config.trust.is_some() {
+        let rms = |x: &Tensor| grad_norm(std::iter::once(x)) / (x.n_elem().max(1) as f64).sqrt();
+        lr *= config.trust_factor(lr * factor * rms(&update), rms(p));
+    }
+    let Device::Cpu(cpu) = p.device().clone();
+    let keep = (1.0 - lr * config.weight_decay) as f32;
+    let step = -(lr * factor) as f32;
+    let pieces = p.f32_mut().chunks_mut(PIECE).zip(update.f32().chunks(PIECE));
+    cpu.map(pieces.collect(), |(y, x)| cpu.simd(Combine { y, keep, x, factor: step }));
+}
+
+/// Moves the momentum, and returns where it would be one step later.
+fn look_ahead(g: &Tensor, mu: &mut Tensor, grad_scale: f64) -> Tensor {
+    let Device::Cpu(cpu) = g.device();
+    let mut n = Tensor::uninit(g.device(), g.shape());
+    let pieces = mu.f32_mut().chunks_mut(PIECE).zip(n.f32_mut().chunks_mut(PIECE));
+    let pieces = pieces.zip(g.f32().chunks(PIECE)).collect();
+    let (momentum, new) = (MOMENTUM as f32, (1.0 - MOMENTUM) as f32);
+    cpu.map(pieces, |((mu, n), g): ((&mut [f32], &mut [f32]), &[f32])| {
+        for ((mu, n), g) in mu.iter_mut().zip(n).zip(g) {
+            let g = g * grad_scale as f32;
+            *mu += new * (g - *mu);
+            *n = *mu + (1.0 - momentum) * (g - *mu);
+        }
+    });
+    n
+}
+
+/// The orthogonal matrix that `x` is near to, about.
+fn orthogonal(mut x: Tensor) -> Tensor {
+    let device = x.device().clone();
+    let Device::Cpu(cpu) = &device;
+    let (rows, cols) = x.dims2();
+    let inverse = (1.0 / grad_norm(std::iter::once(&x)).max(NORM_MIN)) as f32;
+    cpu.each_piece(x.f32_mut(), PIECE, |_, x| x.iter_mut().for_each(|x| *x *= inverse));
+    let short = rows.min(cols);
+    let [a, b, c] = COEFFICIENTS;
+    let mut gram = Tensor::uninit(&device, &[short, short]);
+    let mut square = Tensor::uninit(&device, &[short, short]);
+    let mut next = Tensor::uninit(&device, x.shape());
+    for _ in 0..N_ITER {
+        let mat = Mat::new(x.f32(), rows, cols);
+        let out = MatMut::new(gram.f32_mut(), short, short);
+        match rows <= cols {
+            true => cpu.gemm(out, 0.0, 1.0, mat, mat.t(), Scope::Machine),
+            false => cpu.gemm(out, 0.0, 1.0, mat.t(), mat, Scope::Machine),
+        }
+        square.f32_mut().copy_from_slice(gram.f32());
+        let gram = Mat::new(gram.f32(), short, short);
+        cpu.gemm(MatMut::new(square.f32_mut(), short, short), b, c, gram, gram, Scope::Machine);
+        let square = Mat::new(square.f32(), short, short);
+        next.f32_mut().copy_from_slice(x.f32());
+        let out = MatMut::new(next.f32_mut(), rows, cols);
+        match rows <= cols {
+            true => cpu.gemm(out, a, 1.0, square, mat, Scope::Machine),
+            false => cpu.gemm(out, a, 1.0, mat, square, Scope::Machine),
+        }
+        std::mem::swap(&mut x, &mut next);
+    }
+    x
+}
+
+/// `y = keep y + factor x`
+struct Combine<'a> {
+    y: &'a mut [f32],
+    keep: f32,
+    x: &'a [f32],
+    factor: f32,
+}
+
+impl WithSimd for Combine<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Combine { y, keep, x, factor } = self;
+        let (keep, factor) = (F32s::splat(simd, keep), F32s::splat(simd, factor));
+        for at in (0..y.len()).step_by(F32s::<S>::LANES) {
+            let old = F32s::load(simd, &y[at..]) * keep;
+            F32s::load(simd, &x[at..]).mul_add(factor, old).store(&mut y[at..]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::Input;
+    use crate::formats::safetensors::SafeTensors;
+    use std::sync::Arc;
+
+    fn golden() -> SafeTensors {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../golden/muon.safetensors");
+        SafeTensors::parse("muon", Arc::new(std::fs::read(path).unwrap())).unwrap()
+    }
+
+    fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+        assert_eq!(a.len(), b.len());
+        let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
+        differences.fold(0.0, |worst, d| if d.is_nan() { f32::INFINITY } else { worst.max(d) })
+    }
+
+    #[test]
+    fn trajectories_equal_torch() {
+        let (golden, device) = (golden(), Device::cpu(2).unwrap());
+        let hyper = golden.doubles("hyper").unwrap().unwrap();
+        let config = AdamW { lr: hyper[0], weight_decay: hyper[1], ..AdamW::default() };
+        for shape in 0..4 {
+            let of = |name: &str| {
+                golden.tensor(&device, &format!("{shape}.{name}")).unwrap().unwrap().to_f32()
+            };
+            let (grads, want, mut p) = (of("g"), of("p"), of("p_start"));
+            let mut mu = Tensor::zeros(&device, p.shape());
+            for step in 0..grads.shape()[0] {
+                let g = grads.rows(step..step + 1).reshape(p.shape());
+                muon(&mut p, &g, &mut mu, &config);
+                let worst = largest_difference(p.f32(), want.rows(step..step + 1).f32());
+                assert!(worst < 2e-6, "shape {shape}, step {step}: {worst}");
+            }
+            // torch's own iteration is in bfloat16: of four updates of 0.02 a few hundredths.
+            let worst = largest_difference(p.f32(), of("p_bf16").f32());
+            assert!(worst < 2e-2, "shape {shape}: {worst}");
+        }
+    }
+
+    fn step(n_threads: usize, shape: &[usize], config: &AdamW) -> (Vec<f32>, Vec<f32>) {
+        let device = Device::cpu(n_threads).unwrap();
+        let mut p = Input::normal(1, shape, 0.02).tensor(&device);
+        let g = Input::normal(2, shape, 3.0).tensor(&device);
+        let mut mu = Tensor::zeros(&device, shape);
+        muon(&mut p, &g, &mut mu, config);
+        let old = Input::normal(1, shape, 0.02).tensor(&device);
+        let moved = p.f32().iter().zip(old.f32()).map(|(new, old)| new - old).collect();
+        (p.f32().to_vec(), moved)
+    }
+
+    fn rms(x: &[f32]) -> f64 {
+        (x.iter().map(|&x| x as f64 * x as f64).sum::<f64>() / x.len() as f64).sqrt()
+    }
+
+    #[test]
+    fn an_update_is_as_large_as_one_of_adamw_whatever_the_gradient() {
+        for shape in [[64, 64], [40, 160], [160, 40]] {
+            for grad_scale in [1e-4, 1.0, 1e4] {
+                let config = AdamW { lr: 0.01, weight_decay: 0.0, grad_scale, ..AdamW::default() };
+                let size = rms(&step(1, &shape, &config).1);
+                assert!((size / (0.2 * 0.01) - 1.0).abs() < 0.25, "{shape:?}: {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn steps_have_the_same_bits_on_any_number_of_threads() {
+        let config = AdamW { trust: Some(0.01), ..AdamW::default() };
+        let want = step(1, &[130, 300], &config);
+        assert!(want == step(2, &[130, 300], &config) && want == step(3, &[130, 300], &config));
+    }
+
+    #[test]
+    fn a_trust_region_bounds_the_update() {
+        let config = AdamW { lr: 0.1, weight_decay: 0.0, ..AdamW::default() };
+        let free = rms(&step(1, &[30, 50], &config).1);
+        let bound = rms(&step(1, &[30, 50], &AdamW { trust: Some(0.1), ..config }).1);
+        // A tenth of the size of p.
+        assert!(free > 0.01 && (bound / (0.1 * 0.02) - 1.0).abs() < 0.05, "{free} {bound}");
+        let wide = rms(&step(1, &[30, 50], &AdamW { trust: Some(10.0), ..config }).1);
+        assert_eq!(wide, free);
+    }
+}

@@ -1,0 +1,139 @@
+//! The short way for programs: a model, text to learn, text to go on with.
+//!
+//! Everything here is a few calls of the modules below it, which take over where more is wanted:
+//! `method` for adapters, `train` for the loop, `eval` for proof, `formats` for files.
+
+use crate::config::preset::{Arch, Size};
+use crate::data::pack::{LoadSettings, Loader, Order};
+use crate::data::{Document, Ends, encode};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::eval::{DocScore, EvalSettings, measure};
+use crate::formats::checkpoint::Checkpoint;
+use crate::generate::{GenerateSettings, generate};
+use crate::method::{self, Coverage, Method};
+use crate::model::Model;
+use crate::sample::Sampling;
+use crate::scratch::{self, Shape};
+use crate::tokenizer::{Special, Tokenizer};
+use crate::train::{Outcome, Settings, Trainer, Training};
+use crate::weights::Weights;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// A model that learns and writes.
+pub struct Session {
+    /// The model as it was found or made: what an export needs besides the weights.
+    pub checkpoint: Checkpoint,
+    /// Text to ids.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Its numbers.
+    pub weights: Weights,
+    model: Model,
+    method: Method,
+    context: usize,
+}
+
+impl Session {
+    /// A new model with a vocabulary made from `text`.
+    pub fn scratch(device: &Device, size: Size, arch: Arch, text: &str) -> Result<Session> {
+        let context = 128;
+        let n_vocab = (text.len() / 64).clamp(512, size.n_vocab());
+        let texts = scratch::vocabulary(n_vocab, context, &mut [text].into_iter())?;
+        let checkpoint = scratch::checkpoint(Shape { size, arch, context }, texts, None)?;
+        let weights = Weights::init(device, checkpoint.model().specs(), 0);
+        Session::new(checkpoint, weights, Method::Full, context)
+    }
+
+    /// A model that is there, adapted by `method`; `context` is the tokens of a row in training.
+    pub fn open(
+        device: &Device,
+        checkpoint: Checkpoint,
+        method: Method,
+        context: usize,
+    ) -> Result<Session> {
+        let weights = checkpoint.weights(device)?;
+        Session::new(checkpoint, weights, method, context)
+    }
+
+    fn new(
+        checkpoint: Checkpoint,
+        mut weights: Weights,
+        method: Method,
+        context: usize,
+    ) -> Result<Session> {
+        let model = Model::new(checkpoint.model().config().clone());
+        method::apply(&method, &model, &mut weights, 0)?;
+        let tokenizer = Arc::new(scratch::tokenizer_of(&checkpoint)?);
+        Ok(Session { checkpoint, tokenizer, weights, model, method, context })
+    }
+
+    /// What is trained.
+    pub fn coverage(&self) -> Coverage {
+        method::coverage_of(&self.model, &self.weights)
+    }
+
+    /// Learns from `text`, `n_rows` rows in a step; `on_step` hears of (step, loss) and may break.
+    pub fn train(
+        mut self,
+        text: &str,
+        n_rows: usize,
+        settings: &Settings,
+        mut on_step: impl FnMut(u64, f32) -> ControlFlow<()>,
+    ) -> Result<Session> {
+        let ends = Ends::of(&self.tokenizer);
+        let document = encode(&Document::whole("text", text), &self.tokenizer, ends)?;
+        let load = LoadSettings {
+            context: self.context,
+            n_rows,
+            seed: settings.seed,
+            fim: None,
+            ends,
+            shuffle: Order::Shuffled,
+        };
+        let loader = Loader::new(vec![document], load, self.tokenizer.clone())?;
+        let trainer = Trainer::with(self.model, self.weights, settings.optimizer);
+        let mut training = Training::new(trainer, loader, settings.clone())?;
+        let mut stopped = Ok(());
+        while stopped.is_ok() && !training.is_done() {
+            match training.step()? {
+                Outcome::Made { report, .. } => {
+                    if on_step(training.progress().step, report.loss).is_break() {
+                        break;
+                    }
+                }
+                Outcome::Diverged(why) => {
+                    stopped = Err(Error::input(why, "use a smaller rate, or keep checkpoints"));
+                }
+            }
+        }
+        stopped?;
+        (self.model, self.weights) = (training.trainer.model, training.trainer.weights);
+        Ok(self)
+    }
+
+    /// What follows `prompt`, at most `n_max` tokens.
+    pub fn complete(&self, prompt: &str, n_max: usize, sampling: Sampling) -> Result<String> {
+        let mut ids: Vec<u32> = Ends::of(&self.tokenizer).begin.into_iter().collect();
+        ids.extend(self.tokenizer.encode(prompt, Special::Plain)?);
+        let stops = self.tokenizer.eog().to_vec();
+        let settings = GenerateSettings { n_max, sampling, stops };
+        let go_on = |_| ControlFlow::Continue(());
+        let ids = generate(&self.model, &self.weights, &ids, &settings, go_on)?;
+        Ok(self.tokenizer.decode(&ids, Special::Plain))
+    }
+
+    /// How well the model foresees a text.
+    pub fn measure(&self, text: &str) -> Result<DocScore> {
+        let ends = Ends { end: None, ..Ends::of(&self.tokenizer) };
+        let document = encode(&Document::whole("text", text), &self.tokenizer, ends)?;
+        let settings = EvalSettings::new(self.context);
+        let scores = measure(&self.model, &self.weights, &[document], &settings, &mut |_, _| {})?;
+        scores.into_iter().next().ok_or_else(|| Error::input("no text", "give some text"))
+    }
+
+    /// How it is trained.
+    pub fn method(&self) -> &Method {
+        &self.method
+    }
+}

@@ -1,0 +1,180 @@
+//! Training: `Trainer` makes one step of one model, `Training` (`run.rs`) is the loop around it.
+//!
+//! A step: loss and gradients of one batch or of several whose gradients are added, norm, clipping,
+//! the optimizer. Gradients of parts are those of the whole: every part divides by the weight of
+//! all targets of the step.
+
+pub mod lens;
+mod run;
+pub mod state;
+
+use crate::batch::{Batch, Targets};
+use crate::data::pack::PackedBatch;
+use crate::error::{Error, Result};
+use crate::model::{ForwardOptions, Model};
+use crate::optim::{AdamW, Optimizer, OptimizerKind, global_norm};
+use crate::tape::{Gradients, Tape};
+use crate::weights::{Noise, ParamId, Role, Weights};
+use lens::Lens;
+pub use run::{Outcome, Progress, Settings, Training};
+
+/// A model in training.
+pub struct Trainer {
+    /// Its shape.
+    pub model: Model,
+    /// Its numbers.
+    pub weights: Weights,
+    /// Moments and step count.
+    pub optimizer: Optimizer,
+    /// How forward passes are made.
+    pub options: ForwardOptions,
+    /// Where the embedding is made of another model's.
+    pub lens: Option<Lens>,
+}
+
+/// Settings of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepSettings {
+    /// Rate, moments and decay; what is no matrix does not decay.
+    pub adamw: AdamW,
+    /// Gradients are scaled down to this norm.
+    pub clip_norm: Option<f64>,
+}
+
+impl Default for StepSettings {
+    fn default() -> StepSettings {
+        StepSettings { adamw: AdamW::default(), clip_norm: Some(1.0) }
+    }
+}
+
+/// What a step found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// The loss before the step.
+    pub loss: f32,
+    /// Norm of all gradients before clipping.
+    pub grad_norm: f64,
+    /// Bytes the tape held at the end of the forward pass.
+    pub tape_bytes: usize,
+}
+
+impl StepReport {
+    /// Fails where the numbers are not finite.
+    fn check(self) -> Result<StepReport> {
+        let StepReport { loss, grad_norm, .. } = self;
+        match loss.is_finite() && grad_norm.is_finite() {
+            true => Ok(self),
+            false => Err(Error::Diverged { loss, grad_norm }),
+        }
+    }
+}
+
+impl Trainer {
+    /// All parameters trained, by AdamW.
+    pub fn new(model: Model, mut weights: Weights) -> Trainer {
+        weights.train(|_, _| true);
+        Trainer::with(model, weights, OptimizerKind::AdamW)
+    }
+
+    /// What the weights say is trained, by this optimizer.
+    pub fn with(model: Model, weights: Weights, kind: OptimizerKind) -> Trainer {
+        let optimizer = Optimizer::new(&weights, kind);
+        Trainer { model, weights, optimizer, options: ForwardOptions::default(), lens: None }
+    }
+
+    /// Loss, gradients and what the tape held, of one batch; nothing is changed.
+    pub fn gradients(&self, batch: &Batch, targets: &Targets) -> Result<(StepReport, Gradients)> {
+        let mut grads = Gradients::default();
+        let (loss, tape_bytes) = self.add_gradients(batch, targets, self.options, &mut grads)?;
+        let grads = self.through_lens(grads);
+        let grad_norm = global_norm(&grads);
+        Ok((StepReport { loss, grad_norm, tape_bytes }, grads))
+    }
+
+    /// The same of several parts of one batch, one after the other; what is dropped is drawn from
+    /// `noise`, for each part anew.
+    pub fn gradients_of(
+        &mut self,
+        parts: &[PackedBatch],
+        noise: Option<Noise>,
+    ) -> Result<(StepReport, Gradients)> {
+        let all: f64 = parts.iter().map(PackedBatch::weight).sum();
+        let mut grads = Gradients::default();
+        let (mut loss, mut tape_bytes) = (0.0f64, 0);
+        for (idx, part) in parts.iter().enumerate() {
+            let of_part = |noise: Noise| {
+                let counter = noise.counter * parts.len() as u64 + idx as u64;
+                Noise { counter, ..noise }
+            };
+            self.weights.set_noise(noise.map(of_part));
+            let targets = Targets { ids: &part.targets, weights: &part.weights, norm: all as f32 };
+            let balance_share = (part.weight() / all) as f32;
+            let options = ForwardOptions { balance_share, ..self.options };
+            let found = self.add_gradients(&part.batch, &targets, options, &mut grads);
+            self.weights.set_noise(None);
+            let (of_part, bytes) = found?;
+            loss += f64::from(of_part);
+            tape_bytes = tape_bytes.max(bytes);
+        }
+        let grads = self.through_lens(grads);
+        let grad_norm = global_norm(&grads);
+        Ok((StepReport { loss: loss as f32, grad_norm, tape_bytes }, grads))
+    }
+
+    /// Adds the gradients of one batch; returns its loss and what the tape held.
+    fn add_gradients(
+        &self,
+        batch: &Batch,
+        targets: &Targets,
+        options: ForwardOptions,
+        grads: &mut Gradients,
+    ) -> Result<(f32, usize)> {
+        let tape = Tape::new();
+        let loss = self.model.loss(&tape, &self.weights, batch, targets, options)?.loss;
+        let value = loss.value().f32()[0];
+        let tape_bytes = tape.bytes_held();
+        tape.backward(&loss, 1.0, grads);
+        Ok((value, tape_bytes))
+    }
+
+    fn through_lens(&self, grads: Gradients) -> Gradients {
+        match &self.lens {
+            Some(lens) => lens.backward(&self.weights, grads),
+            None => grads,
+        }
+    }
+
+    /// One step on one batch. Where loss or gradients are not finite nothing is changed.
+    pub fn step(
+        &mut self,
+        batch: &Batch,
+        targets: &Targets,
+        settings: &StepSettings,
+    ) -> Result<StepReport> {
+        let (report, grads) = self.gradients(batch, targets)?;
+        let report = report.check()?;
+        self.update(&grads, report.grad_norm, settings);
+        Ok(report)
+    }
+
+    /// Changes the trained parameters by these gradients, whose norm is `grad_norm`.
+    pub fn update(&mut self, grads: &Gradients, grad_norm: f64, settings: &StepSettings) {
+        let mut adamw = settings.adamw;
+        if let Some(limit) = settings.clip_norm {
+            // As torch clips: the small addend keeps a zero norm from dividing.
+            adamw.grad_scale = (limit / (grad_norm + 1e-6)).min(1.0);
+        }
+        self.optimizer.step(&mut self.weights, grads, |weights, id: ParamId| {
+            let decays = weights.role(id) == Role::Matrix;
+            AdamW { weight_decay: if decays { adamw.weight_decay } else { 0.0 }, ..adamw }
+        });
+        self.refresh();
+    }
+
+    /// Makes anew what is made of other parameters.
+    pub(crate) fn refresh(&mut self) {
+        if let Some(lens) = &self.lens {
+            lens.forward(&mut self.weights);
+        }
+    }
+}

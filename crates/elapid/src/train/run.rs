@@ -1,0 +1,263 @@
+//! The one loop: batches in order, a rate for every step, and what to do when the loss runs away.
+//!
+//! Everything that decides a step is a function of the settings and of `Progress`, which a
+//! checkpoint holds: a run that goes on from one goes on as if nothing had happened, to the bit.
+//!
+//! A step diverges when loss or gradients are not finite, or when the loss jumps:
+//!
+//!     loss > mean + ln(spike) + 6 deviation
+//!
+//! with mean and mean deviation of the last steps (each new one counts a twentieth), once twenty
+//! have been seen. Such a step changes nothing. The caller goes back to the last good state and
+//! calls `halve_rate`.
+//!
+//! Not here: the clock, files, evaluation (`eval.rs`); the caller decides when to save and measure.
+
+use super::{StepReport, StepSettings, Trainer};
+use crate::data::pack::{Cursor, Loader, PackedBatch};
+use crate::error::{Error, Result};
+use crate::optim::{AdamW, OptimizerKind};
+use crate::schedule::Schedule;
+use crate::weights::Noise;
+use serde::{Deserialize, Serialize};
+
+/// Settings of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Steps in all.
+    pub n_steps: u64,
+    /// Batches whose gradients are added in one step.
+    pub n_accumulate: usize,
+    /// The highest learning rate.
+    pub lr: f64,
+    /// The lowest, as a share of the highest.
+    pub lr_min: f64,
+    /// Steps over which the rate rises.
+    pub n_warmup: u64,
+    /// What it does afterwards.
+    pub schedule: Schedule,
+    /// What changes matrices.
+    pub optimizer: OptimizerKind,
+    /// Memory of the first moment.
+    pub beta1: f64,
+    /// Memory of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled decay of matrices.
+    pub weight_decay: f64,
+    /// Gradients are scaled down to this norm.
+    pub clip_norm: Option<f64>,
+    /// Largest change of a parameter in one step, as a share of its size.
+    pub trust: Option<f64>,
+    /// A step whose perplexity is this many times the usual has diverged.
+    pub spike: Option<f64>,
+    /// Of dropout.
+    pub seed: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            n_steps: 1000,
+            n_accumulate: 1,
+            lr: 1e-3,
+            lr_min: 0.1,
+            n_warmup: 20,
+            schedule: Schedule::Cosine,
+            optimizer: OptimizerKind::AdamW,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            clip_norm: Some(1.0),
+            trust: None,
+            spike: Some(1.25),
+            seed: 0,
+        }
+    }
+}
+
+/// Where a run is: what a checkpoint must hold besides weights and moments.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Steps made.
+    pub step: u64,
+    /// Tokens seen.
+    pub n_tok: u64,
+    /// What comes next of the data.
+    pub cursor: Cursor,
+    /// How often the rate was halved.
+    pub n_halved: u32,
+    /// Of the losses so far.
+    pub mean: f64,
+    /// Mean distance from the mean.
+    pub deviation: f64,
+    /// Losses in the means, up to what they remember.
+    pub n_seen: u32,
+}
+
+/// Share of a new loss in the means.
+const SHARE: f64 = 0.05;
+/// Losses before a jump is believed.
+const N_SEEN_MIN: u32 = 20;
+/// Deviations that a loss may be off without being a jump.
+const N_DEVIATIONS: f64 = 6.0;
+
+impl Progress {
+    fn is_spike(&self, loss: f64, spike: f64) -> bool {
+        let limit = self.mean + spike.ln() + N_DEVIATIONS * self.deviation;
+        self.n_seen >= N_SEEN_MIN && loss > limit
+    }
+
+    fn see(&mut self, loss: f64) {
+        self.n_seen = self.n_seen.saturating_add(1);
+        let share = SHARE.max(1.0 / f64::from(self.n_seen));
+        if self.n_seen > 1 {
+            self.deviation += share * ((loss - self.mean).abs() - self.deviation);
+        }
+        self.mean += share * (loss - self.mean);
+    }
+}
+
+/// What came of a step.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// It was made.
+    Made {
+        /// What it found.
+        report: StepReport,
+        /// The rate it was made with.
+        lr: f64,
+        /// Tokens in it.
+        n_tok: usize,
+    },
+    /// It diverged and nothing was changed; why, in words.
+    Diverged(String),
+}
+
+/// A model, data and settings: a run.
+pub struct Training {
+    /// The model and its optimizer.
+    pub trainer: Trainer,
+    /// The data.
+    pub loader: Loader,
+    /// The settings, which do not change.
+    pub settings: Settings,
+    progress: Progress,
+}
+
+impl Training {
+    /// A run before its first step.
+    pub fn new(trainer: Trainer, loader: Loader, settings: Settings) -> Result<Training> {
+        check(&settings)?;
+        let progress = Progress { cursor: loader.cursor(), ..Progress::default() };
+        Ok(Training { trainer, loader, settings, progress })
+    }
+
+    /// Where it is.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// Goes on from elsewhere. Weights and moments are restored by `state::restore`.
+    pub fn set_progress(&mut self, progress: Progress) -> Result<()> {
+        self.loader.seek(progress.cursor)?;
+        self.progress = progress;
+        Ok(())
+    }
+
+    /// Whether all steps are made.
+    pub fn is_done(&self) -> bool {
+        self.progress.step >= self.settings.n_steps
+    }
+
+    /// The rate of the next step.
+    pub fn lr(&self) -> f64 {
+        let s = &self.settings;
+        let rate = s.schedule.rate(self.progress.step, s.n_steps, s.n_warmup, s.lr_min);
+        s.lr * rate * 0.5f64.powi(self.progress.n_halved as i32)
+    }
+
+    /// From now on with half the rate.
+    pub fn halve_rate(&mut self) {
+        self.progress.n_halved += 1;
+    }
+
+    /// The next step.
+    pub fn step(&mut self) -> Result<Outcome> {
+        let lr = self.lr();
+        let parts: Vec<PackedBatch> =
+            (0..self.settings.n_accumulate).map(|_| self.loader.next_batch()).collect();
+        let n_tok = parts.iter().map(|part| part.batch.tokens.len()).sum();
+        let noise = Noise { seed: self.settings.seed, counter: self.progress.step };
+        let (report, grads) = self.trainer.gradients_of(&parts, Some(noise))?;
+        if let Some(why) = self.diverged(&report) {
+            self.loader.seek(self.progress.cursor)?;
+            return Ok(Outcome::Diverged(why));
+        }
+        self.trainer.update(&grads, report.grad_norm, &self.step_settings(lr));
+        self.progress.see(f64::from(report.loss));
+        self.progress.step += 1;
+        self.progress.n_tok += n_tok as u64;
+        self.progress.cursor = self.loader.cursor();
+        Ok(Outcome::Made { report, lr, n_tok })
+    }
+
+    fn diverged(&self, report: &StepReport) -> Option<String> {
+        let StepReport { loss, grad_norm, .. } = *report;
+        if report.check().is_err() {
+            return Some(format!("loss {loss}, gradient norm {grad_norm}"));
+        }
+        let spike = self.settings.spike?;
+        let mean = self.progress.mean;
+        let is_spike = self.progress.is_spike(f64::from(loss), spike);
+        is_spike.then(|| format!("loss {loss:.4} where {mean:.4} was usual"))
+    }
+
+    fn step_settings(&self, lr: f64) -> StepSettings {
+        let s = &self.settings;
+        let adamw = AdamW {
+            lr,
+            beta1: s.beta1,
+            beta2: s.beta2,
+            eps: s.eps,
+            weight_decay: s.weight_decay,
+            trust: s.trust,
+            ..AdamW::default()
+        };
+        StepSettings { adamw, clip_norm: s.clip_norm }
+    }
+}
+
+/// Refuses settings that no run can have.
+fn check(s: &Settings) -> Result<()> {
+    let positive = |x: f64| x.is_finite() && x > 0.0;
+    let share = |x: f64| (0.0..1.0).contains(&x);
+    let checks: [(&str, f64, bool, &str); 9] = [
+        ("lr", s.lr, positive(s.lr), "above zero"),
+        ("lr-min", s.lr_min, (0.0..=1.0).contains(&s.lr_min), "from 0 to 1, a share of the rate"),
+        ("beta1", s.beta1, share(s.beta1), "from 0 to below 1"),
+        ("beta2", s.beta2, share(s.beta2), "from 0 to below 1"),
+        ("eps", s.eps, s.eps.is_finite() && s.eps >= 0.0, "zero or above"),
+        (
+            "weight-decay",
+            s.weight_decay,
+            s.weight_decay.is_finite() && s.weight_decay >= 0.0,
+            "zero or above",
+        ),
+        ("clip", s.clip_norm.unwrap_or(1.0), s.clip_norm.is_none_or(positive), "above zero"),
+        ("trust", s.trust.unwrap_or(1.0), s.trust.is_none_or(positive), "above zero"),
+        ("spike", s.spike.unwrap_or(2.0), s.spike.is_none_or(|x| x > 1.0), "above one"),
+    ];
+    for (name, value, is_good, want) in checks {
+        if !is_good {
+            let problem = format!("`--{name}` is {value}");
+            return Err(Error::input(problem, &format!("it must be {want}")));
+        }
+    }
+    if s.n_accumulate == 0 {
+        return Err(Error::input("a step of no batches", "use `--accumulate 1` or more"));
+    }
+    Ok(())
+}

@@ -46,14 +46,12 @@ fn sources(dir: &Path) -> PathBuf {
 }
 
 /// Flags of a run that takes a second.
-const SMALL: &[&str] =
-    &["--vocab", "400", "--context", "24", "--batch", "2", "--threads", "2", "--eval-every", "5"];
+const SMALL: &str =
+    "--vocab 400 --context 24 --batch 2 --threads 2 --eval-every 5 --optimizer adamw";
 
-fn train<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-    let mut args = vec!["train", "src", "--out", out];
-    args.extend(SMALL);
-    args.extend(more);
-    args
+fn train<'a>(out: &'a str, more: &'a str) -> Vec<&'a str> {
+    let head = ["train", "src", "--out", out];
+    head.into_iter().chain(SMALL.split(' ')).chain(more.split(' ')).collect()
 }
 
 /// (step, loss) of every step, as they are written.
@@ -72,7 +70,7 @@ fn model(run: &Path) -> Vec<u8> {
 fn a_run_learns_measures_and_leaves_everything_that_is_promised() {
     let dir = Scratch::new("train-whole");
     sources(&dir.0);
-    let output = ok(&train("run", &["--steps", "30", "--save-every", "10"]), &dir.0);
+    let output = ok(&train("run", "--steps 30 --save-every 10"), &dir.0);
     let text = stderr(&output);
     for kind in [
         "data", "model", "method", "device", "memory", "plan", "step", "eval", "save", "result",
@@ -109,7 +107,7 @@ fn a_run_learns_measures_and_leaves_everything_that_is_promised() {
     let score: Value = serde_json::from_slice(&score.stdout).unwrap();
     assert!(score.to_string().contains("bits_per_byte"), "{score}");
     // The run is not learned from, and is not begun again by mistake.
-    let again = run(&train("run", &["--steps", "3"]), &dir.0);
+    let again = run(&train("run", "--steps 3"), &dir.0);
     assert!(!again.status.success() && stderr(&again).contains("--resume run"));
 }
 
@@ -117,8 +115,8 @@ fn a_run_learns_measures_and_leaves_everything_that_is_promised() {
 fn a_run_killed_at_any_moment_goes_on_to_the_bit() {
     let dir = Scratch::new("train-kill");
     sources(&dir.0);
-    let flags = ["--steps", "60", "--save-every", "3", "--optimizer", "muon", "--fim", "0.5"];
-    ok(&train("whole", &flags), &dir.0);
+    let flags = "--steps 60 --save-every 3 --fim 0.5";
+    ok(&train("whole", flags), &dir.0);
     let killed = dir.0.join("killed");
     let mut n_killed = 0;
     let mut millis = 400;
@@ -127,7 +125,7 @@ fn a_run_killed_at_any_moment_goes_on_to_the_bit() {
         let args = match killed.join("checkpoints").exists() && killed.join("config.json").exists()
         {
             true => vec!["train", "--resume", "killed", "--threads", "1"],
-            false => train("killed", &flags),
+            false => train("killed", flags),
         };
         let mut child = elapid(&args, &dir.0).stderr(Stdio::null()).spawn().unwrap();
         // Moments spread over everything a run does; after twenty the run may finish.
@@ -171,8 +169,8 @@ fn a_run_killed_at_any_moment_goes_on_to_the_bit() {
 fn a_checkpoint_that_was_cut_short_loses_no_earlier_one() {
     let dir = Scratch::new("train-cut");
     sources(&dir.0);
-    ok(&train("whole", &["--steps", "12", "--save-every", "4"]), &dir.0);
-    ok(&train("cut", &["--steps", "12", "--save-every", "4"]), &dir.0);
+    ok(&train("whole", "--steps 12 --save-every 4"), &dir.0);
+    ok(&train("cut", "--steps 12 --save-every 4"), &dir.0);
     let checkpoints = dir.0.join("cut/checkpoints");
     let newest = checkpoints.join("step-0000000012.elapid");
     let bytes = std::fs::read(&newest).unwrap();
@@ -190,8 +188,8 @@ fn a_checkpoint_that_was_cut_short_loses_no_earlier_one() {
 fn threads_change_nothing() {
     let dir = Scratch::new("train-threads");
     sources(&dir.0);
-    ok(&train("two", &["--steps", "8"]), &dir.0);
-    let mut args = train("one", &["--steps", "8"]);
+    ok(&train("two", "--steps 8"), &dir.0);
+    let mut args = train("one", "--steps 8");
     let at = args.iter().position(|arg| *arg == "--threads").unwrap();
     args[at + 1] = "1";
     ok(&args, &dir.0);
@@ -203,25 +201,9 @@ fn threads_change_nothing() {
 fn a_run_that_diverges_goes_back_halves_the_rate_and_says_so() {
     let dir = Scratch::new("train-diverge");
     sources(&dir.0);
-    let flags = [
-        "--steps",
-        "120",
-        "--save-every",
-        "5",
-        "--lr",
-        "30",
-        "--optimizer",
-        "adamw",
-        "--clip",
-        "0",
-        "--warmup",
-        "100",
-        "--patience",
-        "0",
-        "--weight-decay",
-        "0",
-    ];
-    let output = run(&train("run", &flags), &dir.0);
+    let flags =
+        "--steps 40 --save-every 5 --lr 30 --clip 0 --warmup 30 --patience 0 --weight-decay 0";
+    let output = run(&train("run", flags), &dir.0);
     let text = stderr(&output);
     assert!(text.contains("the rate is halved"), "{text}");
 }
@@ -231,7 +213,7 @@ fn what_cannot_fit_is_refused_with_what_to_change() {
     let dir = Scratch::new("train-memory");
     sources(&dir.0);
     let mut args = vec!["plan", "src", "--memory", "30M"];
-    args.extend(SMALL);
+    args.extend(SMALL.split(' '));
     let output = run(&args, &dir.0);
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
@@ -297,8 +279,8 @@ fn flags_that_mean_nothing_together_are_errors() {
 fn an_interrupt_saves_and_the_run_goes_on() {
     let dir = Scratch::new("train-interrupt");
     sources(&dir.0);
-    ok(&train("whole", &["--steps", "40", "--save-every", "1000"]), &dir.0);
-    let args = train("run", &["--steps", "40", "--save-every", "1000"]);
+    ok(&train("whole", "--steps 40 --save-every 1000"), &dir.0);
+    let args = train("run", "--steps 40 --save-every 1000");
     let child = elapid(&args, &dir.0).stderr(Stdio::piped()).spawn().unwrap();
     let metrics = dir.0.join("run/metrics.jsonl");
     let has_steps = || std::fs::read_to_string(&metrics).is_ok_and(|text| text.contains("step"));

@@ -3,7 +3,8 @@
 //! | method       | trained                                                               |
 //! |--------------|-----------------------------------------------------------------------|
 //! | `full`       | everything; from scratch is the same, from fresh numbers              |
-//! | `lora`       | two thin halves beside each matrix that a pattern names (`qlora`: the same over a base in blocks) |
+//! | `lora`       | two thin halves beside each matrix that a pattern names               |
+//! | `qlora`      | the same, over a base whose matrices are in blocks                    |
 //! | `bc`         | what produces B and C of state-space layers, and nothing else         |
 //! | `embeddings` | the embedding, and the head where it is a matrix of its own           |
 //!
@@ -15,15 +16,16 @@
 //! so `A` is exactly the change of these rows, the base is never touched, and the result is a LoRA
 //! adapter of rank r with `alpha = r`, without any approximation.
 //!
-//! A pattern without `*` names a module by its last part or parts (`q_proj`, `mlp.up_proj`), as PEFT
-//! does; with `*` it is matched against the whole name. A pattern that matches nothing is an error.
+//! A pattern without `*` names a module by its last part or parts (`q_proj`, `mlp.up_proj`), as in
+//! PEFT; with `*` it is matched against the whole name. A pattern that matches nothing is an error.
 
 use crate::config::MixerConfig;
 use crate::error::{Error, Result};
 use crate::formats::lora::{Lora, Module};
 use crate::model::{HEAD, Model};
+use crate::quant::BlockType;
 use crate::rng::Rng;
-use crate::tensor::Tensor;
+use crate::tensor::{DType, Tensor};
 use crate::weights::{ParamId, Role, Weights};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -251,6 +253,29 @@ fn lora(settings: &LoraSettings, model: &Model, weights: &mut Weights, seed: u64
 /// Trains adapter parameters that `wanted` says yes to, by the last part of their names.
 fn train_adapters(weights: &mut Weights, wanted: impl Fn(&str) -> bool) {
     weights.train(|name, _| name.contains(".lora_") && wanted(name));
+}
+
+/// Puts the matrices of a frozen base into blocks of this name, before anything is adapted. `auto`:
+/// as they are stored, or q8_0 where none is in blocks.
+pub fn quantize(weights: &mut Weights, name: &str) -> Result<()> {
+    let in_blocks = |id: ParamId| matches!(weights.tensor(id).dtype(), DType::Block(_));
+    let block = match name {
+        "auto" if weights.ids().any(in_blocks) => return Ok(()),
+        "auto" => BlockType::Q8_0,
+        name => BlockType::from_name(name).ok_or_else(|| {
+            let problem = format!("there is no block format `{name}`");
+            Error::input(problem, "use q8_0, q4_0, q4_k or nf4")
+        })?,
+    };
+    let counts = weights.quantize(block, |_, role| role == Role::Matrix);
+    if counts.n_encoded > 0 {
+        return Ok(());
+    }
+    let problem = match counts.n_already {
+        0 => format!("no matrix of this model fits blocks of {}", block.name()),
+        _ => "the matrices of this model are in blocks already".to_string(),
+    };
+    Err(Error::input(problem, "leave --quant away, or use `--method lora`"))
 }
 
 /// The rows of linear maps that make B and C: (module, rows).

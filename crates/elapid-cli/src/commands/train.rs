@@ -15,8 +15,8 @@ use std::process::ExitCode;
 /// Train a model on the files under PATH, or adapt one to them, and show that it learned.
 ///
 /// Without --model a small model is made and trained from nothing, with a vocabulary of its own.
-/// With --model that model is adapted: a LoRA adapter unless --method says otherwise. A tenth of the
-/// files is held out to measure on: the newest by commit, where PATH is a git repository. A plan of
+/// With --model that model is adapted: a LoRA adapter unless --method says otherwise. A tenth of
+/// the files is held out to measure on: the newest by commit, where PATH is a git repository. A plan of
 /// memory and time comes first. Ctrl-C saves and ends; `--resume RUN` goes on as if nothing had
 /// happened. Everything is in the run directory; report.html in it is for reading.
 #[derive(clap::Args)]

@@ -310,8 +310,11 @@ impl Run {
         let mut settings = EvalSettings::new(self.config.context);
         settings.n_tok_batch = self.config.n_rows * self.config.context;
         let (model, weights) = (&trainer.model, &trainer.weights);
+        // Its batches have other sizes than those of training: buffers would lie beside buffers.
+        self.device.trim();
         let scores =
             self.device.run(|| measure(model, weights, documents, &settings, &mut |_, _| {}));
+        self.device.trim();
         Ok(scores?)
     }
 

@@ -88,11 +88,13 @@ pub fn write_samples(run: &Run, step: u64) -> Done<()> {
     let stops = prepared.tokenizer.eog().to_vec();
     let settings = GenerateSettings { n_max: N_SAMPLE_TOK, sampling: Sampling::greedy(), stops };
     let trainer = &prepared.training.trainer;
+    run.device.trim();
     let texts = run.device.run(|| {
         generate_many(&trainer.model, &trainer.weights, &prompts, &settings, |_, _| {
             ControlFlow::Continue(())
         })
     })?;
+    run.device.trim();
     let text = |ids: &[u32]| prepared.tokenizer.decode(ids, Special::Plain);
     let mut list = samples::read(&run.dir)?;
     list.retain(|sample| sample.step != step);

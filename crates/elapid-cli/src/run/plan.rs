@@ -13,6 +13,7 @@ use crate::machine;
 use crate::report::{Done, Failure, count, mebibytes};
 use elapid::config::preset::Size;
 use elapid::device::Device;
+use elapid::eval::{EvalSettings, measure};
 use elapid::plan::{Fixed, Probe, flops_per_token, foretell, probe, random_batch};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
@@ -148,6 +149,9 @@ fn choose(
     Err(Failure::new(problem, hint))
 }
 
+/// Held-out documents that are measured for the plan.
+const N_MEASURED: usize = 8;
+
 /// The product rate of the device in flops a second: the median of a few.
 fn product_rate(device: &Device) -> f64 {
     let n = 1024usize;
@@ -171,6 +175,7 @@ pub fn plan(
     wishes: &Wishes,
 ) -> Done<Plan> {
     choose(config, prepared, device, wishes)?;
+    let rate = product_rate(device);
     let (context, n_rows) = (config.context, config.n_rows);
     let n_accumulate = config.settings.n_accumulate;
     let trainer = &mut prepared.training.trainer;
@@ -180,6 +185,13 @@ pub fn plan(
     let before = device.memory().reserved;
     let mut times = Vec::new();
     let mut activations = 0;
+    // A run measures between steps, with batches of other sizes: what that leaves of the heap is
+    // part of the peak.
+    let mut settings = EvalSettings::new(context);
+    settings.n_tok_batch = n_rows * context;
+    let some = &prepared.held_out[..prepared.held_out.len().min(N_MEASURED)];
+    device.run(|| measure(&trainer.model, &trainer.weights, some, &settings, &mut |_, _| {}))?;
+    device.trim();
     // The first pass takes its buffers from the system; the others are what a run is made of.
     for rep in 0..4 {
         let begin = Instant::now();
@@ -194,7 +206,6 @@ pub fn plan(
     let peak = machine::peak_bytes().unwrap_or(device.memory().reserved as u64);
     let counted = (fixed.weights + fixed.moments + buffers) as u64;
     let (weights, model) = (&trainer.weights, &trainer.model);
-    let rate = product_rate(device);
     let flops = flops_per_token(model, weights);
     let mut plan = Plan {
         n_params: prepared.coverage.n_all,

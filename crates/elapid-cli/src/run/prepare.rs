@@ -13,13 +13,11 @@ use elapid::fim::FimTokens;
 use elapid::formats::checkpoint::Checkpoint;
 use elapid::method::{self, Coverage, Method};
 use elapid::model::Model;
-use elapid::quant::BlockType;
 use elapid::scratch::{self, Shape, Texts, tokenizer_of};
-use elapid::tensor::DType;
 use elapid::tokenizer::Tokenizer;
 use elapid::train::lens::Lens;
 use elapid::train::{Trainer, Training};
-use elapid::weights::{Role, Weights};
+use elapid::weights::Weights;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -128,7 +126,7 @@ pub fn prepare(config: &RunConfig, data: &Data, opened: Opened, device: &Device)
         Origin::Base { .. } => checkpoint.weights(device)?,
     };
     if let Origin::Base { quant: Some(quant), .. } = &config.origin {
-        quantize(&mut weights, quant)?;
+        method::quantize(&mut weights, quant)?;
     }
     let coverage = method::apply(&config.method, &model, &mut weights, config.seed)?;
     let lens = donor.map(|donor| {
@@ -171,31 +169,6 @@ fn fim_settings(config: &RunConfig, tokenizer: &Tokenizer) -> Done<Option<FimSet
         Failure::new(problem, "use `--fim 0`, or a model for code")
     })?;
     Ok(Some(FimSettings { rate: config.fim, spm: config.spm, tokens }))
-}
-
-/// Puts the matrices of a frozen base into blocks.
-fn quantize(weights: &mut Weights, name: &str) -> Done<()> {
-    let in_blocks = |id| matches!(weights.tensor(id).dtype(), DType::Block(_));
-    let n_blocks = weights.ids().filter(|id| in_blocks(*id)).count();
-    let block = match name {
-        "auto" if n_blocks > 0 => return Ok(()),
-        "auto" => BlockType::Q8_0,
-        name => BlockType::from_name(name).ok_or_else(|| {
-            Failure::new(
-                format!("there is no block format `{name}`"),
-                "use q8_0, q4_0, q4_k or nf4",
-            )
-        })?,
-    };
-    let counts = weights.quantize(block, |_, role| role == Role::Matrix);
-    if counts.n_encoded > 0 {
-        return Ok(());
-    }
-    let problem = match counts.n_already {
-        0 => format!("no matrix of this model fits blocks of {}", block.name()),
-        _ => "the matrices of this model are in blocks already".to_string(),
-    };
-    Err(Failure::new(problem, "leave --quant away, or use `--method lora`"))
 }
 
 /// Refuses a run that cannot fit, before anything large is taken.

@@ -3,6 +3,9 @@
 //! Sizes are rounded up to eight classes per power of two (at most 1/8 wasted), and a buffer goes
 //! back to the free list of its class when dropped. A step that repeats the last one therefore
 //! finds every buffer it needs. Contents of a buffer from the list are whatever was there before.
+//!
+//! Large buffers are maps of their own: what is given back leaves the process at once and whole. A
+//! heap keeps holes, and how many is a matter of luck; a plan of memory could not be kept.
 
 use bytemuck::{Pod, Zeroable};
 use std::collections::HashMap;
@@ -13,10 +16,51 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// Free buffers by class, and the accounts.
+/// Memory of one buffer.
+enum Memory {
+    Heap(Vec<Line>),
+    #[cfg(not(target_family = "wasm"))]
+    Map(memmap2::MmapMut),
+}
+
+/// Bytes from which a buffer is a map of its own.
+#[cfg(not(target_family = "wasm"))]
+const MAP_BYTES: usize = 1 << 16;
+
+impl Memory {
+    /// Zeros.
+    fn new(n_lines: usize) -> Memory {
+        #[cfg(not(target_family = "wasm"))]
+        if n_lines * 64 >= MAP_BYTES {
+            // Where the system has no more maps to give, the heap may still have room.
+            if let Ok(map) = memmap2::MmapMut::map_anon(n_lines * 64) {
+                return Memory::Map(map);
+            }
+        }
+        Memory::Heap(bytemuck::zeroed_vec(n_lines))
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Memory::Heap(lines) => bytemuck::cast_slice(lines),
+            #[cfg(not(target_family = "wasm"))]
+            Memory::Map(map) => map,
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Memory::Heap(lines) => bytemuck::cast_slice_mut(lines),
+            #[cfg(not(target_family = "wasm"))]
+            Memory::Map(map) => map,
+        }
+    }
+}
+
+/// Free buffers by class, in lines, and the accounts.
 #[derive(Default)]
 struct Shelf {
-    free: HashMap<usize, Vec<Vec<Line>>>,
+    free: HashMap<usize, Vec<Memory>>,
     usage: MemoryUse,
 }
 
@@ -39,7 +83,8 @@ pub struct Pool(Arc<Mutex<Shelf>>);
 
 /// A buffer that returns to its pool.
 pub struct Buffer {
-    lines: Vec<Line>,
+    /// There until the buffer is dropped.
+    memory: Option<Memory>,
     n_bytes: usize,
     pool: Pool,
 }
@@ -71,12 +116,12 @@ impl Pool {
             usage.n_alloc += 1;
         }
         drop(shelf);
-        let mut lines = found.unwrap_or_else(|| bytemuck::zeroed_vec(n_lines));
+        let mut memory = found.unwrap_or_else(|| Memory::new(n_lines));
         if cfg!(debug_assertions) {
             // Not a number in every format: who reads before writing is found out in tests.
-            lines.fill(Line([0xff; 64]));
+            memory.bytes_mut().fill(0xff);
         }
-        Buffer { lines, n_bytes, pool: self.clone() }
+        Buffer { memory: Some(memory), n_bytes, pool: self.clone() }
     }
 
     /// The accounts.
@@ -95,21 +140,24 @@ impl Pool {
 impl Buffer {
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.lines)[..self.n_bytes]
+        let memory = self.memory.as_ref().expect("memory is there until the drop");
+        &memory.bytes()[..self.n_bytes]
     }
 
     /// The bytes, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.n_bytes]
+        let memory = self.memory.as_mut().expect("memory is there until the drop");
+        &mut memory.bytes_mut()[..self.n_bytes]
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let lines = std::mem::take(&mut self.lines);
+        let Some(memory) = self.memory.take() else { return };
+        let n_bytes = memory.bytes().len();
         let mut shelf = self.pool.shelf();
-        shelf.usage.live -= lines.len() * 64;
-        shelf.free.entry(lines.len()).or_default().push(lines);
+        shelf.usage.live -= n_bytes;
+        shelf.free.entry(n_bytes / 64).or_default().push(memory);
     }
 }
 

@@ -8,7 +8,8 @@
 //! factor is another has the difference multiplied into its B. llama.cpp takes an alpha of zero for
 //! a factor of one, so zero is never written.
 //!
-//! Not here: embeddings, experts, magnitudes (DoRA), activated adapters (aLoRA). They are refused by name.
+//! Not here: embeddings, experts, magnitudes (DoRA), activated adapters (aLoRA). They are refused
+//! by name.
 
 use super::lora::{Lora, Module, most_common};
 use crate::config::gguf::{Arch, names};

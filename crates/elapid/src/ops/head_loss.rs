@@ -70,18 +70,20 @@ fn forward(x: &Var, head: &Linear, factor: f32, targets: &Targets, wants_grads: 
     let mut grads = wants_grads.then(|| operands.grads());
     let mut dx = (wants_grads && x.needs_grad()).then(|| Tensor::zeros(device, &[n_tok, d_model]));
     let (mut nll, mut top1) = (vec![0.0; n_tok], vec![false; n_tok]);
+    // One size whatever is learned: buffers of many sizes would lie beside each other in the pool.
+    let mut chunk_logits = Tensor::uninit(device, &[n_chunk.min(n_tok), n_vocab]);
     for (chunk, rows) in rows.chunks(n_chunk).enumerate() {
         let input = operands.input(&gather(x.value(), rows), chunk * n_chunk);
-        let mut logits = Tensor::uninit(device, &[rows.len(), n_vocab]);
-        let pass = operands.forward_into(0..n_vocab, &input, logits.f32_mut());
-        let found = softmax_rows(&mut logits, rows, factor, targets, wants_grads);
+        let logits = &mut chunk_logits.f32_mut()[..rows.len() * n_vocab];
+        let pass = operands.forward_into(0..n_vocab, &input, logits);
+        let found = SoftmaxRows { rows, factor, targets, wants_grads }.run(device, logits);
         for (&row, found) in rows.iter().zip(found) {
             (nll[row], top1[row]) = found;
         }
         if let Some(grads) = &mut grads {
             let mut dx_rows = dx.is_some().then(|| Tensor::uninit(device, &[rows.len(), d_model]));
             let into = dx_rows.as_mut().map(|dx| (dx.f32_mut(), 0.0));
-            operands.backward(&input, &pass, logits.f32(), into, grads);
+            operands.backward(&input, &pass, logits, into, grads);
             if let (Some(dx), Some(dx_rows)) = (&mut dx, dx_rows) {
                 for (&row, from) in rows.iter().zip(dx_rows.f32().chunks_exact(d_model)) {
                     dx.f32_mut()[row * d_model..][..d_model].copy_from_slice(from);
@@ -124,22 +126,26 @@ fn gather(x: &Tensor, rows: &[usize]) -> Tensor {
 
 /// Per row: negative log-likelihood and whether the target is the largest; with `wants_grads` the
 /// logits become their gradient.
-fn softmax_rows(
-    logits: &mut Tensor,
-    rows: &[usize],
+struct SoftmaxRows<'a> {
+    rows: &'a [usize],
     factor: f32,
-    targets: &Targets,
+    targets: &'a Targets<'a>,
     wants_grads: bool,
-) -> Vec<(f32, bool)> {
-    let Device::Cpu(cpu) = logits.device().clone();
-    let (_, n_vocab) = logits.dims2();
-    let tasks = logits.f32_mut().chunks_exact_mut(n_vocab).zip(rows).collect();
-    cpu.map(tasks, |(logits, &row)| {
-        let target = targets.ids[row] as usize;
-        assert!(target < n_vocab, "loss: target {target} of {n_vocab}");
-        let scale = targets.weights[row] / targets.norm * factor;
-        cpu.simd(SoftmaxRow { logits, factor, target, dlogits: wants_grads.then_some(scale) })
-    })
+}
+
+impl SoftmaxRows<'_> {
+    fn run(&self, device: &Device, logits: &mut [f32]) -> Vec<(f32, bool)> {
+        let Device::Cpu(cpu) = device;
+        let SoftmaxRows { rows, factor, targets, wants_grads } = *self;
+        let n_vocab = logits.len() / rows.len();
+        let tasks = logits.chunks_exact_mut(n_vocab).zip(rows).collect();
+        cpu.map(tasks, |(logits, &row)| {
+            let target = targets.ids[row] as usize;
+            assert!(target < n_vocab, "loss: target {target} of {n_vocab}");
+            let scale = targets.weights[row] / targets.norm * factor;
+            cpu.simd(SoftmaxRow { logits, factor, target, dlogits: wants_grads.then_some(scale) })
+        })
+    }
 }
 
 struct SoftmaxRow<'a> {

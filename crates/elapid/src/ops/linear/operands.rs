@@ -169,7 +169,7 @@ impl Operands {
         self.adapter.as_ref().map_or(d_out, |adapter| d_out.min(adapter.a.shape()[0]))
     }
 
-    /// Prepares the left side. Rows of one batch differ in `first_row`, so that no two share a mask.
+    /// Prepares the left side. Rows of one batch differ in `first_row`: no two share a mask.
     pub(in crate::ops) fn input(&self, x: &Tensor, first_row: usize) -> Input {
         assert_eq!(x.dims2().1, self.weight.shape()[1], "linear: width of x");
         let mut input = Input { x: x.clone(), dropped: None, u: None, first_row };

@@ -59,6 +59,10 @@ pub fn is_package(bytes: &SharedBytes) -> bool {
 pub fn open(path: &Path) -> Done<Checkpoint> {
     let name = path.display().to_string();
     if path.is_dir() {
+        // The directory of a run holds what came of it.
+        if path.join("checkpoints").is_dir() && path.join("model").is_dir() {
+            return open(&path.join("model"));
+        }
         if path.join(package::MANIFEST).exists() {
             check_directory(path)?;
         }
@@ -132,7 +136,8 @@ pub fn check_directory(dir: &Path) -> Done<()> {
     Ok(package::check_directory(&dir.display().to_string(), &list)?)
 }
 
-fn cannot_write(path: &Path, error: &std::io::Error) -> Error {
+/// The error of a write that failed.
+pub fn cannot_write(path: &Path, error: &std::io::Error) -> Error {
     let hint = "look at the space on the disk and at the rights of the directory";
     Error::format(&path.display().to_string(), format!("cannot write: {error}"), hint)
 }

@@ -25,6 +25,11 @@ pub fn peak_bytes() -> Option<u64> {
     kib_line("/proc/self/status", "VmHWM:")
 }
 
+/// Forgets the peak so far, where the system lets it be forgotten.
+pub fn reset_peak() {
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+}
+
 /// Bytes that this process may still take without swapping, where the system tells: what is free,
 /// and what a limit of its group leaves.
 pub fn free_bytes() -> Option<u64> {
@@ -32,6 +37,13 @@ pub fn free_bytes() -> Option<u64> {
     let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let limit = number("/sys/fs/cgroup/memory.max");
     let used = number("/sys/fs/cgroup/memory.current");
-    let left = limit.zip(used).map(|(limit, used)| limit.saturating_sub(used));
+    // Files that lie in memory are given up when somebody needs the room.
+    let stat = std::fs::read_to_string("/sys/fs/cgroup/memory.stat").unwrap_or_default();
+    let of_files = |line: &str| {
+        let (key, value) = line.split_once(' ')?;
+        matches!(key, "inactive_file" | "active_file").then(|| value.parse::<u64>().ok()).flatten()
+    };
+    let cached: u64 = stat.lines().filter_map(of_files).sum();
+    let left = limit.zip(used).map(|(limit, used)| (limit + cached).saturating_sub(used));
     Some(left.map_or(free, |left| left.min(free)))
 }

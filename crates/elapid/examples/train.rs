@@ -12,9 +12,9 @@ fn main() -> Result<(), elapid::error::Error> {
     let text = include_str!("train.rs").repeat(8);
     let device = Device::cpu(2)?;
 
-    let session = Session::scratch(&device, Size::Tiny, Arch::Hybrid, &text)?;
+    let mut session = Session::scratch(&device, Size::Tiny, Arch::Hybrid, &text)?;
     let settings = Settings { n_steps: 60, lr: 3e-3, ..Settings::default() };
-    let session = session.train(&text, 4, &settings, |step, loss| {
+    session.train(&text, 4, &settings, |step, loss| {
         if step % 10 == 0 {
             println!("step    {step}  loss {loss:.4}");
         }

@@ -185,7 +185,8 @@ pub fn matches(pattern: &str, module: &str) -> bool {
 }
 
 /// Matrices that the patterns name; without patterns all that adapters of other tools can hold.
-fn targets(patterns: &[String], model: &Model, weights: &Weights) -> Result<Vec<ParamId>> {
+fn targets(settings: &LoraSettings, model: &Model, weights: &Weights) -> Result<Vec<ParamId>> {
+    let patterns = &settings.targets[..];
     let modules = model.specs().iter().enumerate().filter_map(|(idx, spec)| {
         let module = spec.name.strip_suffix(".weight")?;
         (spec.role == Role::Matrix).then_some((ParamId(idx), module))
@@ -198,13 +199,17 @@ fn targets(patterns: &[String], model: &Model, weights: &Weights) -> Result<Vec<
         }
     }
     // Transformers multiplies the weight of `dt_proj` itself, so that PEFT drops an adapter there.
-    let by_default = |name: &str| name != "lm_head" && !name.ends_with(".dt_proj");
-    let wanted = |name: &str| match patterns {
-        [] => by_default(name),
+    // What is no wider than the rank, as a router may be, has nothing to gain.
+    let by_default = |id: ParamId, name: &str| {
+        let (d_out, d_in) = weights.tensor(id).dims2();
+        name != "lm_head" && !name.ends_with(".dt_proj") && d_out.min(d_in) > settings.rank
+    };
+    let wanted = |&(id, name): &(ParamId, &str)| match patterns {
+        [] => by_default(id, name),
         patterns => patterns.iter().any(|pattern| matches(pattern, name)),
     };
     let ids: Vec<ParamId> =
-        modules.iter().filter(|module| wanted(module.1)).map(|module| module.0).collect();
+        modules.iter().filter(|module| wanted(module)).map(|module| module.0).collect();
     if ids.is_empty() {
         let problem = format!("no matrix of {} parameters can be adapted", weights.ids().count());
         return Err(Error::input(problem, "use `--method full`"));
@@ -216,7 +221,7 @@ fn targets(patterns: &[String], model: &Model, weights: &Weights) -> Result<Vec<
 const STREAM: u64 = 1 << 40;
 
 fn lora(settings: &LoraSettings, model: &Model, weights: &mut Weights, seed: u64) -> Result<()> {
-    let ids = targets(&settings.targets, model, weights)?;
+    let ids = targets(settings, model, weights)?;
     let mut modules = Vec::with_capacity(ids.len());
     for &id in &ids {
         let base = weights.tensor(id);

@@ -165,6 +165,14 @@ impl Optimizer {
         }
     }
 
+    /// As before the first step.
+    pub fn reset(&mut self) {
+        for (_, state) in self.states.values_mut() {
+            state.tensors_mut().into_iter().for_each(|(_, x)| x.f32_mut().fill(0.0));
+        }
+        self.n_steps = 0;
+    }
+
     /// What a checkpoint keeps, by name: `m.` and `v.` or `mu.` before that of the parameter.
     pub fn state(&self) -> Vec<(String, &Tensor)> {
         let mut list = Vec::new();

@@ -13,6 +13,7 @@ use crate::formats::checkpoint::Checkpoint;
 use crate::generate::{GenerateSettings, generate};
 use crate::method::{self, Coverage, Method};
 use crate::model::Model;
+use crate::optim::OptimizerKind;
 use crate::sample::Sampling;
 use crate::scratch::{self, Shape};
 use crate::tokenizer::{Special, Tokenizer};
@@ -27,9 +28,8 @@ pub struct Session {
     pub checkpoint: Checkpoint,
     /// Text to ids.
     pub tokenizer: Arc<Tokenizer>,
-    /// Its numbers.
-    pub weights: Weights,
-    model: Model,
+    /// There but while it trains.
+    trainer: Option<Trainer>,
     method: Method,
     context: usize,
 }
@@ -65,22 +65,34 @@ impl Session {
         let model = Model::new(checkpoint.model().config().clone());
         method::apply(&method, &model, &mut weights, 0)?;
         let tokenizer = Arc::new(scratch::tokenizer_of(&checkpoint)?);
-        Ok(Session { checkpoint, tokenizer, weights, model, method, context })
+        let trainer = Some(Trainer::with(model, weights, OptimizerKind::AdamW));
+        Ok(Session { checkpoint, tokenizer, trainer, method, context })
+    }
+
+    fn trainer(&self) -> &Trainer {
+        self.trainer.as_ref().expect("a session has its model but while it trains")
+    }
+
+    /// The numbers of the model.
+    pub fn weights(&self) -> &Weights {
+        &self.trainer().weights
     }
 
     /// What is trained.
     pub fn coverage(&self) -> Coverage {
-        method::coverage_of(&self.model, &self.weights)
+        method::coverage_of(&self.trainer().model, self.weights())
     }
 
     /// Learns from `text`, `n_rows` rows in a step; `on_step` hears of (step, loss) and may break.
+    ///
+    /// A step that diverges ends it with an error; the model is as after the step before.
     pub fn train(
-        mut self,
+        &mut self,
         text: &str,
         n_rows: usize,
         settings: &Settings,
         mut on_step: impl FnMut(u64, f32) -> ControlFlow<()>,
-    ) -> Result<Session> {
+    ) -> Result<()> {
         let ends = Ends::of(&self.tokenizer);
         let document = encode(&Document::whole("text", text), &self.tokenizer, ends)?;
         let load = LoadSettings {
@@ -92,24 +104,14 @@ impl Session {
             shuffle: Order::Shuffled,
         };
         let loader = Loader::new(vec![document], load, self.tokenizer.clone())?;
-        let trainer = Trainer::with(self.model, self.weights, settings.optimizer);
+        settings.check()?;
+        let Trainer { model, weights, .. } =
+            self.trainer.take().expect("a session has its model but while it trains");
+        let trainer = Trainer::with(model, weights, settings.optimizer);
         let mut training = Training::new(trainer, loader, settings.clone())?;
-        let mut stopped = Ok(());
-        while stopped.is_ok() && !training.is_done() {
-            match training.step()? {
-                Outcome::Made { report, .. } => {
-                    if on_step(training.progress().step, report.loss).is_break() {
-                        break;
-                    }
-                }
-                Outcome::Diverged(why) => {
-                    stopped = Err(Error::input(why, "use a smaller rate, or keep checkpoints"));
-                }
-            }
-        }
-        stopped?;
-        (self.model, self.weights) = (training.trainer.model, training.trainer.weights);
-        Ok(self)
+        let done = steps(&mut training, &mut on_step);
+        self.trainer = Some(training.trainer);
+        done
     }
 
     /// What follows `prompt`, at most `n_max` tokens.
@@ -119,7 +121,7 @@ impl Session {
         let stops = self.tokenizer.eog().to_vec();
         let settings = GenerateSettings { n_max, sampling, stops };
         let go_on = |_| ControlFlow::Continue(());
-        let ids = generate(&self.model, &self.weights, &ids, &settings, go_on)?;
+        let ids = generate(&self.trainer().model, self.weights(), &ids, &settings, go_on)?;
         Ok(self.tokenizer.decode(&ids, Special::Plain))
     }
 
@@ -127,8 +129,8 @@ impl Session {
     pub fn measure(&self, text: &str) -> Result<DocScore> {
         let ends = Ends { end: None, ..Ends::of(&self.tokenizer) };
         let document = encode(&Document::whole("text", text), &self.tokenizer, ends)?;
-        let settings = EvalSettings::new(self.context);
-        let scores = measure(&self.model, &self.weights, &[document], &settings, &mut |_, _| {})?;
+        let (model, settings) = (&self.trainer().model, EvalSettings::new(self.context));
+        let scores = measure(model, self.weights(), &[document], &settings, &mut |_, _| {})?;
         scores.into_iter().next().ok_or_else(|| Error::input("no text", "give some text"))
     }
 
@@ -136,4 +138,23 @@ impl Session {
     pub fn method(&self) -> &Method {
         &self.method
     }
+}
+
+fn steps(
+    training: &mut Training,
+    on_step: &mut dyn FnMut(u64, f32) -> ControlFlow<()>,
+) -> Result<()> {
+    while !training.is_done() {
+        match training.step()? {
+            Outcome::Made { report, .. } => {
+                if on_step(training.progress().step, report.loss).is_break() {
+                    break;
+                }
+            }
+            Outcome::Diverged(why) => {
+                return Err(Error::input(why, "use a smaller rate, or no `spike`"));
+            }
+        }
+    }
+    Ok(())
 }

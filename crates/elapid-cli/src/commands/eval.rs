@@ -2,8 +2,7 @@
 
 use crate::files;
 use crate::report::{Done, Failure, between, count, line, n_threads_default};
-use crate::source::walk::{Walk, collect, divide};
-use elapid::chat::{ChatOptions, ChatTemplate};
+use crate::source::walk::{Walk, chat_of, collect, divide};
 use elapid::data::{self, Document, Encoded, Ends};
 use elapid::device::Device;
 use elapid::eval::{
@@ -50,9 +49,9 @@ pub struct Eval {
     /// List every file, the worst first
     #[arg(long)]
     files: bool,
-    /// Tokens in a window
-    #[arg(long, default_value_t = 512, value_parser = between(2, 1 << 20))]
-    context: usize,
+    /// Tokens in a window [default: 512, or what the model was made for if that is less]
+    #[arg(long, value_parser = between(2, 1 << 20))]
+    context: Option<usize>,
     /// Tokens that a window reads again from the one before [default: half a window]
     #[arg(long, value_parser = between(0, 1 << 20))]
     overlap: Option<usize>,
@@ -63,6 +62,9 @@ pub struct Eval {
     #[arg(long)]
     json: bool,
 }
+
+/// Tokens in a window when nobody says.
+const CONTEXT: usize = 512;
 
 /// Share of the files that `elapid train` holds out.
 const HELD_OUT: f64 = 0.1;
@@ -90,6 +92,7 @@ impl Source {
 struct Measured {
     name: String,
     n_params: usize,
+    settings: EvalSettings,
     ends: Ends,
     scores: Vec<DocScore>,
     summary: Summary,
@@ -100,7 +103,7 @@ impl Eval {
     pub fn run(&self) -> Done<ExitCode> {
         let device = Device::cpu(self.threads.unwrap_or_else(n_threads_default))?;
         let checkpoint = files::open(&self.model)?;
-        let source = self.source(&checkpoint, &tokenizer(&self.model, &checkpoint)?)?;
+        let source = self.source(&checkpoint)?;
         let name = match &self.adapter {
             Some(adapter) => format!("{} + {}", self.model.display(), adapter.display()),
             None => self.model.display().to_string(),
@@ -120,13 +123,8 @@ impl Eval {
         Ok(if is_fine { ExitCode::SUCCESS } else { ExitCode::from(3) })
     }
 
-    fn source(&self, checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Done<Source> {
-        let template = checkpoint.chat_template()?;
-        let template = template.map(|text| ChatTemplate::new("the chat template", &text));
-        let template = template.transpose()?;
-        let text = |id: Option<u32>| id.and_then(|id| tokenizer.token(id));
-        let (bos_token, eos_token) = (text(tokenizer.bos()), text(tokenizer.eos()));
-        let options = ChatOptions { bos_token, eos_token, ..ChatOptions::default() };
+    fn source(&self, checkpoint: &Checkpoint) -> Done<Source> {
+        let (template, options) = chat_of(checkpoint)?;
         let walk = Walk { template: template.as_ref(), options, ..Walk::default() };
         let collected = collect(&self.path, &walk)?;
         let is_records = collected.documents.iter().all(|doc| doc.name.contains(".jsonl:"));
@@ -148,7 +146,7 @@ impl Eval {
     ) -> Done<Option<Measured>> {
         let Some(path) = &self.compare else { return Ok(None) };
         let name = path.display().to_string();
-        if path.join(ADAPTER).is_file() {
+        if path.join(ADAPTER).is_file() || path.join("adapter").is_dir() {
             let weights = load(checkpoint, Some(path), device)?;
             return self.measure(name, checkpoint, weights, source).map(Some);
         }
@@ -165,9 +163,10 @@ impl Eval {
         source: &Source,
     ) -> Done<Measured> {
         let tokenizer = tokenizer(Path::new(&name), checkpoint)?;
-        let ends = Ends::of(&tokenizer);
+        // No text stands behind the token that ends one.
+        let ends = Ends { end: None, ..Ends::of(&tokenizer) };
         let docs = encode(&source.documents, &tokenizer, ends)?;
-        let settings = self.settings();
+        let settings = self.settings(checkpoint);
         let model = checkpoint.model();
         let mut shown = Shown::new("eval", "tokens");
         let scores =
@@ -178,17 +177,20 @@ impl Eval {
             None => None,
             Some(n_holes) => {
                 let subject = Subject { model, weights: &weights, tokenizer: &tokenizer };
-                let settings = FimSettings::new(n_holes, self.context);
+                let settings = FimSettings::new(n_holes, settings.context);
                 let mut shown = Shown::new("fim", "holes");
                 let mut progress = |done, of| shown.update(done, of);
                 Some(fim_exact_match(subject, &source.documents, &settings, &mut progress)?)
             }
         };
-        Ok(Measured { name, n_params: weights.n_elem(), ends, scores, summary, fim })
+        let n_params = weights.n_elem();
+        Ok(Measured { name, n_params, settings, ends, scores, summary, fim })
     }
 
-    fn settings(&self) -> EvalSettings {
-        let settings = EvalSettings::new(self.context);
+    /// Windows are no longer than what the model was made for.
+    fn settings(&self, checkpoint: &Checkpoint) -> EvalSettings {
+        let n_ctx = checkpoint.model().config().n_ctx.unwrap_or(CONTEXT);
+        let settings = EvalSettings::new(self.context.unwrap_or(CONTEXT.min(n_ctx).max(2)));
         EvalSettings { overlap: self.overlap.unwrap_or(settings.overlap), ..settings }
     }
 
@@ -233,7 +235,7 @@ impl Eval {
     }
 
     fn to_json(&self, model: &Measured, other: Option<(&Measured, &Comparison)>) -> Value {
-        let settings = self.settings();
+        let settings = model.settings;
         let summary = &model.summary;
         let mut out = fields(&summary.total);
         out["model"] = json!(model.name);
@@ -283,6 +285,9 @@ fn tokenizer(path: &Path, checkpoint: &Checkpoint) -> Done<Tokenizer> {
 fn load(checkpoint: &Checkpoint, adapter: Option<&Path>, device: &Device) -> Done<Weights> {
     let mut weights = checkpoint.weights(device)?;
     if let Some(dir) = adapter {
+        // The directory of a run holds what came of it.
+        let of_run = dir.join("adapter");
+        let dir = if of_run.is_dir() { of_run.as_path() } else { dir };
         let config = dir.join(ADAPTER);
         if !config.is_file() {
             let problem = format!("{} is no adapter: it has no {ADAPTER}", dir.display());

@@ -16,9 +16,9 @@ use std::process::ExitCode;
 ///
 /// Without --model a small model is made and trained from nothing, with a vocabulary of its own.
 /// With --model that model is adapted: a LoRA adapter unless --method says otherwise. A tenth of
-/// the files is held out to measure on: the newest by commit, where PATH is a git repository. A plan of
-/// memory and time comes first. Ctrl-C saves and ends; `--resume RUN` goes on as if nothing had
-/// happened. Everything is in the run directory; report.html in it is for reading.
+/// the files is held out to measure on: the newest by commit, where PATH is a git repository. A
+/// plan of memory and time comes first. Ctrl-C saves and ends; `--resume RUN` goes on as if nothing
+/// had happened. Everything is in the run directory; report.html in it is for reading.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  elapid train .\n  elapid train src --minutes 30 --preset small\n  \
@@ -31,7 +31,7 @@ pub struct Train {
     #[command(flatten)]
     flags: Flags,
     /// Go on with this run
-    #[arg(long, value_name = "RUN", conflicts_with = "path")]
+    #[arg(long, value_name = "RUN", conflicts_with_all = DECIDED)]
     resume: Option<PathBuf>,
     /// Directory of the run [default: runs/N]
     #[arg(long, value_name = "DIR")]
@@ -50,6 +50,51 @@ pub struct Plan {
     flags: Flags,
 }
 
+/// Flags that a run has decided when it is resumed.
+const DECIDED: [&str; 41] = [
+    "path",
+    "out",
+    "model",
+    "method",
+    "preset",
+    "arch",
+    "vocab",
+    "donor",
+    "steps",
+    "minutes",
+    "seed",
+    "batch",
+    "accumulate",
+    "context",
+    "lr",
+    "lr_min",
+    "warmup",
+    "schedule",
+    "optimizer",
+    "beta1",
+    "beta2",
+    "eps",
+    "weight_decay",
+    "clip",
+    "trust",
+    "spike",
+    "rank",
+    "alpha",
+    "dropout",
+    "rslora",
+    "dora",
+    "targets",
+    "quant",
+    "fim",
+    "spm",
+    "held_out",
+    "eval_every",
+    "save_every",
+    "patience",
+    "memory",
+    "checkpointing",
+];
+
 #[derive(clap::Args)]
 struct Flags {
     /// Directory, file, or .jsonl with text, prompt and completion, or messages
@@ -60,14 +105,14 @@ struct Flags {
     /// What is trained [default: scratch, or lora with --model]
     #[arg(long, value_enum, value_name = "M")]
     method: Option<MethodName>,
-    /// Size of a new model [default: by the amount of text]
+    /// Size of a new model [default: tiny]
     #[arg(long, value_enum, value_name = "P")]
     preset: Option<SizeName>,
     /// Architecture of a new model
     #[arg(long, value_enum, value_name = "A")]
     arch: Option<ArchName>,
     /// Tokens of the vocabulary of a new model
-    #[arg(long, value_name = "N", value_parser = between(300, 1 << 20))]
+    #[arg(long, value_name = "N", value_parser = between(300, 1 << 20), conflicts_with = "donor")]
     vocab: Option<usize>,
     /// Model whose tokenizer and embedding a new model sees through (projection lens)
     #[arg(long, value_name = "M")]
@@ -303,7 +348,7 @@ impl Flags {
             checkpointing: self.checkpointing,
             eval_every: self.eval_every,
             save_every: self.save_every,
-            size: self.preset.map(Size::from),
+            n_warmup: self.warmup,
             memory: self.memory,
             n_threads: self.threads,
             device: self.device.clone(),
@@ -317,6 +362,18 @@ impl Flags {
             true => Ok(value),
             false => {
                 Err(Failure::new(format!("`--{name}` is {value}"), "give a share from 0 to 1"))
+            }
+        }
+    }
+
+    fn held_out_share(&self) -> Done<f64> {
+        match self.held_out > 0.0 && self.held_out < 1.0 {
+            true => Ok(self.held_out),
+            false => {
+                let problem = format!("`--held-out` is {}", self.held_out);
+                let hint =
+                    "give a share above 0 and below 1: without held-out files nothing is shown";
+                Err(Failure::new(problem, hint))
             }
         }
     }
@@ -398,7 +455,7 @@ impl Flags {
         Ok(RunConfig {
             version: env!("CARGO_PKG_VERSION").into(),
             source,
-            held_out: self.share("held-out", self.held_out)?,
+            held_out: self.held_out_share()?,
             origin,
             method: self.method_settings(name)?,
             fim: fim.unwrap_or(if is_scratch { DEFAULT_FIM } else { 0.0 }),
@@ -408,6 +465,7 @@ impl Flags {
             checkpointing: false,
             eval_every: 0,
             n_eval_tok: 0,
+            n_final_tok: 0,
             save_every: 0,
             patience: Some(self.patience.unwrap_or(5)).filter(|n| *n > 0),
             seed: self.seed,

@@ -3,7 +3,7 @@
 //! are there. At start the newest that verifies is taken; the two newest are kept, and the best.
 //!
 //!     checkpoints/step-0000000400.elapid
-//!     checkpoints/best.elapid
+//!     checkpoints/best-0000000360.elapid
 
 use crate::files;
 use crate::report::{Done, Failure};
@@ -29,12 +29,18 @@ impl Checkpoints {
         Ok(Checkpoints { dir: dir.into(), every: every.max(1) })
     }
 
-    fn path(&self, step: u64) -> PathBuf {
+    /// Where the checkpoint of a step is.
+    pub fn path(&self, step: u64) -> PathBuf {
         self.dir.join(format!("step-{step:010}.elapid"))
     }
 
-    fn best_path(&self) -> PathBuf {
-        self.dir.join("best.elapid")
+    fn best_path(&self, step: u64) -> PathBuf {
+        self.dir.join(format!("best-{step:010}.elapid"))
+    }
+
+    /// Whether there is none to go on from.
+    pub fn is_empty(&self) -> bool {
+        self.steps("step-").is_empty()
     }
 
     /// Whether a run saves at this step without being asked.
@@ -42,13 +48,13 @@ impl Checkpoints {
         step.is_multiple_of(self.every)
     }
 
-    /// Steps of the checkpoints that are there, newest first.
-    fn steps(&self) -> Vec<u64> {
+    /// Steps of the checkpoints of a kind that are there, newest first.
+    fn steps(&self, kind: &str) -> Vec<u64> {
         let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let mut steps: Vec<u64> = entries
             .filter_map(|entry| {
                 let name = entry.file_name();
-                let digits = name.to_str()?.strip_prefix("step-")?.strip_suffix(".elapid")?;
+                let digits = name.to_str()?.strip_prefix(kind)?.strip_suffix(".elapid")?;
                 digits.parse().ok()
             })
             .collect();
@@ -56,24 +62,32 @@ impl Checkpoints {
         steps
     }
 
-    /// Saves the run as it is; returns where.
-    pub fn save(&self, training: &Training, extra: &Value) -> Done<PathBuf> {
+    /// Saves the run as it is.
+    pub fn save(&self, training: &Training, extra: &Value) -> Done<()> {
         let path = self.path(training.progress().step);
         files::write(&path, |sink| state::write(training, extra, sink))?;
         self.prune();
-        Ok(path)
+        Ok(())
     }
 
     /// Saves the run as the best so far.
     pub fn save_best(&self, training: &Training, extra: &Value) -> Done<()> {
-        files::write(&self.best_path(), |sink| state::write(training, extra, sink))?;
+        let path = self.best_path(training.progress().step);
+        files::write(&path, |sink| state::write(training, extra, sink))?;
         Ok(())
+    }
+
+    /// Removes the best ones before `step`: nobody who goes on will ask for them.
+    pub fn prune_best(&self, step: u64) {
+        for older in self.steps("best-").into_iter().filter(|older| *older < step) {
+            let _ = std::fs::remove_file(self.best_path(older));
+        }
     }
 
     /// Removes all but the newest. Those a run may go back to are counted apart from those that an
     /// interruption left.
     fn prune(&self) {
-        let steps = self.steps();
+        let steps = self.steps("step-");
         let due = steps.iter().filter(|step| self.is_due(**step)).take(N_KEPT);
         let kept: Vec<u64> = due.chain(steps.iter().take(N_KEPT)).copied().collect();
         for step in steps.iter().filter(|step| !kept.contains(step)) {
@@ -100,13 +114,14 @@ impl Checkpoints {
 
     /// The newest that verifies; what does not is named to `note`.
     pub fn newest(&self, note: &mut dyn FnMut(String)) -> Done<Saved> {
-        self.newest_of(self.steps(), note)
+        self.newest_of(self.steps("step-"), note)
     }
 
     /// The newest that verifies of those at regular steps: where a run goes back to must not
     /// depend on when it was interrupted.
     pub fn newest_regular(&self, note: &mut dyn FnMut(String)) -> Done<Saved> {
-        self.newest_of(self.steps().into_iter().filter(|step| self.is_due(*step)).collect(), note)
+        let steps = self.steps("step-").into_iter().filter(|step| self.is_due(*step));
+        self.newest_of(steps.collect(), note)
     }
 
     fn newest_of(&self, steps: Vec<u64>, note: &mut dyn FnMut(String)) -> Done<Saved> {
@@ -120,15 +135,15 @@ impl Checkpoints {
         Err(Failure::new(problem, "begin the run again with another --out"))
     }
 
-    /// The best so far, if it was saved and verifies.
-    pub fn best(&self) -> Option<Saved> {
-        let path = self.best_path();
+    /// The best of this step, if it was saved and verifies.
+    pub fn best(&self, step: u64) -> Option<Saved> {
+        let path = self.best_path(step);
         path.exists().then(|| self.read(&path).ok()).flatten()
     }
 
     /// Removes those behind a step that the run went back to.
     pub fn forget_after(&self, step: u64) {
-        for later in self.steps().into_iter().filter(|later| *later > step) {
+        for later in self.steps("step-").into_iter().filter(|later| *later > step) {
             let _ = std::fs::remove_file(self.path(later));
         }
     }

@@ -34,8 +34,10 @@ pub struct RunConfig {
     pub checkpointing: bool,
     /// Steps between two measurements on held-out files.
     pub eval_every: u64,
-    /// Tokens of held-out files that are measured in between; all of them at the end.
+    /// Tokens of held-out files that are measured in between, about.
     pub n_eval_tok: usize,
+    /// Tokens of held-out files that are measured before and after, about.
+    pub n_final_tok: usize,
     /// Steps between two checkpoints.
     pub save_every: u64,
     /// Measurements without improvement before the run ends.

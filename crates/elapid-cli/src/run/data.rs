@@ -40,6 +40,7 @@ pub struct Facts {
 #[derive(Serialize, Deserialize)]
 struct Kept {
     name: String,
+    language: String,
     parts: Vec<KeptPart>,
 }
 
@@ -113,7 +114,13 @@ impl Kept {
     fn into_document(self) -> Document {
         let part =
             |part: KeptPart| Part { text: part.text, learned: part.learned, special: part.special };
-        let language = language::of_path(&self.name);
+        // What stands behind the name says which part of a file it is.
+        let name = self.name.split(" (").next().unwrap_or_default();
+        let language = match self.language.as_str() {
+            "chat" => "chat",
+            "text" => "text",
+            _ => language::of_path(name),
+        };
         Document { language, name: self.name, parts: self.parts.into_iter().map(part).collect() }
     }
 }
@@ -125,8 +132,11 @@ fn lines(documents: &[Document], sink: &mut Sink) -> Result<(), elapid::error::E
             learned: part.learned,
             special: part.special,
         };
-        let kept =
-            Kept { name: document.name.clone(), parts: document.parts.iter().map(part).collect() };
+        let kept = Kept {
+            name: document.name.clone(),
+            language: document.language.into(),
+            parts: document.parts.iter().map(part).collect(),
+        };
         let line = serde_json::to_vec(&kept).expect("texts are JSON");
         sink(&line)?;
         sink(b"\n")?;

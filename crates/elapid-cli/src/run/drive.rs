@@ -9,6 +9,7 @@ use super::data::Data;
 use super::finish;
 use super::plan::Plan;
 use super::prepare::Prepared;
+use crate::machine;
 use crate::report::{Done, Failure};
 use crate::run_report::events::Events;
 use crate::run_report::live::{Live, Moment};
@@ -16,6 +17,7 @@ use crate::run_report::metrics::{EvalRecord, Metrics, NoteRecord, Record, SaveRe
 use elapid::data::Encoded;
 use elapid::device::Device;
 use elapid::eval::{DocScore, EvalSettings, Score, measure};
+use elapid::tokenizer::Tokenizer;
 use elapid::train::Outcome;
 use elapid::train::state::Saved;
 use serde::{Deserialize, Serialize};
@@ -47,18 +49,36 @@ pub struct Run {
 pub struct Watch {
     /// Seconds of training so far.
     pub elapsed_s: f64,
-    /// The best loss on held-out files, and its step.
-    pub best: Option<(f64, u64)>,
+    /// The best measurement so far.
+    pub best: Option<Best>,
     /// Measurements since then.
     pub n_worse: u32,
+    /// The step of the best one when the run was last saved.
+    pub best_saved: u64,
+    /// The most memory that the run held, in bytes.
+    pub peak: u64,
     /// How often the run went back.
     pub n_rollbacks: u32,
     /// A hash of what is frozen.
     pub frozen_hash: String,
 }
 
+/// A measurement on held-out files.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// Nats per token.
+    pub loss: f64,
+    /// After this step.
+    pub step: u64,
+    /// How often the run had gone back before: a step may come more than once.
+    pub n_rollbacks: u32,
+}
+
 /// Times that a run may go back before it gives up.
 const N_ROLLBACKS_MAX: u32 = 8;
+
+/// How the reason begins that a measurement gives for going back.
+const HELD_OUT: &str = "held-out";
 
 /// How often Ctrl-C was pressed.
 static N_INTERRUPTS: AtomicU32 = AtomicU32::new(0);
@@ -70,6 +90,7 @@ fn listen() {
         if N_INTERRUPTS.fetch_add(1, Ordering::SeqCst) > 0 {
             std::process::exit(130);
         }
+        eprintln!("\nstopping  what is under way is finished and saved; once more stops at once");
     });
 }
 
@@ -86,6 +107,8 @@ enum End {
     Early,
     /// Ctrl-C.
     Interrupted,
+    /// It diverged again and again.
+    GaveUp,
 }
 
 /// The loop's own state.
@@ -107,7 +130,8 @@ impl Loop {
     }
 
     fn extra(&self) -> serde_json::Value {
-        let watch = Watch { elapsed_s: self.elapsed(), ..self.watch.clone() };
+        let peak = machine::peak_bytes().unwrap_or(0).max(self.watch.peak);
+        let watch = Watch { elapsed_s: self.elapsed(), peak, ..self.watch.clone() };
         serde_json::to_value(watch).expect("numbers and text are JSON")
     }
 }
@@ -121,6 +145,7 @@ impl Run {
     /// From the beginning.
     pub fn start(mut self) -> Done<ExitCode> {
         listen();
+        self.choose_measured();
         let metrics = Metrics::open(&self.dir, None)?;
         let mut state = self.open_loop(metrics, Watch::default(), 0)?;
         state.watch.frozen_hash = self.prepared.frozen_hash.clone();
@@ -128,7 +153,9 @@ impl Run {
         finish::keep_scores(&self.dir, &scores)?;
         finish::write_samples(&self, 0)?;
         if !state.sample.is_empty() {
-            self.eval(&mut state)?;
+            // What is there already is the first to be beaten.
+            let loss = self.eval(&mut state)?;
+            self.judge(&mut state, loss)?;
         }
         state.checkpoints.save(&self.prepared.training, &state.extra())?;
         self.run(state)
@@ -136,8 +163,13 @@ impl Run {
 
     /// From the newest checkpoint.
     pub fn go_on(mut self) -> Done<ExitCode> {
-        listen();
         let checkpoints = self.checkpoints()?;
+        if checkpoints.is_empty() {
+            // It was stopped before its first step.
+            return self.start();
+        }
+        listen();
+        self.choose_measured();
         let live = &mut self.live;
         let saved = checkpoints.newest(&mut |problem| live.line("note", &problem))?;
         saved.restore(&mut self.prepared.training)?;
@@ -157,6 +189,23 @@ impl Run {
         Checkpoints::open(&self.dir.join("checkpoints"), self.config.save_every)
     }
 
+    /// Leaves of the held-out documents as many as there is time to measure.
+    fn choose_measured(&mut self) {
+        let all = std::mem::take(&mut self.prepared.held_out);
+        let n_all = all.len();
+        let n_tok = |list: &[Encoded]| list.iter().map(|one| one.ids.len()).sum::<usize>();
+        let tokenizer = &self.prepared.tokenizer;
+        self.prepared.held_out = sample(&all, self.config.n_final_tok, tokenizer);
+        let n = self.prepared.held_out.len();
+        let (some, whole) = (n_tok(&self.prepared.held_out), n_tok(&all));
+        if some < whole {
+            let text = format!(
+                "on {n} of {n_all} held-out documents, {some} of {whole} tokens, for want of time"
+            );
+            self.live.line("measure", &text);
+        }
+    }
+
     fn open_loop(&self, metrics: Metrics, watch: Watch, step: u64) -> Done<Loop> {
         Ok(Loop {
             checkpoints: self.checkpoints()?,
@@ -165,7 +214,11 @@ impl Run {
             begin: Instant::now(),
             before: watch.elapsed_s,
             watch,
-            sample: sample(&self.prepared.held_out, self.config.n_eval_tok),
+            sample: sample(
+                &self.prepared.held_out,
+                self.config.n_eval_tok,
+                &self.prepared.tokenizer,
+            ),
         })
     }
 
@@ -182,16 +235,29 @@ impl Run {
             );
             return Ok(ExitCode::from(130));
         }
-        if end == End::Early {
-            let text =
-                format!("stopped early: {} measurements without improvement", state.watch.n_worse);
+        // A run that was finished before is only measured again.
+        let is_new = !self.dir.join(finish::SUMMARY).exists();
+        if end == End::Early && is_new {
+            let n_worse = state.watch.n_worse;
+            let text = format!("stopped early: {n_worse} measurements without improvement");
             self.note(&mut state, &text)?;
+        }
+        let gave_up = match end {
+            End::GaveUp => Some(format!("gave up after going back {N_ROLLBACKS_MAX} times")),
+            _ => None,
+        };
+        if let Some(text) = gave_up.as_ref().filter(|_| is_new) {
+            self.note(&mut state, text)?;
         }
         if !state.checkpoints.is_due(step) {
             self.save(&mut state)?;
         }
-        self.take_best(&mut state)?;
-        finish::finish(&mut self, state.elapsed())
+        self.take_best(&mut state, is_new)?;
+        let code = finish::finish(&mut self, state.watch.peak, &|| state.elapsed())?;
+        match gave_up {
+            None => Ok(code),
+            Some(text) => Err(Failure::new(text, "begin again with a smaller --lr")),
+        }
     }
 
     /// Makes steps until something ends them.
@@ -205,6 +271,9 @@ impl Run {
             }
             if is_interrupted() {
                 return Ok(End::Interrupted);
+            }
+            if state.watch.n_rollbacks > N_ROLLBACKS_MAX {
+                return Ok(End::GaveUp);
             }
             if state.watch.n_worse >= self.config.patience.unwrap_or(u32::MAX) {
                 return Ok(End::Early);
@@ -256,8 +325,8 @@ impl Run {
         if (step.is_multiple_of(self.config.eval_every) || is_last) && !state.sample.is_empty() {
             let loss = self.eval(state)?;
             if self.went_bad(state, loss) {
-                let (best, at) = state.watch.best.unwrap_or_default();
-                let text = format!("held-out loss {loss:.4}, it was {best:.4} after step {at}");
+                let was = state.watch.best.map_or(0.0, |best| best.loss);
+                let text = format!("{HELD_OUT} loss {loss:.4}, it was {was:.4}");
                 return self.go_back(state, &text);
             }
             self.judge(state, loss)?;
@@ -286,16 +355,16 @@ impl Run {
     /// Whether held-out perplexity has risen so far that going on makes no sense.
     fn went_bad(&self, state: &Loop, loss: f64) -> bool {
         match (self.config.settings.spike, state.watch.best) {
-            (Some(spike), Some((best, _))) => !loss.is_finite() || loss > best + spike.ln(),
+            (Some(spike), Some(best)) => !loss.is_finite() || loss > best.loss + spike.ln(),
             _ => false,
         }
     }
 
     fn judge(&mut self, state: &mut Loop, loss: f64) -> Done<()> {
         let step = self.prepared.training.progress().step;
-        let is_better = state.watch.best.is_none_or(|(best, _)| loss < best);
-        if is_better {
-            state.watch.best = Some((loss, step));
+        let is_better = state.watch.best.is_none_or(|best| loss < best.loss);
+        if is_better && loss.is_finite() {
+            state.watch.best = Some(Best { loss, step, n_rollbacks: state.watch.n_rollbacks });
             state.watch.n_worse = 0;
             state.checkpoints.save_best(&self.prepared.training, &state.extra())?;
         } else {
@@ -319,11 +388,20 @@ impl Run {
     }
 
     fn save(&mut self, state: &mut Loop) -> Done<()> {
-        state.metrics.sync()?;
-        let path = state.checkpoints.save(&self.prepared.training, &state.extra())?;
         let step = self.prepared.training.progress().step;
+        let path = state.checkpoints.path(step);
         let path = path.strip_prefix(&self.dir).unwrap_or(&path).display().to_string();
-        self.live.save(&SaveRecord { step, path });
+        let record = SaveRecord { step, path };
+        // The line stands before the checkpoint is valid: who goes on from it finds its mark.
+        state.metrics.append(&Record::Save(record.clone()))?;
+        state.metrics.sync()?;
+        state.checkpoints.save(&self.prepared.training, &state.extra())?;
+        if state.checkpoints.is_due(step) {
+            // The checkpoint before this one may still be gone on from.
+            state.checkpoints.prune_best(state.watch.best_saved);
+            state.watch.best_saved = state.watch.best.map_or(0, |best| best.step);
+        }
+        self.live.save(&record);
         Ok(())
     }
 
@@ -335,27 +413,23 @@ impl Run {
         Ok(())
     }
 
-    /// Back to the last regular checkpoint, with half the rate.
+    /// Back to the last good state, with half the rate: the newest regular checkpoint, unless
+    /// measurements say that it is bad already; then the best one measured.
     fn go_back(&mut self, state: &mut Loop, why: &str) -> Done<()> {
         let live = &mut self.live;
-        let saved = state.checkpoints.newest_regular(&mut |text| live.line("note", &text))?;
+        let mut note = |text: String| live.line("note", &text);
+        let regular = state.checkpoints.newest_regular(&mut note)?;
+        let is_bad = state.watch.n_worse > 0 || why.starts_with(HELD_OUT);
+        let best = state.watch.best.filter(|best| is_bad && best.step < regular.step());
+        let saved = best.and_then(|best| state.checkpoints.best(best.step)).unwrap_or(regular);
         self.restore(state, &saved, why)
     }
 
     fn restore(&mut self, state: &mut Loop, saved: &Saved, why: &str) -> Done<()> {
-        let n_rollbacks = state.watch.n_rollbacks + 1;
-        if n_rollbacks > N_ROLLBACKS_MAX {
-            let problem = format!("the run diverged {n_rollbacks} times; the last: {why}");
-            return Err(Failure::new(problem, "begin again with a smaller --lr"));
-        }
-        let n_halved = self.prepared.training.progress().n_halved;
+        let later = self.prepared.training.progress().clone();
         saved.restore(&mut self.prepared.training)?;
-        // The rate stays halved for what was halved since then.
-        while self.prepared.training.progress().n_halved <= n_halved {
-            self.prepared.training.halve_rate();
-        }
-        state.watch.n_rollbacks = n_rollbacks;
-        state.watch.n_worse += 1;
+        self.prepared.training.retreat(&later);
+        state.watch.n_rollbacks += 1;
         let step = saved.step();
         let lr = self.prepared.training.lr();
         state.checkpoints.forget_after(step);
@@ -367,14 +441,20 @@ impl Run {
     }
 
     /// Ends with the weights that measured best.
-    fn take_best(&mut self, state: &mut Loop) -> Done<()> {
-        let step = self.prepared.training.progress().step;
-        let Some((_, at)) = state.watch.best.filter(|(_, at)| *at != step) else { return Ok(()) };
-        if let Some(saved) = state.checkpoints.best().filter(|saved| saved.step() == at) {
-            saved.restore_weights(&mut self.prepared.training)?;
-            self.note(state, &format!("the weights after step {at} measured best and are kept"))?;
-        }
-        Ok(())
+    fn take_best(&mut self, state: &mut Loop, is_new: bool) -> Done<()> {
+        let now = (self.prepared.training.progress().step, state.watch.n_rollbacks);
+        let best = state.watch.best.filter(|best| (best.step, best.n_rollbacks) != now);
+        let Some(Best { step, .. }) = best else { return Ok(()) };
+        let text = match state.checkpoints.best(step) {
+            Some(saved) => {
+                saved.restore_weights(&mut self.prepared.training)?;
+                format!("the weights after step {step} measured best and are kept")
+            }
+            None => {
+                format!("the best checkpoint, of step {step}, cannot be read: the last is kept")
+            }
+        };
+        if is_new { self.note(state, &text) } else { Ok(()) }
     }
 }
 
@@ -385,19 +465,25 @@ fn watch_of(saved: &Saved) -> Done<Watch> {
     })
 }
 
-/// Documents of about so many tokens: the smallest hashes of names, so that the choice is stable
-/// and has nothing to do with the alphabet.
-fn sample(documents: &[Encoded], n_tok_max: usize) -> Vec<Encoded> {
+/// Documents of about so many tokens: those of the smallest hashes of names, so that the choice is
+/// stable and has nothing to do with the alphabet. The last may be cut.
+fn sample(documents: &[Encoded], n_tok_max: usize, tokenizer: &Tokenizer) -> Vec<Encoded> {
+    let n_all: usize = documents.iter().map(|document| document.ids.len()).sum();
+    if n_all <= n_tok_max {
+        return documents.to_vec();
+    }
     let mut order: Vec<&Encoded> = documents.iter().collect();
     order.sort_by_key(|document| elapid::data::split::hash(&document.name));
     let mut list = Vec::new();
-    let mut n_tok = 0;
+    let mut n_left = n_tok_max;
     for document in order {
-        if !list.is_empty() && n_tok + document.ids.len() > n_tok_max {
-            continue;
+        let n = document.ids.len().min(n_left);
+        // A few tokens of a document say little of it.
+        if n < document.ids.len().min(64) {
+            break;
         }
-        n_tok += document.ids.len();
-        list.push(document.clone());
+        list.push(document.cut(n, tokenizer));
+        n_left -= n;
     }
     list
 }

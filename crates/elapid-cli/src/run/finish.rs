@@ -39,6 +39,17 @@ struct Kept {
 
 const BEFORE: &str = "before.json";
 
+/// Written when a run is finished.
+pub const SUMMARY: &str = "summary.json";
+
+/// What a run took.
+#[derive(Clone, Copy)]
+struct Spent {
+    seconds: f64,
+    /// Bytes.
+    peak: u64,
+}
+
 /// Keeps how the model measured before the first step.
 pub fn keep_scores(dir: &Path, scores: &[DocScore]) -> Done<()> {
     let kept = |score: &DocScore| Kept {
@@ -113,7 +124,9 @@ pub fn write_samples(run: &Run, step: u64) -> Done<()> {
 }
 
 /// Measures, exports, reports.
-pub fn finish(run: &mut Run, elapsed_s: f64) -> Done<ExitCode> {
+///
+/// `peak` is what the run had held before it was resumed, in bytes.
+pub fn finish(run: &mut Run, peak: u64, elapsed: &dyn Fn() -> f64) -> Done<ExitCode> {
     let step = run.prepared.training.progress().step;
     write_samples(run, step)?;
     let before = kept_scores(&run.dir)?;
@@ -122,17 +135,18 @@ pub fn finish(run: &mut Run, elapsed_s: f64) -> Done<ExitCode> {
         true => None,
         false => Some(compare(&after, &before)?),
     };
-    let frozen = run.device.run(|| run.prepared.training.trainer.weights.frozen_hash());
+    let frozen = run.device.run(|| run.prepared.training.trainer.frozen_hash());
     if frozen != run.prepared.frozen_hash {
         let problem = "weights that should have been frozen have changed";
         return Err(Failure::new(problem, "this is a defect of Elapid; the checkpoints are there"));
     }
     let place = export(run)?;
-    let summary = summarise(run, (&before, &after), comparison.as_ref(), elapsed_s)?;
-    write_json(&run.dir.join("summary.json"), &summary)?;
+    let spent = Spent { seconds: elapsed(), peak: machine::peak_bytes().unwrap_or(0).max(peak) };
+    let summary = summarise(run, (&before, &after), comparison.as_ref(), spent)?;
+    write_json(&run.dir.join(SUMMARY), &summary)?;
     let report = ReportData::gather(&run.dir, summary.clone())?;
     files::write_bytes(&run.dir.join(html::FILE), html::html(&report).as_bytes())?;
-    say(run, &summary, comparison.as_ref());
+    say(run, &summary, comparison.as_ref(), spent);
     run.live.line("model", &format!("{}", place.display()));
     run.live.line("report", &format!("{}", run.dir.join(html::FILE).display()));
     Ok(ExitCode::SUCCESS)
@@ -195,7 +209,7 @@ fn languages(before: &[DocScore], after: &[DocScore]) -> Vec<LanguageRow> {
 }
 
 /// The plan beside what was measured.
-fn plan_rows(run: &Run, elapsed_s: f64) -> Done<Vec<PlanRow>> {
+fn plan_rows(run: &Run, spent: Spent) -> Done<Vec<PlanRow>> {
     let plan = &run.plan;
     let mut times: Vec<f64> = metrics::read(&run.dir)?
         .iter()
@@ -222,10 +236,10 @@ fn plan_rows(run: &Run, elapsed_s: f64) -> Done<Vec<PlanRow>> {
         bytes("gradients", plan.fixed.gradients),
         bytes("activations", plan.activations),
         bytes("buffers", plan.buffers),
-        row("peak memory", Unit::Bytes, plan.peak as f64, machine::peak_bytes().map(|n| n as f64)),
+        row("peak memory", Unit::Bytes, plan.peak as f64, Some(spent.peak as f64)),
         row("steps", Unit::Count, plan.n_steps as f64, Some(n_steps as f64)),
         row("one step", Unit::Seconds, plan.step_s, median),
-        row("steps and measurements", Unit::Seconds, plan.total_s, Some(elapsed_s)),
+        row("steps and measurements", Unit::Seconds, plan.total_s, Some(spent.seconds)),
     ])
 }
 
@@ -233,12 +247,12 @@ fn summarise(
     run: &Run,
     scores: (&[DocScore], &[DocScore]),
     comparison: Option<&Comparison>,
-    elapsed_s: f64,
+    spent: Spent,
 ) -> Done<Summary> {
     let (before, after) = scores;
     let config = &run.config;
     let step = run.prepared.training.progress().step;
-    let time = super::plan::minutes(elapsed_s);
+    let time = super::plan::minutes(spent.seconds);
     let interval = match after.is_empty() {
         true => None,
         false => Some(eval::Summary::of(after)?.interval),
@@ -278,7 +292,7 @@ fn summarise(
         held_out,
         languages: languages(before, after),
         left_out: serde_json::from_value(run.data.facts.left_out.clone()).unwrap_or_default(),
-        plan: plan_rows(run, elapsed_s)?,
+        plan: plan_rows(run, spent)?,
         config: json!(config),
         machine: vec![
             fact("processor", machine::processor().unwrap_or_default()),
@@ -307,7 +321,7 @@ fn in_words(comparison: &Comparison) -> String {
     }
 }
 
-fn say(run: &mut Run, summary: &Summary, comparison: Option<&Comparison>) {
+fn say(run: &mut Run, summary: &Summary, comparison: Option<&Comparison>, spent: Spent) {
     let HeldOut { before, after, gzip, zstd, .. } = &summary.held_out;
     let number = |x: &Option<f64>| x.map_or("none".into(), |x| format!("{x:.3}"));
     let text = format!(
@@ -321,10 +335,7 @@ fn say(run: &mut Run, summary: &Summary, comparison: Option<&Comparison>) {
     if let Some(comparison) = comparison {
         run.live.line("verdict", &in_words(comparison));
     }
-    if let Some(peak) = machine::peak_bytes() {
-        let plan = run.plan.peak as f64;
-        let off = 100.0 * (peak as f64 / plan - 1.0);
-        let text = format!("peak {}, {off:+.1}% of the plan", mebibytes(peak as f64));
-        run.live.line("memory", &text);
-    }
+    let off = 100.0 * (spent.peak as f64 / run.plan.peak.max(1) as f64 - 1.0);
+    let text = format!("peak {}, {off:+.1}% of the plan", mebibytes(spent.peak as f64));
+    run.live.line("memory", &text);
 }

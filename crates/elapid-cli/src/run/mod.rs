@@ -29,7 +29,6 @@ use crate::source::left_out;
 use crate::source::walk::{self, Walk};
 use config::{Origin, RunConfig};
 use data::{Data, Facts};
-use elapid::chat::ChatTemplate;
 use elapid::config::preset::Size;
 use elapid::device::Device;
 use plan::Plan;
@@ -63,8 +62,8 @@ pub struct Wishes {
     pub eval_every: Option<u64>,
     /// Steps between two checkpoints.
     pub save_every: Option<u64>,
-    /// Size of a new model.
-    pub size: Option<Size>,
+    /// Steps over which the rate rises.
+    pub n_warmup: Option<u64>,
     /// Bytes to stay within.
     pub memory: Option<u64>,
     /// Threads.
@@ -88,34 +87,33 @@ impl Wishes {
 }
 
 /// `elapid train PATH`.
-pub fn begin(mut config: RunConfig, out: Option<&Path>, wishes: &Wishes) -> Done<ExitCode> {
-    let mut live = wishes.live();
-    let dir = match out {
-        Some(dir) => dir.to_path_buf(),
-        None => next_directory(Path::new("runs")),
-    };
-    if dir.join("config.json").exists() {
-        let problem = format!("{} is a run already", dir.display());
-        let hint = format!(
-            "go on with `elapid train --resume {}`, or choose another --out",
-            dir.display()
-        );
-        return Err(Failure::new(problem, &hint));
+pub fn begin(config: RunConfig, out: Option<&Path>, wishes: &Wishes) -> Done<ExitCode> {
+    let dir = claim(out)?;
+    let run = prepare_run(dir.clone(), config, wishes);
+    match run {
+        Ok(run) => run.start(),
+        Err(failure) => {
+            // Only what this run has written; a directory with anything else in it stays.
+            let _ = std::fs::remove_file(dir.join(".gitignore"));
+            let _ = std::fs::remove_dir(&dir);
+            Err(failure)
+        }
     }
+}
+
+/// Everything before the first step.
+fn prepare_run(dir: PathBuf, mut config: RunConfig, wishes: &Wishes) -> Done<drive::Run> {
+    let mut live = wishes.live();
     let data = collect(&mut config, Some(&dir), wishes, &mut live)?;
     let device = wishes.device()?;
     let (mut prepared, plan) = set_up(&mut config, &data, &device, wishes, &mut live)?;
-    files::make_directory(&dir)?;
-    // A run is nobody's source: neither git nor the next run looks into it.
-    files::write_bytes(&dir.join(".gitignore"), b"*\n")?;
     data.write(&dir)?;
     prepare::keep_texts(&prepared.checkpoint, &config, &dir)?;
     write_json(&dir.join("plan.json"), &plan)?;
     prepared.follow(&config);
     // Last: a directory with a configuration can be gone on with.
     config.write(&dir)?;
-    let run = drive::Run { dir, config, data, plan, prepared, device, live };
-    run.start()
+    Ok(drive::Run { dir, config, data, plan, prepared, device, live })
 }
 
 /// `elapid train --resume RUN`.
@@ -150,13 +148,13 @@ fn collect(
     wishes: &Wishes,
     live: &mut Live,
 ) -> Done<Data> {
-    let template = match &config.origin {
-        Origin::Base { model, .. } => files::open(model)?.chat_template()?,
+    let chat = match &config.origin {
+        Origin::Base { model, .. } => Some(walk::chat_of(&files::open(model)?)?),
         Origin::Scratch { .. } => None,
     };
-    let template = template.map(|text| ChatTemplate::new("chat_template", &text)).transpose()?;
+    let (template, options) = chat.unwrap_or_default();
     let out = out.map(Path::to_path_buf);
-    let settings = Walk { out, template: template.as_ref(), ..Walk::default() };
+    let settings = Walk { out, template: template.as_ref(), options, ..Walk::default() };
     let collected = walk::collect(&config.source, &settings)?;
     let table = match wishes.verbose {
         true => left_out::left_out_list(&collected.left_out),
@@ -172,7 +170,6 @@ fn collect(
     let mut data = Data { training: divided.train, held_out: divided.held_out, facts };
     if let Origin::Scratch { size, n_vocab, .. } = &mut config.origin {
         let n_bytes: usize = data.training.iter().map(|document| document.n_bytes()).sum();
-        *size = wishes.size.unwrap_or(default_size(n_bytes));
         if *n_vocab == 0 {
             *n_vocab = default_vocab(*size, n_bytes);
         }
@@ -180,11 +177,6 @@ fn collect(
     // Before anything else is held: at level 19 it takes more memory than a small model.
     data.compress(plan::limit(wishes));
     Ok(data)
-}
-
-/// A new model is as large as its text can fill in a few minutes.
-fn default_size(_n_bytes: usize) -> Size {
-    Size::Tiny
 }
 
 /// Fewer tokens than the preset has where there is little text: each wants to be seen often.
@@ -253,10 +245,38 @@ fn say_model(
     live.line("device", &format!("{}, f32", device.describe()));
 }
 
-/// The first of runs/1, runs/2, ... that is not there.
-fn next_directory(parent: &Path) -> PathBuf {
-    let free = (1u32..).map(|n| parent.join(n.to_string())).find(|path| !path.exists());
-    free.expect("numbers do not end")
+/// A directory of its own: the one asked for, new or empty, or the first of runs/1, runs/2, ...
+/// It is made at once, so that no two runs take the same.
+fn claim(out: Option<&Path>) -> Done<PathBuf> {
+    let dir = match out {
+        Some(dir) => {
+            files::make_directory(dir)?;
+            let is_empty = std::fs::read_dir(dir).is_ok_and(|mut list| list.next().is_none());
+            if !is_empty {
+                let shown = dir.display();
+                let hint = match dir.join("config.json").exists() {
+                    true => format!("go on with `elapid train --resume {shown}`, or another --out"),
+                    false => "choose an --out that is new or empty".into(),
+                };
+                return Err(Failure::new(format!("{shown} is not empty"), &hint));
+            }
+            dir.to_path_buf()
+        }
+        None => {
+            let parent = Path::new("runs");
+            files::make_directory(parent)?;
+            let mut names = (1u32..).map(|n| parent.join(n.to_string()));
+            let fresh = names.find_map(|path| match std::fs::create_dir(&path) {
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => None,
+                Err(error) => Some(Err(files::cannot_write(&path, &error))),
+                Ok(()) => Some(Ok(path)),
+            });
+            fresh.expect("numbers do not end")?
+        }
+    };
+    // A run is nobody's source: neither git nor the next run looks into it.
+    files::write_bytes(&dir.join(".gitignore"), b"*\n")?;
+    Ok(dir)
 }
 
 fn write_json(path: &Path, value: &impl serde::Serialize) -> Done<()> {

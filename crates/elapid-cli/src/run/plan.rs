@@ -14,7 +14,9 @@ use crate::report::{Done, Failure, count, mebibytes};
 use elapid::config::preset::Size;
 use elapid::device::Device;
 use elapid::eval::{EvalSettings, measure};
+use elapid::optim::AdamW;
 use elapid::plan::{Fixed, Probe, flops_per_token, foretell, probe, random_batch};
+use elapid::train::StepSettings;
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
@@ -137,16 +139,16 @@ fn choose(
             }
         }
     }
-    let problem = format!(
-        "the run needs {} and there are {}",
-        mebibytes(least as f64),
-        mebibytes(limit as f64)
-    );
+    Err(refusal(config, least, limit))
+}
+
+fn refusal(config: &RunConfig, needed: u64, limit: u64) -> Failure {
+    let [needed, limit] = [needed, limit].map(|n| mebibytes(n as f64));
     let hint = match config.origin {
         Origin::Scratch { .. } => "use a shorter --context, a smaller --preset, or raise --memory",
         Origin::Base { .. } => "use a shorter --context, `--method qlora`, or raise --memory",
     };
-    Err(Failure::new(problem, hint))
+    Failure::new(format!("the run needs {needed} and there are {limit}"), hint)
 }
 
 /// Held-out documents that are measured for the plan.
@@ -174,6 +176,8 @@ pub fn plan(
     device: &Device,
     wishes: &Wishes,
 ) -> Done<Plan> {
+    // What was held before, by the compressors above all, is not the run's.
+    machine::reset_peak();
     choose(config, prepared, device, wishes)?;
     let rate = product_rate(device);
     let (context, n_rows) = (config.context, config.n_rows);
@@ -195,12 +199,17 @@ pub fn plan(
     // The first pass takes its buffers from the system; the others are what a run is made of.
     for rep in 0..4 {
         let begin = Instant::now();
-        let (report, _) = device.run(|| trainer.gradients_of(std::slice::from_ref(&part), None))?;
+        let parts = std::slice::from_ref(&part);
+        let (report, grads) = device.run(|| trainer.gradients_of(parts, None))?;
+        let pass_s = begin.elapsed().as_secs_f64();
+        let begin = Instant::now();
+        device.run(|| trainer.update(&grads, report.grad_norm, &NO_CHANGE));
         if rep > 0 {
-            times.push(begin.elapsed().as_secs_f64());
+            times.push(pass_s * n_accumulate as f64 + begin.elapsed().as_secs_f64());
         }
         activations = report.tape_bytes;
     }
+    trainer.optimizer.reset();
     times.sort_by(f64::total_cmp);
     let buffers = device.memory().reserved.saturating_sub(before);
     let peak = machine::peak_bytes().unwrap_or(device.memory().reserved as u64);
@@ -215,62 +224,83 @@ pub fn plan(
         buffers: buffers.saturating_sub(activations + fixed.gradients),
         process: peak.saturating_sub(counted),
         peak,
-        limit: limit(wishes).max(peak),
+        limit: limit(wishes),
         n_rows,
         n_accumulate,
         checkpointing: config.checkpointing,
         n_tok: n_rows * n_accumulate * context,
-        step_s: times[times.len() / 2] * n_accumulate as f64 + update_s(&fixed),
+        step_s: times[times.len() / 2],
         limit_tok_s: rate / flops,
         n_steps: 0,
         total_s: 0.0,
     };
     schedule(config, prepared, wishes, &mut plan);
-    Ok(plan)
+    match wishes.memory {
+        Some(limit) if plan.peak > limit => Err(refusal(config, plan.peak, limit)),
+        _ => Ok(plan),
+    }
 }
 
-/// Seconds of the optimizer: it reads four numbers and writes three for each that is trained.
-fn update_s(fixed: &Fixed) -> f64 {
-    const BYTES_PER_S: f64 = 10e9;
-    7.0 * fixed.gradients as f64 / BYTES_PER_S
-}
+/// A step that takes its time and changes no parameter.
+const NO_CHANGE: StepSettings = StepSettings {
+    adamw: AdamW {
+        lr: 0.0,
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        weight_decay: 0.0,
+        grad_scale: 1.0,
+        trust: None,
+    },
+    clip_norm: None,
+};
+
+/// Flops a second that steps are counted by where the clock must not decide.
+const NOMINAL_RATE: f64 = 1e11;
 
 /// Measurements in a run.
 const N_EVALS: u64 = 20;
 /// The share of the time that they may take.
 const EVAL_SHARE: f64 = 0.06;
+/// The share that the measurement before and the one after may take, each.
+const FINAL_SHARE: f64 = 0.12;
 
 /// Steps, and how often to measure and to save.
 fn schedule(config: &mut RunConfig, prepared: &Prepared, wishes: &Wishes, plan: &mut Plan) {
-    // A pass without gradients takes about a third; windows overlap by half.
-    let tok_s = plan.n_tok as f64 / plan.step_s;
-    let eval_s = |n_tok: f64| 2.0 * n_tok / (3.0 * tok_s);
+    // A pass without gradients takes about a third of a step; windows overlap by half.
+    let step_tok = plan.n_tok as f64;
+    let tok_s = step_tok / plan.step_s;
+    let eval_s = |n_tok: usize| n_tok as f64 / (1.5 * tok_s);
     let n_held: usize = prepared.held_out.iter().map(|document| document.ids.len()).sum();
-    let whole_s = eval_s(n_held as f64);
-    let (n_steps, n_tok) = match wishes.budget {
-        Budget::Steps(n) => {
-            let steps_s = n as f64 * plan.step_s;
-            (n, EVAL_SHARE * steps_s / N_EVALS as f64 * 1.5 * tok_s)
-        }
+    let final_tok = |n_tok: f64| ((FINAL_SHARE * 1.5 * n_tok) as usize).clamp(16384, 1 << 24);
+    let (n_steps, n_final_tok) = match wishes.budget {
+        Budget::Steps(n) => (n, final_tok(n as f64 * step_tok)),
         Budget::Minutes(minutes) => {
             let total_s = 60.0 * minutes;
-            // All held-out files are measured before and after.
-            let left_s = (total_s * (1.0 - EVAL_SHARE) - 2.0 * whole_s).max(0.1 * total_s);
-            let n = (left_s / plan.step_s) as u64;
-            (n.max(1), EVAL_SHARE * total_s / N_EVALS as f64 * 1.5 * tok_s)
+            let n_final_tok = final_tok(total_s * tok_s);
+            let around_s = 2.0 * eval_s(n_final_tok.min(n_held));
+            let left_s = (total_s * (1.0 - EVAL_SHARE) - around_s).max(0.1 * total_s);
+            (((left_s / plan.step_s) as u64).max(1), n_final_tok)
         }
     };
-    config.n_eval_tok = (n_tok as usize).clamp(4096, 1 << 20);
+    // From here on by counts alone: what is measured and saved when must not depend on how fast
+    // the machine was today.
+    let all_tok = n_steps as f64 * step_tok;
+    config.n_final_tok = n_final_tok;
+    config.n_eval_tok =
+        ((EVAL_SHARE * 1.5 * all_tok / N_EVALS as f64) as usize).clamp(4096, 1 << 20);
     config.eval_every = wishes.eval_every.unwrap_or(n_steps.div_ceil(N_EVALS).max(1));
-    // About once a minute.
-    let per_minute = (60.0 / plan.step_s) as u64;
+    let weights = &prepared.training.trainer.weights;
+    let flops = step_tok * flops_per_token(prepared.checkpoint.model(), weights);
+    let per_minute = (60.0 * NOMINAL_RATE / flops) as u64;
     config.save_every = wishes.save_every.unwrap_or(per_minute.clamp(1, n_steps));
     config.settings.n_steps = n_steps;
-    config.settings.n_warmup = config.settings.n_warmup.min(n_steps / 5);
-    let n_evals = n_steps.div_ceil(config.eval_every);
-    let each_s = eval_s((config.n_eval_tok as f64).min(n_held as f64));
+    config.settings.n_warmup = wishes.n_warmup.unwrap_or(config.settings.n_warmup.min(n_steps / 5));
+    let n_evals = n_steps.div_ceil(config.eval_every) as f64;
+    let around_s = 2.0 * eval_s(n_final_tok.min(n_held));
     plan.n_steps = n_steps;
-    plan.total_s = n_steps as f64 * plan.step_s + n_evals as f64 * each_s + 2.0 * whole_s;
+    plan.total_s =
+        n_steps as f64 * plan.step_s + n_evals * eval_s(config.n_eval_tok.min(n_held)) + around_s;
 }
 
 impl Plan {

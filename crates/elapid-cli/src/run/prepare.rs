@@ -136,9 +136,9 @@ pub fn prepare(config: &RunConfig, data: &Data, opened: Opened, device: &Device)
         Lens::attach(&model, &mut weights, donated.tensor(id), config.seed)
     });
     let lens = lens.transpose()?;
-    let frozen_hash = device.run(|| weights.frozen_hash());
     let mut trainer = Trainer::with(model, weights, config.settings.optimizer);
     trainer.lens = lens;
+    let frozen_hash = device.run(|| trainer.frozen_hash());
     trainer.options.checkpoint = config.checkpointing;
     let ends = Ends::of(&tokenizer);
     let fim = fim_settings(config, &tokenizer)?;

@@ -24,6 +24,7 @@ use elapid::data::filter::{self, Reason};
 use elapid::data::near::{self, CopyOf};
 use elapid::data::records::{self, ChatStyle};
 use elapid::data::split::{self, SplitBy, SplitItem};
+use elapid::formats::checkpoint::Checkpoint;
 use ignore::{DirEntry, WalkBuilder};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -83,6 +84,8 @@ pub enum Division {
     Date,
     /// A hash of the name.
     Hash,
+    /// A hash of the name, though all resemble each other.
+    Alike,
     /// The end of the only document.
     End,
 }
@@ -93,6 +96,7 @@ impl Division {
         match self {
             Division::Date => "by commit date",
             Division::Hash => "by a hash of the name",
+            Division::Alike => "by a hash of the name; all are near copies of each other",
             Division::End => "at the end of the text",
         }
     }
@@ -340,6 +344,19 @@ fn read(name: &str, entry: &DirEntry, walk: &Walk<'_>) -> Result<String, Why> {
     String::from_utf8(bytes).map_err(|_| Why::Unwanted(Reason::NotUtf8))
 }
 
+/// How a model's conversations are written: its template, and the tokens that it may name.
+pub fn chat_of(checkpoint: &Checkpoint) -> Done<(Option<ChatTemplate>, ChatOptions)> {
+    let template: Option<String> = checkpoint.chat_template()?;
+    let template =
+        template.map(|text| ChatTemplate::new("the chat template", &text)).transpose()?;
+    let Some(tokenizer) = checkpoint.tokenizer()? else {
+        return Ok((template, Default::default()));
+    };
+    let text = |id: Option<u32>| id.and_then(|id| tokenizer.token(id));
+    let (bos_token, eos_token) = (text(tokenizer.bos()), text(tokenizer.eos()));
+    Ok((template, ChatOptions { bos_token, eos_token, ..ChatOptions::default() }))
+}
+
 /// Holds out about `fraction` of the documents, or of the only one.
 ///
 /// Files that are not committed are the newest of all. A fault only when there is too little text
@@ -364,11 +381,13 @@ pub fn divide(collected: Collected, fraction: f64) -> Done<Divided> {
     };
     let mut items: Vec<SplitItem<'_>> = (0..documents.len()).map(item).collect();
     // Where all resemble each other, as records under one instruction do, likeness says nothing.
-    if clusters.iter().all(|cluster| *cluster == clusters[0]) {
+    let are_alike = clusters.iter().all(|cluster| *cluster == clusters[0]);
+    if are_alike {
         items.iter_mut().enumerate().for_each(|(idx, item)| item.cluster = idx);
     }
     let split = split::split(&items, fraction);
     let by = match split.by {
+        _ if are_alike => Division::Alike,
         SplitBy::Date => Division::Date,
         SplitBy::Hash => Division::Hash,
     };

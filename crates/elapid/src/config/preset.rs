@@ -8,9 +8,9 @@
 //! | medium | 130 M             | 768   | 32768      |
 //!
 //! Every architecture is that of a Hugging Face family, so that other tools load what we train:
-//! mamba, mamba2, llama; `hybrid` is bamba (Mamba-2, attention at every fourth layer, feed-forwards);
-//! `moe` is qwen2_moe (attention, eight experts of which two are taken, one shared).
-//! Embedding and head are one matrix: at these sizes it is a quarter of the parameters.
+//! mamba, mamba2, llama; `hybrid` is bamba (Mamba-2 with attention at every fourth layer and a
+//! feed-forward in each); `moe` is qwen2_moe (attention, eight experts of which two are taken, one
+//! shared). Embedding and head are one matrix: at these sizes it is a quarter of the parameters.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

@@ -153,6 +153,20 @@ pub fn encode(document: &Document, tokenizer: &Tokenizer, ends: Ends) -> Result<
     Ok(Encoded { name: name.clone(), language, n_bytes, ids, learned })
 }
 
+impl Encoded {
+    /// Its first tokens.
+    pub fn cut(&self, n_tok: usize, tokenizer: &Tokenizer) -> Encoded {
+        if n_tok >= self.ids.len() {
+            return self.clone();
+        }
+        let (ids, learned) = (self.ids[..n_tok].to_vec(), self.learned[..n_tok].to_vec());
+        let foreseen: Vec<u32> =
+            ids.iter().zip(&learned).filter(|pair| *pair.1).map(|pair| *pair.0).collect();
+        let n_bytes = spelled_bytes(tokenizer, &foreseen);
+        Encoded { name: self.name.clone(), language: self.language, n_bytes, ids, learned }
+    }
+}
+
 /// Bytes of text that tokens stand for.
 fn spelled_bytes(tokenizer: &Tokenizer, ids: &[u32]) -> usize {
     let text = ids.iter().filter(|id| !tokenizer.is_special(**id));

@@ -2,8 +2,8 @@
 //!
 //! Keys are `base_model.model.<module>.lora_A.weight` (rank, d_in) and `.lora_B.weight` (d_out,
 //! rank), and of DoRA adapters `.lora_magnitude_vector` (d_out). `rank_pattern` and `alpha_pattern`
-//! set rank and alpha for modules whose name ends in a key. What is adapted is what the tensors say; `target_modules` must name it where it is a list.
-//! What we cannot honour is refused by name.
+//! set rank and alpha for modules whose name ends in a key. What is adapted is what the tensors
+//! say; `target_modules` must name it where it is a list. What we cannot honour is refused by name.
 
 use super::lora::{Lora, MAGNITUDE, Module, PREFIX, WEIGHT, most_common, outgoing};
 use crate::device::Device;

@@ -10,8 +10,8 @@
 //!     s = x @ x^T        x = a x + (b s + c s @ s) @ x        a, b, c: `COEFFICIENTS`
 //!
 //! which brings the singular values near to one, between 0.7 and 1.2. The factor 0.2 sqrt(max)
-//! gives the update the size of AdamW's, so that its rate and decay carry over (Liu et al., "Muon is
-//! Scalable for LLM Training", 2025). As torch's `Muon` with `match_rms_adamw`, but in f32 where
+//! gives the update the size of AdamW's, so that its rate and decay carry over (Liu et al., "Muon
+//! is Scalable for LLM Training", 2025). As torch's `Muon` with `match_rms_adamw`, but in f32 where
 //! torch takes bfloat16 for the iteration.
 //!
 //! | name | shape        |          | name | shape            |

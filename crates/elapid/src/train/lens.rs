@@ -62,6 +62,11 @@ impl Lens {
         Ok(lens)
     }
 
+    /// A hash of the donor's part.
+    pub(super) fn hash(&self) -> String {
+        blake3::Hasher::new().update_rayon(self.donor.bytes()).finalize().to_hex().to_string()
+    }
+
     /// Makes the embedding anew.
     pub(super) fn forward(&self, weights: &mut Weights) {
         let embed = product(&self.donor, weights.tensor(self.projection));

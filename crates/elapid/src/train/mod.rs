@@ -171,6 +171,12 @@ impl Trainer {
         self.refresh();
     }
 
+    /// A hash of everything that training must not change.
+    pub fn frozen_hash(&self) -> String {
+        let of_lens = self.lens.as_ref().map(Lens::hash).unwrap_or_default();
+        self.weights.frozen_hash() + &of_lens
+    }
+
     /// Makes anew what is made of other parameters.
     pub(crate) fn refresh(&mut self) {
         if let Some(lens) = &self.lens {

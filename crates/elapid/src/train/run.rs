@@ -9,7 +9,7 @@
 //!
 //! with mean and mean deviation of the last steps (each new one counts a twentieth), once twenty
 //! have been seen. Such a step changes nothing. The caller goes back to the last good state and
-//! calls `halve_rate`.
+//! calls `retreat`: half the rate, and the batch is left out, which would only diverge again.
 //!
 //! Not here: the clock, files, evaluation (`eval.rs`); the caller decides when to save and measure.
 
@@ -95,6 +95,8 @@ pub struct Progress {
     pub deviation: f64,
     /// Losses in the means, up to what they remember.
     pub n_seen: u32,
+    /// Places of batches that a step diverged on: they are left out.
+    pub skipped: Vec<Cursor>,
 }
 
 /// Share of a new loss in the means.
@@ -150,7 +152,7 @@ pub struct Training {
 impl Training {
     /// A run before its first step.
     pub fn new(trainer: Trainer, loader: Loader, settings: Settings) -> Result<Training> {
-        check(&settings)?;
+        settings.check()?;
         let progress = Progress { cursor: loader.cursor(), ..Progress::default() };
         Ok(Training { trainer, loader, settings, progress })
     }
@@ -179,16 +181,30 @@ impl Training {
         s.lr * rate * 0.5f64.powi(self.progress.n_halved as i32)
     }
 
-    /// From now on with half the rate.
-    pub fn halve_rate(&mut self) {
-        self.progress.n_halved += 1;
+    /// After going back from `later`, where a step diverged: half the rate that was used there, and
+    /// without the batch that came next there.
+    pub fn retreat(&mut self, later: &Progress) {
+        self.progress.n_halved = later.n_halved + 1;
+        self.progress.skipped = later.skipped.clone();
+        self.progress.skipped.push(later.cursor);
+    }
+
+    /// The batches of the next step.
+    fn next_batches(&mut self) -> Vec<PackedBatch> {
+        let n = self.settings.n_accumulate;
+        loop {
+            let place = self.loader.cursor();
+            let parts = (0..n).map(|_| self.loader.next_batch()).collect();
+            if !self.progress.skipped.contains(&place) {
+                return parts;
+            }
+        }
     }
 
     /// The next step.
     pub fn step(&mut self) -> Result<Outcome> {
         let lr = self.lr();
-        let parts: Vec<PackedBatch> =
-            (0..self.settings.n_accumulate).map(|_| self.loader.next_batch()).collect();
+        let parts = self.next_batches();
         let n_tok = parts.iter().map(|part| part.batch.tokens.len()).sum();
         let noise = Noise { seed: self.settings.seed, counter: self.progress.step };
         let (report, grads) = self.trainer.gradients_of(&parts, Some(noise))?;
@@ -230,7 +246,13 @@ impl Training {
     }
 }
 
-/// Refuses settings that no run can have.
+impl Settings {
+    /// Refuses settings that no run can have.
+    pub fn check(&self) -> Result<()> {
+        check(self)
+    }
+}
+
 fn check(s: &Settings) -> Result<()> {
     let positive = |x: f64| x.is_finite() && x > 0.0;
     let share = |x: f64| (0.0..1.0).contains(&x);

@@ -198,11 +198,13 @@ fn targets(settings: &LoraSettings, model: &Model, weights: &Weights) -> Result<
             return Err(Error::NoMatch { pattern: pattern.clone(), example: example.into() });
         }
     }
-    // Transformers multiplies the weight of `dt_proj` itself, so that PEFT drops an adapter there.
+    // Transformers multiplies the weight of `dt_proj` itself, so that PEFT drops an adapter there;
+    // on the `out_proj` of Mamba layers PEFT refuses one.
     // What is no wider than the rank, as a router may be, has nothing to gain.
     let by_default = |id: ParamId, name: &str| {
         let (d_out, d_in) = weights.tensor(id).dims2();
-        name != "lm_head" && !name.ends_with(".dt_proj") && d_out.min(d_in) > settings.rank
+        let is_left_out = [".dt_proj", ".out_proj"].iter().any(|tail| name.ends_with(tail));
+        name != "lm_head" && !is_left_out && d_out.min(d_in) > settings.rank
     };
     let wanted = |&(id, name): &(ParamId, &str)| match patterns {
         [] => by_default(id, name),

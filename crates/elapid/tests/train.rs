@@ -450,7 +450,7 @@ fn a_pattern_that_matches_nothing_is_an_error_and_coverage_counts() {
     assert_eq!((coverage.n_layers, coverage.n_layers_all, coverage.n_matrices), (1, 4, 1));
     assert_eq!(coverage.n_trained, 4 * (192 + 192));
     let coverage = method::apply(&lora(&[]), &model, &mut fresh(), 0).unwrap();
-    assert_eq!((coverage.n_layers, coverage.n_matrices), (4, 3 * 5 + 7));
+    assert_eq!((coverage.n_layers, coverage.n_matrices), (4, 3 * 4 + 7));
     let all = method::apply(&Method::Full, &model, &mut fresh(), 0).unwrap();
     assert_eq!(all.n_trained, all.n_all);
     let llama = self::checkpoint(Arch::Llama);

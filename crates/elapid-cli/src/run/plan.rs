@@ -12,6 +12,7 @@ use crate::commands::train::Checkpointing;
 use crate::machine;
 use crate::report::{Done, Failure, count, mebibytes};
 use elapid::config::preset::Size;
+use elapid::data::pack::Cursor;
 use elapid::device::Device;
 use elapid::eval::{EvalSettings, measure};
 use elapid::optim::AdamW;
@@ -182,6 +183,10 @@ pub fn plan(
     let rate = product_rate(device);
     let (context, n_rows) = (config.context, config.n_rows);
     let n_accumulate = config.settings.n_accumulate;
+    // The documents are laid out anew in each epoch, some of them changed: that takes its room too.
+    let begin = prepared.training.loader.cursor();
+    prepared.training.loader.seek(Cursor { epoch: begin.epoch + 1, row: 0 })?;
+    prepared.training.loader.seek(begin)?;
     let trainer = &mut prepared.training.trainer;
     trainer.options.checkpoint = config.checkpointing;
     let fixed = Fixed::of(trainer);

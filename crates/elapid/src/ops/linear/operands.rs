@@ -21,8 +21,12 @@ use crate::ops::norm::sum_rows;
 use crate::tensor::{DType, Tensor};
 use std::ops::Range;
 
-/// Decoded weight rows held at a time, in numbers: a panel stays in the second-level cache.
-const PANEL: usize = 1 << 17;
+/// Decoded weight rows held at a time, in numbers. For few tokens a panel stays in the second-level
+/// cache; for many the product packs its left side anew for every panel, and large ones are faster.
+const PANEL_FEW: usize = 1 << 17;
+const PANEL_MANY: usize = 1 << 21;
+/// Tokens from which there are many.
+const N_MANY: usize = 64;
 /// Weight rows that one task decodes.
 const N_DECODED: usize = 16;
 /// Numbers of an element-wise task.
@@ -247,7 +251,7 @@ impl Operands {
         let Device::Cpu(cpu) = x.device();
         let ((n_tok, d_in), d_out) = (x.dims2(), rows.len());
         let x = Mat::new(x.f32(), n_tok, d_in);
-        self.each_panel(rows.clone(), |panel, w| {
+        self.each_panel(rows.clone(), n_tok, |panel, w| {
             let at = panel.start - rows.start;
             let w = Mat::new(w, panel.len(), d_in);
             let out = MatMut::strided(&mut y[at..], n_tok, panel.len(), d_out);
@@ -413,7 +417,7 @@ impl Operands {
         let Device::Cpu(cpu) = self.weight.device();
         let (d_in, d_out) = (self.weight.shape()[1], rows.len());
         let n_tok = dx.len() / d_in.max(1);
-        self.each_panel(rows.clone(), |panel, w| {
+        self.each_panel(rows.clone(), n_tok, |panel, w| {
             let dy = Mat::strided(&dy[panel.start - rows.start..], n_tok, panel.len(), d_out);
             let w = Mat::new(w, panel.len(), d_in);
             cpu.gemm(MatMut::new(dx, n_tok, d_in), beta, 1.0, dy, w, Scope::Machine);
@@ -468,15 +472,21 @@ impl Operands {
         dropout.add(cpu, input.first_row, d_in, seen.f32(), dx);
     }
 
-    /// Calls `f` with runs of weight rows in f32: all at once if they are stored so.
-    fn each_panel(&self, rows: Range<usize>, mut f: impl FnMut(Range<usize>, &[f32])) {
+    /// Calls `f` with runs of weight rows in f32, for `n_tok` tokens: all at once if stored so.
+    fn each_panel(
+        &self,
+        rows: Range<usize>,
+        n_tok: usize,
+        mut f: impl FnMut(Range<usize>, &[f32]),
+    ) {
         let d_in = self.weight.shape()[1];
         if self.weight.dtype() == DType::F32 {
             return f(rows.clone(), &self.weight.f32()[rows.start * d_in..rows.end * d_in]);
         }
         let device = self.weight.device();
         let Device::Cpu(cpu) = device;
-        let n_rows = (PANEL / d_in.max(1)).max(N_DECODED);
+        let panel = if n_tok < N_MANY { PANEL_FEW } else { PANEL_MANY };
+        let n_rows = (panel / d_in.max(1)).max(N_DECODED);
         let mut scratch = Tensor::uninit(device, &[n_rows.min(rows.len()), d_in]);
         for start in rows.clone().step_by(n_rows) {
             let panel = start..rows.end.min(start + n_rows);

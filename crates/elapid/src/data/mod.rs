@@ -48,7 +48,7 @@ pub struct Part {
     pub special: bool,
 }
 
-/// A document as tokens: [begin] text [end].
+/// A document as tokens: what begins it, the text, what ends it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Encoded {
     /// As the document's.

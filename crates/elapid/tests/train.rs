@@ -15,9 +15,12 @@ use elapid::method::{self, Form, LoraSettings, Method, Scaling};
 use elapid::model::{ForwardOptions, Model};
 use elapid::optim::{AdamW, OptimizerKind};
 use elapid::plan::{Fixed, random_batch};
+use elapid::rng::Rng;
 use elapid::schedule::Schedule;
 use elapid::scratch::{self, Shape};
 use elapid::tape::Tape;
+use elapid::tensor::Tensor;
+use elapid::train::lens::{Lens, PROJECTION};
 use elapid::train::state::{self, Saved};
 use elapid::train::{Outcome, Settings, StepSettings, Trainer, Training};
 use elapid::weights::{ParamId, Role, Weights};
@@ -503,4 +506,83 @@ fn a_jump_of_the_loss_is_seen() {
         Outcome::Diverged(why) => assert!(why.contains("usual"), "{why}"),
         Outcome::Made { report, .. } => panic!("a loss of {}", report.loss),
     }
+}
+
+/// A run whose embedding is made of another model's, wider than its own.
+fn with_lens(device: &Device, setup: &Setup) -> Training {
+    let mut training = setup.training(device);
+    let rng = Rng::new(3, 3);
+    let donor: Vec<f32> = (0..400 * 40).map(|n| rng.normal(n) as f32).collect();
+    let donor = Tensor::from_f32(device, &[400, 40], &donor);
+    let Trainer { model, mut weights, .. } = training.trainer;
+    let lens = Lens::attach(&model, &mut weights, &donor, 0).unwrap();
+    training.trainer = Trainer::with(model, weights, setup.settings.optimizer);
+    training.trainer.lens = Some(lens);
+    training
+}
+
+#[test]
+fn the_projection_of_a_lens_has_the_gradient_of_finite_differences() {
+    let device = Device::cpu(2).unwrap();
+    let mut trainer = with_lens(&device, &Setup::new()).trainer;
+    let id = trainer.weights.find(PROJECTION).unwrap();
+    let embed = trainer.weights.find("embed.weight").unwrap();
+    assert!(trainer.weights.trained().contains(&id) && !trainer.weights.trained().contains(&embed));
+    let part = random_batch(400, 2, 12);
+    let (_, grads) = trainer.gradients_of(std::slice::from_ref(&part), None).unwrap();
+    assert!(grads.get(embed.0).is_none(), "the embedding is made, not trained");
+    let grad = grads.get(id.0).unwrap().f32().to_vec();
+    // The steepest entries: there a difference of f32 losses says most.
+    let mut order: Vec<usize> = (0..grad.len()).collect();
+    order.sort_by(|&i, &j| grad[j].abs().total_cmp(&grad[i].abs()));
+    for &at in &order[..8] {
+        let mut loss = |by: f32| {
+            trainer.weights.tensor_mut(id).f32_mut()[at] += by;
+            let still = AdamW { lr: 0.0, weight_decay: 0.0, ..AdamW::default() };
+            // A step of no rate makes the embedding anew and changes nothing else.
+            trainer.update(&grads, 1.0, &StepSettings { adamw: still, clip_norm: None });
+            let loss = trainer.gradients_of(std::slice::from_ref(&part), None).unwrap().0.loss;
+            trainer.weights.tensor_mut(id).f32_mut()[at] -= by;
+            f64::from(loss)
+        };
+        let by = 1e-3;
+        let slope = (loss(by) - loss(-by)) / (2.0 * f64::from(by));
+        let want = f64::from(grad[at]);
+        assert!((slope - want).abs() < 0.02 * want.abs() + 2e-4, "{at}: {slope} {want}");
+    }
+}
+
+#[test]
+fn a_lens_learns_folds_into_the_embedding_and_goes_on_to_the_bit() {
+    let device = Device::cpu(2).unwrap();
+    let setup = Setup::new();
+    let mut whole = with_lens(&device, &setup);
+    let start = trained(&whole);
+    let want = losses(&mut whole, 6);
+    assert!(trained(&whole) != start);
+    let mut first = with_lens(&device, &setup);
+    losses(&mut first, 3);
+    let mut bytes = Vec::new();
+    let mut sink = |part: &[u8]| {
+        bytes.extend_from_slice(part);
+        Ok(())
+    };
+    state::write(&first, &json!(null), &mut sink).unwrap();
+    let saved = Saved::parse("a", Arc::new(bytes)).unwrap();
+    let mut second = with_lens(&device, &setup);
+    saved.restore(&mut second).unwrap();
+    assert!(losses(&mut second, 3) == want[3..]);
+    // What a model without the lens computes from the embedding alone is the same.
+    let mut plain = setup.training(&device);
+    for spec in whole.trainer.model.specs() {
+        let from = whole.trainer.weights.find(&spec.name).unwrap();
+        let to = plain.trainer.weights.find(&spec.name).unwrap();
+        let numbers = whole.trainer.weights.tensor(from).f32().to_vec();
+        plain.trainer.weights.tensor_mut(to).f32_mut().copy_from_slice(&numbers);
+    }
+    let batch = random_batch(400, 1, 12);
+    let loss = |training: &mut Training| {
+        training.trainer.gradients_of(std::slice::from_ref(&batch), None).unwrap().0.loss.to_bits()
+    };
+    assert_eq!(loss(&mut plain), loss(&mut whole));
 }

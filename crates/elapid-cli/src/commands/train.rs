@@ -192,7 +192,8 @@ struct Flags {
     /// How qlora holds the base [default: as stored, or q8_0 where that is no block format]
     #[arg(long, value_enum, value_name = "Q")]
     quant: Option<QuantName>,
-    /// Share of the text that is rearranged for filling in the middle
+    /// Share of the text that is rearranged for filling in the middle [default: a quarter with a
+    /// new vocabulary, else none]
     #[arg(long, value_name = "X")]
     fim: Option<f64>,
     /// Share of that in the order suffix, prefix, middle
@@ -458,7 +459,7 @@ impl Flags {
             held_out: self.held_out_share()?,
             origin,
             method: self.method_settings(name)?,
-            fim: fim.unwrap_or(if is_scratch { DEFAULT_FIM } else { 0.0 }),
+            fim: fim.unwrap_or(if is_scratch && self.donor.is_none() { DEFAULT_FIM } else { 0.0 }),
             spm: self.share("spm", self.spm)?,
             context: self.context.unwrap_or(if is_scratch { 256 } else { 512 }),
             n_rows: 0,

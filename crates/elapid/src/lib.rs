@@ -56,6 +56,7 @@ pub mod sample;
 pub mod schedule;
 pub mod scratch;
 pub mod segment;
+pub mod serving;
 pub mod session;
 pub mod state;
 pub mod tape;

@@ -32,6 +32,15 @@ pub struct Sampling {
     pub top_p: f32,
     /// Only tokens at least this likely, as a share of the likeliest; zero leaves all.
     pub min_p: f32,
+    /// Logits of tokens that came before are divided by this (multiplied where negative); one
+    /// leaves them.
+    pub repeat_penalty: f32,
+    /// Taken from the logit of a token for each time that it came before.
+    pub frequency_penalty: f32,
+    /// Taken from the logit of a token that came before.
+    pub presence_penalty: f32,
+    /// How many of the last tokens the penalties look at.
+    pub n_penalized: usize,
     /// Seed of the draws.
     pub seed: u64,
 }
@@ -42,7 +51,17 @@ const STREAM: u64 = 0x7361_6d70_6c65;
 impl Sampling {
     /// Always the likeliest token.
     pub fn greedy() -> Sampling {
-        Sampling { temperature: 0.0, top_k: None, top_p: 1.0, min_p: 0.0, seed: 0 }
+        Sampling {
+            temperature: 0.0,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            repeat_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            n_penalized: 64,
+            seed: 0,
+        }
     }
 
     /// The model's own distribution.

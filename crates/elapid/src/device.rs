@@ -41,6 +41,12 @@ impl Device {
         cpu.run(f)
     }
 
+    /// The same for many short tasks: other threads wait without going to sleep.
+    pub fn run_awake<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        let Device::Cpu(cpu) = self;
+        cpu.run_awake(f)
+    }
+
     /// Bytes in use and reserved.
     pub fn memory(&self) -> MemoryUse {
         let Device::Cpu(cpu) = self;
@@ -60,6 +66,23 @@ impl Device {
         move || {
             let out = MatMut::new(&mut c, m, n);
             cpu.gemm(out, 0.0, 1.0, Mat::new(&a, m, k), Mat::new(&b, k, n), Scope::Machine);
+        }
+    }
+
+    /// Reading this many bytes once, by all threads, to be timed.
+    pub fn read_probe(&self, n_bytes: usize) -> impl FnMut() + use<> {
+        const PIECE: usize = 1 << 14;
+        let Device::Cpu(cpu) = self.clone();
+        let numbers: Vec<u64> = (0..n_bytes as u64 / 8).collect();
+        move || {
+            let sums = cpu.map(numbers.chunks(PIECE).collect(), |piece: &[u64]| {
+                let mut sums = [0; 16];
+                for numbers in piece.as_chunks::<16>().0 {
+                    sums.iter_mut().zip(numbers).for_each(|(sum, n)| *sum ^= n);
+                }
+                sums.into_iter().fold(0, |a, b| a ^ b)
+            });
+            std::hint::black_box(sums);
         }
     }
 

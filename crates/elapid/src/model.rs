@@ -15,7 +15,7 @@ use crate::ops::head_loss::head_loss;
 use crate::ops::linear::linear;
 use crate::ops::scale::scale;
 use crate::place::Place;
-use crate::state::{MixerState, State};
+use crate::state::{CacheType, MixerState, State};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use crate::weights::{Init, LinearIds, ParamId, Role, Spec, Weights};
@@ -119,6 +119,11 @@ impl Model {
     /// A state before the first token.
     pub fn state(&self, device: &Device) -> State {
         State::new(device, &self.config)
+    }
+
+    /// A state before the first token, its keys and values stored as `kind`.
+    pub fn state_with(&self, device: &Device, kind: CacheType) -> Result<State> {
+        State::with_cache(device, &self.config, kind)
     }
 
     fn check_tokens(&self, batch: &Batch) -> Result<()> {

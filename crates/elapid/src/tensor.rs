@@ -6,8 +6,9 @@
 use crate::cpu::Buffer;
 use crate::device::Device;
 use crate::quant;
+use half::slice::HalfFloatSliceExt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes owned by somebody else, such as a memory-mapped file.
 pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
@@ -76,16 +77,43 @@ impl DType {
     }
 }
 
-enum Storage {
+enum Memory {
     Pooled(Buffer),
     Shared(SharedBytes),
 }
 
+struct Storage {
+    memory: Memory,
+    /// What ops made of the numbers; see `Tensor::derived`.
+    derived: Mutex<Vec<Derived>>,
+}
+
+/// Made of `n_elem` numbers from `offset` on.
+struct Derived {
+    name: &'static str,
+    offset: usize,
+    n_elem: usize,
+    tensor: Tensor,
+}
+
 impl Storage {
+    fn new(memory: Memory) -> Arc<Storage> {
+        Arc::new(Storage { memory, derived: Mutex::default() })
+    }
+
     fn bytes(&self) -> &[u8] {
-        match self {
-            Storage::Pooled(buffer) => buffer.bytes(),
-            Storage::Shared(bytes) => (**bytes).as_ref(),
+        match &self.memory {
+            Memory::Pooled(buffer) => buffer.bytes(),
+            Memory::Shared(bytes) => (**bytes).as_ref(),
+        }
+    }
+
+    /// The bytes to write; what was made of the old ones is forgotten.
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        self.derived.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+        match &mut self.memory {
+            Memory::Pooled(buffer) => Some(buffer.bytes_mut()),
+            Memory::Shared(_) => None,
         }
     }
 }
@@ -110,7 +138,7 @@ impl Tensor {
             shape: shape.to_vec(),
             dtype: DType::F32,
             device: device.clone(),
-            storage: Arc::new(Storage::Pooled(buffer)),
+            storage: Storage::new(Memory::Pooled(buffer)),
             offset: 0,
         }
     }
@@ -147,7 +175,7 @@ impl Tensor {
             copy.bytes_mut().copy_from_slice(data);
             return copy;
         }
-        let storage = Arc::new(Storage::Shared(bytes));
+        let storage = Storage::new(Memory::Shared(bytes));
         Tensor { shape: shape.to_vec(), dtype, device: device.clone(), storage, offset }
     }
 
@@ -197,17 +225,32 @@ impl Tensor {
     pub fn f32_mut(&mut self) -> &mut [f32] {
         assert_eq!(self.dtype, DType::F32, "written as f32");
         let (offset, n_bytes) = (self.offset, self.n_bytes());
-        match Arc::get_mut(&mut self.storage) {
-            Some(Storage::Pooled(buffer)) => {
-                bytemuck::cast_slice_mut(&mut buffer.bytes_mut()[offset..offset + n_bytes])
-            }
-            _ => panic!("a shared tensor of shape {:?} was written", self.shape),
+        match Arc::get_mut(&mut self.storage).and_then(Storage::bytes_mut) {
+            Some(bytes) => bytemuck::cast_slice_mut(&mut bytes[offset..offset + n_bytes]),
+            None => panic!("a shared tensor of shape {:?} was written", self.shape),
         }
     }
 
     /// Whether this is the only handle, so that `f32_mut` may be called.
     pub fn is_unique(&mut self) -> bool {
-        matches!(Arc::get_mut(&mut self.storage), Some(Storage::Pooled(_)))
+        let storage = Arc::get_mut(&mut self.storage);
+        storage.is_some_and(|storage| matches!(storage.memory, Memory::Pooled(_)))
+    }
+
+    /// What `make` makes of the numbers, under the name of who makes it. It is made once and kept
+    /// beside them, until they are written or dropped: for what every token would make again of
+    /// weights that stay.
+    pub fn derived(&self, name: &'static str, make: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
+        let list = || self.storage.derived.lock().unwrap_or_else(PoisonError::into_inner);
+        let (offset, n_elem) = (self.offset, self.n_elem());
+        let is_same = |one: &&Derived| (one.name, one.offset, one.n_elem) == (name, offset, n_elem);
+        if let Some(one) = list().iter().find(is_same) {
+            return one.tensor.clone();
+        }
+        // The lock is not held while threads work: one of them may come here for another call.
+        let tensor = make(self);
+        list().push(Derived { name, offset, n_elem, tensor: tensor.clone() });
+        tensor
     }
 
     /// A copy in f32 with storage of its own.
@@ -224,11 +267,14 @@ impl Tensor {
         let bytes = &self.bytes()[begin..begin + n_bytes];
         match self.dtype {
             DType::F32 => out.copy_from_slice(bytemuck::cast_slice(bytes)),
-            DType::F16 => {
-                for (y, x) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                    *y = half::f16::from_le_bytes(*x).to_f32();
+            DType::F16 => match bytemuck::try_cast_slice::<u8, half::f16>(bytes) {
+                Ok(halves) => halves.convert_to_f32_slice(out),
+                // At an odd address.
+                Err(_) => {
+                    let halves = out.iter_mut().zip(bytes.as_chunks::<2>().0);
+                    halves.for_each(|(y, x)| *y = half::f16::from_le_bytes(*x).to_f32());
                 }
-            }
+            },
             DType::BF16 => {
                 for (y, x) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
                     *y = half::bf16::from_le_bytes(*x).to_f32();
@@ -272,15 +318,15 @@ impl Tensor {
     fn raw(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
         let Device::Cpu(cpu) = device;
         let n_bytes = dtype.n_bytes(shape.iter().product()).expect("whole blocks");
-        let storage = Arc::new(Storage::Pooled(cpu.pool().take(n_bytes)));
+        let storage = Storage::new(Memory::Pooled(cpu.pool().take(n_bytes)));
         Tensor { shape: shape.to_vec(), dtype, device: device.clone(), storage, offset: 0 }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         let n_bytes = self.n_bytes();
-        match Arc::get_mut(&mut self.storage) {
-            Some(Storage::Pooled(buffer)) => &mut buffer.bytes_mut()[..n_bytes],
-            _ => panic!("a shared tensor of shape {:?} was written", self.shape),
+        match Arc::get_mut(&mut self.storage).and_then(Storage::bytes_mut) {
+            Some(bytes) => &mut bytes[..n_bytes],
+            None => panic!("a shared tensor of shape {:?} was written", self.shape),
         }
     }
 
@@ -332,6 +378,22 @@ mod tests {
         let mut x = Tensor::zeros(&device, &[2]);
         let _other = x.clone();
         x.f32_mut()[0] = 1.0;
+    }
+
+    #[test]
+    fn what_is_derived_is_made_once_and_again_after_a_write() {
+        let device = Device::cpu(1).unwrap();
+        let mut x = Tensor::from_f32(&device, &[2, 1], &[1.0, 2.0]);
+        let double = |x: &Tensor| Tensor::from_f32(x.device(), &[1], &[2.0 * x.f32()[0]]);
+        let never = |_: &Tensor| -> Tensor { panic!("made twice") };
+        assert_eq!(x.derived("double", double).f32(), [2.0]);
+        assert_eq!(x.clone().derived("double", never).f32(), [2.0]);
+        // Other numbers of the same storage, and another name, are something else.
+        assert_eq!(x.rows(1..2).derived("double", double).f32(), [4.0]);
+        assert_eq!(x.derived("same", |x| x.rows(0..1).to_f32()).f32(), [1.0]);
+        x.f32_mut()[0] = 5.0;
+        assert_eq!(x.derived("double", double).f32(), [10.0]);
+        assert!(x.is_unique());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::config::DeltaInit;
 use crate::device::Device;
 use crate::error::Result;
 use crate::formats::{TensorFile, params};
+pub use crate::ops::linear::Arithmetic;
 use crate::ops::linear::{Adapter, Dropout, Linear, Magnitude, Norms, row_squares};
 use crate::place::{Map, Part, Place};
 use crate::quant::BlockType;
@@ -88,6 +89,7 @@ impl Spec {
     }
 }
 
+#[derive(Clone)]
 struct Param {
     name: String,
     role: Role,
@@ -159,6 +161,7 @@ pub struct Weights {
     /// Share of their input that adapters do not see while there is noise.
     dropout: f32,
     noise: Option<Noise>,
+    arithmetic: Arithmetic,
 }
 
 impl Weights {
@@ -176,7 +179,7 @@ impl Weights {
             .collect();
         let by_name = |(idx, param): (usize, &Param)| (param.name.clone(), ParamId(idx));
         let by_name = params.iter().enumerate().map(by_name).collect();
-        Weights { params, by_name, dropout: 0.0, noise: None }
+        Weights { params, by_name, dropout: 0.0, noise: None, arithmetic: Arithmetic::Exact }
     }
 
     /// Fresh parameters from a seed. Each number depends on seed, parameter and place alone.
@@ -202,6 +205,15 @@ impl Weights {
     ) -> Result<Weights> {
         let tensors = params::read_all(device, specs, places, files, ignored)?;
         Ok(Weights::from_tensors(specs, tensors.into_iter()))
+    }
+
+    /// The same numbers under the same names, frozen: tensors share their bytes, and what is
+    /// adapted in one is not in the other.
+    pub fn share(&self) -> Weights {
+        let frozen = |param: &Param| Param { policy: Policy::Frozen, ..param.clone() };
+        let params = self.params.iter().map(frozen).collect();
+        let (by_name, arithmetic) = (self.by_name.clone(), self.arithmetic);
+        Weights { params, by_name, dropout: 0.0, noise: None, arithmetic }
     }
 
     /// The parameter of this name.
@@ -393,6 +405,11 @@ impl Weights {
         self.noise = noise;
     }
 
+    /// How products are computed where nothing is recorded: exactly, unless told otherwise.
+    pub fn set_arithmetic(&mut self, arithmetic: Arithmetic) {
+        self.arithmetic = arithmetic;
+    }
+
     /// The parameter as a value of a computation.
     pub fn var(&self, tape: &Tape, id: ParamId) -> Var {
         let param = &self.params[id.0];
@@ -411,6 +428,7 @@ impl Weights {
             weight: self.var(tape, ids.weight),
             bias: ids.bias.map(|bias| self.var(tape, bias)),
             adapter,
+            arithmetic: self.arithmetic,
         }
     }
 

@@ -14,6 +14,7 @@ pub use self::simd::F32s;
 pub use self::vectors::{AddInto, Dot, dot};
 
 use rayon::prelude::*;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Threads, instruction set and buffers of the processor.
 pub struct Cpu {
@@ -50,6 +51,34 @@ impl Cpu {
     /// Runs `f` on the pool: the kernels inside then start without crossing threads.
     pub fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         self.threads.install(f)
+    }
+
+    /// Runs `f` on the pool while its other threads look for work without going to sleep: for many
+    /// short tasks with short pauses, where waking up would take longer than the work.
+    pub fn run_awake<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        /// Lets the others go, also when `f` panics.
+        struct Done<'a>(&'a AtomicBool);
+        impl Drop for Done<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Release);
+            }
+        }
+        let is_done = AtomicBool::new(false);
+        let look_for_work = || {
+            while !is_done.load(Ordering::Acquire) {
+                if rayon::yield_now() != Some(rayon::Yield::Executed) {
+                    std::hint::spin_loop();
+                }
+            }
+        };
+        let n_others = self.n_threads() - 1;
+        self.run(|| {
+            rayon::scope(|scope| {
+                (0..n_others).for_each(|_| scope.spawn(|_| look_for_work()));
+                let _done = Done(&is_done);
+                f()
+            })
+        })
     }
 
     /// Runs a kernel with the widest instruction set of this machine.

@@ -74,8 +74,8 @@ impl Dense {
                 gated(tape, c.activation, &scale(tape, &parts[0], c.gate_scale), &parts[1])
             }
             (_, [gate, up]) => {
-                let gate = scale(tape, &pass.linear(x, gate), c.gate_scale);
-                gated(tape, c.activation, &gate, &pass.linear(x, up))
+                let [gate, up] = pass.each(x, [gate, up]);
+                gated(tape, c.activation, &scale(tape, &gate, c.gate_scale), &up)
             }
             _ => panic!("a feed-forward of {} matrices", self.first.len() + 1),
         };

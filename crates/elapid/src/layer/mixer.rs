@@ -273,9 +273,8 @@ impl AttentionBlock {
         let c = &self.config;
         let tape = pass.tape;
         let x = scale(tape, x, c.in_scale);
-        let mut q = pass.linear(&x, &self.q);
-        let mut k = scale(tape, &pass.linear(&x, &self.k), c.key_scale);
-        let mut v = pass.linear(&x, &self.v);
+        let [mut q, k, mut v] = pass.each(&x, [&self.q, &self.k, &self.v]);
+        let mut k = scale(tape, &k, c.key_scale);
         if let Some([of_q, of_k]) = self.norms {
             let norm = |x: &Var, id: ParamId| {
                 let w = pass.var(id);

@@ -9,7 +9,7 @@ mod feed_forward;
 mod mixer;
 
 use crate::config::{FeedForwardConfig, LayerConfig};
-use crate::ops::linear::{linear, linear_split};
+use crate::ops::linear::{Linear, linear, linear_each, linear_split};
 use crate::ops::norm::{add_norm, rms_norm};
 use crate::segment::Segments;
 use crate::state::MixerState;
@@ -35,6 +35,14 @@ impl Pass<'_, '_> {
 
     fn linear(&self, x: &Var, ids: &LinearIds) -> Var {
         linear(self.tape, x, &self.weights.linear(self.tape, ids))
+    }
+
+    /// Several maps of the same input.
+    fn each<const N: usize>(&self, x: &Var, ids: [&LinearIds; N]) -> [Var; N] {
+        let linears: Vec<Linear> =
+            ids.iter().map(|ids| self.weights.linear(self.tape, ids)).collect();
+        let list = linear_each(self.tape, x, &linears);
+        list.try_into().unwrap_or_else(|_| panic!("as many results as maps"))
     }
 
     fn split(&self, x: &Var, ids: &LinearIds, widths: &[usize]) -> Vec<Var> {

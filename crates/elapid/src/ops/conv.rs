@@ -54,11 +54,13 @@ pub struct Conv<'a> {
 
 /// Rows one task works on; sums over rows are made per task, then over tasks in order.
 const N_ROWS: usize = 32;
+/// Products that make a task of single steps worth starting.
+const N_STEP: usize = 1 << 14;
 
 /// Convolves each segment.
 ///
-/// `windows` has one tensor (d_conv - 1, channels) per segment: the inputs before it on entry, and
-/// on return a new tensor with the last inputs up to its end. Other handles keep the old numbers.
+/// `windows` has one tensor (d_conv - 1, channels) per segment: the inputs before it on entry, the
+/// last inputs up to its end on return. Other handles keep the old numbers.
 pub fn causal_conv(
     tape: &Tape,
     conv: &Conv,
@@ -71,6 +73,20 @@ pub fn causal_conv(
     if let Some(bias) = conv.bias {
         bias.value().expect_shape("conv: bias", &[channels]);
     }
+    if let Some(windows) = windows.as_deref() {
+        assert_eq!(windows.len(), segments.len(), "conv: windows, one per segment");
+        for window in windows {
+            window.expect_shape("conv: window", &[d_conv - 1, channels]);
+        }
+    }
+    let inputs = || [conv.x, conv.w].into_iter().chain(conv.bias);
+    let is_recorded = tape.is_recording() && inputs().any(Var::needs_grad);
+    let windows = match windows {
+        Some(windows) if !is_recorded && segments.iter().all(|segment| segment.n_tok == 1) => {
+            return Var::constant(step(conv, windows));
+        }
+        windows => windows,
+    };
     let mut job = Job {
         x: conv.x.value().clone(),
         w: conv.w.value().clone(),
@@ -81,9 +97,7 @@ pub fn causal_conv(
     };
     match windows {
         Some(windows) => {
-            assert_eq!(windows.len(), segments.len(), "conv: windows, one per segment");
             for (idx, window) in windows.iter_mut().enumerate() {
-                window.expect_shape("conv: window", &[d_conv - 1, channels]);
                 let next = job.window_after(idx, window);
                 job.windows.push(std::mem::replace(*window, next));
             }
@@ -94,7 +108,7 @@ pub fn causal_conv(
         }
     }
     let y = forward(&job);
-    let inputs: Vec<&Var> = [conv.x, conv.w].into_iter().chain(conv.bias).collect();
+    let inputs: Vec<&Var> = inputs().collect();
     let wanted = Wanted {
         x: conv.x.needs_grad(),
         sums: conv.w.needs_grad() || conv.bias.is_some_and(Var::needs_grad),
@@ -150,14 +164,6 @@ impl Job {
         pieces
     }
 
-    /// `w` as (d_conv, channels): a tap of neighbouring channels is one vector.
-    fn taps(&self) -> Tensor {
-        let (channels, d_conv) = self.w.dims2();
-        let mut taps = Tensor::uninit(self.w.device(), &[d_conv, channels]);
-        transpose(self.w.f32(), d_conv, taps.f32_mut());
-        taps
-    }
-
     /// What the kernels of one piece read.
     fn source<'a>(&'a self, piece: &Piece, taps: &'a Tensor) -> Source<'a> {
         let (d_conv, channels) = taps.dims2();
@@ -172,6 +178,14 @@ impl Job {
             d_conv,
         }
     }
+}
+
+/// `w` as (d_conv, channels): a tap of neighbouring channels is one vector.
+fn taps(w: &Tensor) -> Tensor {
+    let (channels, d_conv) = w.dims2();
+    let mut taps = Tensor::uninit(w.device(), &[d_conv, channels]);
+    transpose(w.f32(), d_conv, taps.f32_mut());
+    taps
 }
 
 /// `to[col][row] = from[row][col]`, for rows of `n_cols` numbers.
@@ -194,11 +208,37 @@ fn forward(job: &Job) -> Tensor {
     let Device::Cpu(cpu) = job.x.device();
     let channels = job.x.dims2().1;
     let mut y = Tensor::uninit(job.x.device(), job.x.shape());
-    let (pieces, taps) = (job.pieces(), job.taps());
+    let (pieces, taps) = (job.pieces(), taps(&job.w));
     let tasks = pieces.iter().zip(cut(y.f32_mut(), &pieces, channels)).collect();
     cpu.map(tasks, |(piece, y)| {
         cpu.simd(Forward { source: job.source(piece, &taps), first: piece.rows.start, y });
     });
+    y
+}
+
+/// As `forward`, for one token of each segment: windows move on where they are. The turned weight
+/// is made once and kept beside it.
+fn step(conv: &Conv, windows: &mut [&mut Tensor]) -> Tensor {
+    let x = conv.x.value();
+    let Device::Cpu(cpu) = x.device();
+    let (channels, d_conv) = conv.w.value().dims2();
+    let taps = conv.w.value().derived("conv: taps", taps);
+    let bias = conv.bias.map(|bias| bias.value().f32());
+    let mut y = Tensor::uninit(x.device(), x.shape());
+    let rows = x.f32().chunks_exact(channels).zip(y.f32_mut().chunks_exact_mut(channels));
+    let tasks = rows.zip(windows).map(|((x, y), window)| {
+        // Other handles keep the old numbers.
+        if !window.is_unique() {
+            **window = window.to_f32();
+        }
+        let window = window.f32_mut();
+        Step { x, taps: taps.f32(), bias, activation: conv.activation, window, y }
+    });
+    if tasks.len() * channels * d_conv < 2 * N_STEP {
+        tasks.for_each(|task| cpu.simd(task));
+    } else {
+        cpu.map(tasks.collect(), |task| cpu.simd(task));
+    }
     y
 }
 
@@ -207,7 +247,7 @@ fn backward(job: &Job, dy: &Tensor, wanted: &Wanted) -> Vec<Option<Tensor>> {
     let device = job.x.device();
     let Device::Cpu(cpu) = device;
     let (channels, d_conv) = job.w.dims2();
-    let (pieces, taps) = (job.pieces(), job.taps());
+    let (pieces, taps) = (job.pieces(), taps(&job.w));
     let mut dx = wanted.x.then(|| Tensor::uninit(device, job.x.shape()));
     let dxs: Vec<Option<&mut [f32]>> = match &mut dx {
         Some(dx) => cut(dx.f32_mut(), &pieces, channels).into_iter().map(Some).collect(),
@@ -316,6 +356,64 @@ impl WithSimd for Forward<'_> {
                 };
                 out.store(&mut y[ch..]);
             }
+        }
+    }
+}
+
+/// One token of one segment.
+struct Step<'a> {
+    x: &'a [f32],
+    /// (d_conv, channels)
+    taps: &'a [f32],
+    bias: Option<&'a [f32]>,
+    activation: Activation,
+    /// (d_conv - 1, channels)
+    window: &'a mut [f32],
+    y: &'a mut [f32],
+}
+
+impl Step<'_> {
+    /// `len` channels from `ch` on, at most a vector.
+    #[inline(always)]
+    fn vector<S: Simd>(&mut self, simd: S, ch: usize, len: usize) {
+        let channels = self.x.len();
+        let mut pre = match self.bias {
+            Some(bias) => F32s::load(simd, &bias[ch..ch + len]),
+            None => F32s::zero(simd),
+        };
+        let n_behind = self.window.len() / channels;
+        for tap in 0..n_behind {
+            let at = tap * channels + ch;
+            let input = F32s::load(simd, &self.window[at..at + len]);
+            pre = F32s::load(simd, &self.taps[at..at + len]).mul_add(input, pre);
+            if tap > 0 {
+                input.store(&mut self.window[at - channels..at - channels + len]);
+            }
+        }
+        let (at, x) = (n_behind * channels + ch, F32s::load(simd, &self.x[ch..ch + len]));
+        pre = F32s::load(simd, &self.taps[at..at + len]).mul_add(x, pre);
+        if n_behind > 0 {
+            x.store(&mut self.window[at - channels..at - channels + len]);
+        }
+        let out = match self.activation {
+            Activation::None => pre,
+            Activation::Silu => pre * pre.sigmoid(),
+        };
+        out.store(&mut self.y[ch..ch + len]);
+    }
+}
+
+impl WithSimd for Step<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let (lanes, channels) = (F32s::<S>::LANES, self.x.len());
+        let n_whole = channels - channels % lanes;
+        for ch in (0..n_whole).step_by(lanes) {
+            self.vector(simd, ch, lanes);
+        }
+        if n_whole < channels {
+            self.vector(simd, n_whole, channels - n_whole);
         }
     }
 }
@@ -589,6 +687,47 @@ mod tests {
                 assert_eq!(y, whole, "split at {split}");
                 assert_eq!(carried[0].f32(), last.f32());
             }
+        }
+    }
+
+    #[test]
+    fn steps_of_many_sequences_have_the_bits_of_each_alone_on_any_number_of_threads() {
+        let (n_seq, channels) = (9, 1001);
+        for d_conv in [1, 2, 4] {
+            let steps = |n_threads: usize| {
+                let device = Device::cpu(n_threads).unwrap();
+                let inputs: Vec<Tensor> =
+                    inputs(n_seq, channels, d_conv).iter().map(|x| x.tensor(&device)).collect();
+                let mut together = windows(&device, n_seq, d_conv, channels);
+                let mut alone = windows(&device, n_seq, d_conv, channels);
+                let y = run(&inputs, Activation::Silu, &vec![1; n_seq], &mut together);
+                for seq in 0..n_seq {
+                    let own = [inputs[0].rows(seq..seq + 1), inputs[1].clone(), inputs[2].clone()];
+                    let one = run(&own, Activation::Silu, &[1], &mut alone[seq..seq + 1]);
+                    assert_eq!(one.f32(), y.rows(seq..seq + 1).f32());
+                    assert_eq!(alone[seq].f32(), together[seq].f32());
+                }
+                y.f32().to_vec()
+            };
+            let one = steps(1);
+            assert!(one == steps(2) && one == steps(3), "{d_conv} taps");
+        }
+    }
+
+    #[test]
+    fn a_step_writes_a_window_that_is_nobody_elses_where_it_is_and_sees_new_weights() {
+        let device = Device::cpu(1).unwrap();
+        let mut inputs: Vec<Tensor> = inputs(2, 19, 4).iter().map(|x| x.tensor(&device)).collect();
+        let mut window = windows(&device, 1, 4, 19);
+        for round in 0..2 {
+            let (place, entry) = (window[0].bytes().as_ptr(), window[0].to_f32());
+            let own = [inputs[0].rows(0..1), inputs[1].clone(), inputs[2].clone()];
+            let y = run(&own, Activation::None, &[1], &mut window);
+            assert_eq!(window[0].bytes().as_ptr(), place);
+            drop(own);
+            let whole = run(&inputs, Activation::None, &[2], &mut [entry]);
+            assert_eq!(y.f32(), whole.rows(0..1).f32(), "round {round}");
+            inputs[1].f32_mut()[5] += 1.0;
         }
     }
 

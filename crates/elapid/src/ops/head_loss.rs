@@ -209,7 +209,12 @@ mod tests {
     fn head(v: &[Var]) -> Linear {
         let (a, b) = (v[3].clone(), v[4].clone());
         let adapter = Adapter { a, b, scale: 0.7, dropout: None, magnitude: None };
-        Linear { weight: v[1].clone(), bias: Some(v[2].clone()), adapter: Some(adapter) }
+        Linear {
+            weight: v[1].clone(),
+            bias: Some(v[2].clone()),
+            adapter: Some(adapter),
+            arithmetic: Default::default(),
+        }
     }
 
     fn inputs(n_tok: usize, n_vocab: usize) -> Vec<Input> {

@@ -27,6 +27,10 @@ const N_ROWS: usize = 64;
 
 /// `norm(x)`, over rows of `d` numbers.
 pub fn rms_norm(tape: &Tape, x: &Var, w: Option<&Var>, d: usize, eps: f32) -> Var {
+    if !(tape.is_recording() && std::iter::once(x).chain(w).any(Var::needs_grad)) {
+        let y = forward_only(x.value(), None, w.map(Var::value), d, eps).1;
+        return Var::constant(y);
+    }
     let w_value = w.map(|w| w.value().clone());
     let (y, r) = forward(x.value(), w_value.as_ref(), d, eps);
     let x_value = x.value().clone();
@@ -43,6 +47,11 @@ pub fn rms_norm(tape: &Tape, x: &Var, w: Option<&Var>, d: usize, eps: f32) -> Va
 pub fn add_norm(tape: &Tape, h: &Var, branch: &Var, factor: f32, w: &Var, eps: f32) -> (Var, Var) {
     branch.value().expect_shape("add_norm: branch", h.value().shape());
     let d = w.value().n_elem();
+    if !(tape.is_recording() && [h, branch, w].into_iter().any(Var::needs_grad)) {
+        let branch = Some((branch.value(), factor));
+        let (sum, y) = forward_only(h.value(), branch, Some(w.value()), d, eps);
+        return (Var::constant(sum.expect("a sum")), Var::constant(y));
+    }
     let sum = sum_forward(h.value(), branch.value(), factor);
     let w_value = w.value().clone();
     let (y, r) = forward(&sum, Some(&w_value), d, eps);
@@ -94,9 +103,49 @@ fn forward(x: &Tensor, w: Option<&Tensor>, d: usize, eps: f32) -> (Tensor, Tenso
     let pieces = y.f32_mut().chunks_mut(N_ROWS * d).zip(r.f32_mut().chunks_mut(N_ROWS));
     cpu.map(pieces.enumerate().collect(), |(idx, (y, r))| {
         let x = &x.f32()[idx * N_ROWS * d..][..y.len()];
-        cpu.simd(Forward { x, w, d, eps, y, r });
+        cpu.simd(Forward { x, w, d, eps, y, r: Ratios::Kept(r) });
     });
     (y, r)
+}
+
+/// The sum, if there is a branch with its factor, and the norm, in one pass: for those who go no
+/// way back. The same bits as `sum_forward` and `forward`.
+fn forward_only(
+    x: &Tensor,
+    branch: Option<(&Tensor, f32)>,
+    w: Option<&Tensor>,
+    d: usize,
+    eps: f32,
+) -> (Option<Tensor>, Tensor) {
+    let Device::Cpu(cpu) = x.device();
+    assert!(x.n_elem().is_multiple_of(d), "norm: rows of {d} in {:?}", x.shape());
+    if let Some(w) = w {
+        w.expect_shape("norm: w", &[d]);
+    }
+    let mut y = Tensor::uninit(x.device(), x.shape());
+    let mut sum = branch.map(|_| Tensor::uninit(x.device(), x.shape()));
+    let w = w.map(Tensor::f32);
+    let run = |idx: usize, sum: Option<&mut [f32]>, y: &mut [f32]| {
+        let range = idx * N_ROWS * d..idx * N_ROWS * d + y.len();
+        let x = &x.f32()[range.clone()];
+        match (branch, sum) {
+            (Some((branch, factor)), Some(sum)) => {
+                let branch = &branch.f32()[range];
+                cpu.simd(SumNorm { h: x, branch, factor, w, d, eps, sum, y });
+            }
+            _ => cpu.simd(Forward { x, w, d, eps, y, r: Ratios::Dropped }),
+        }
+    };
+    match &mut sum {
+        Some(sum) if sum.n_elem() > N_ROWS * d => {
+            let sums = sum.f32_mut().chunks_mut(N_ROWS * d);
+            let pieces = sums.zip(y.f32_mut().chunks_mut(N_ROWS * d)).enumerate().collect();
+            cpu.map(pieces, |(idx, (sum, y))| run(idx, Some(sum), y));
+        }
+        Some(sum) => run(0, Some(sum.f32_mut()), y.f32_mut()),
+        None => cpu.each_piece(y.f32_mut(), N_ROWS * d, |idx, y| run(idx, None, y)),
+    }
+    (sum, y)
 }
 
 /// What `forward` leaves for `backward`.
@@ -178,36 +227,85 @@ impl WithSimd for AddScaled<'_> {
     }
 }
 
+/// Where the `r` of each row go.
+enum Ratios<'a> {
+    Kept(&'a mut [f32]),
+    Dropped,
+}
+
 struct Forward<'a> {
     x: &'a [f32],
     w: Option<&'a [f32]>,
     d: usize,
     eps: f32,
     y: &'a mut [f32],
-    r: &'a mut [f32],
+    r: Ratios<'a>,
 }
 
 impl WithSimd for Forward<'_> {
     type Output = ();
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Forward { x, w, d, eps, y, r } = self;
-        for ((x, y), r) in x.chunks_exact(d).zip(y.chunks_exact_mut(d)).zip(r) {
+        let Forward { x, w, d, eps, y, mut r } = self;
+        for (row, (x, y)) in x.chunks_exact(d).zip(y.chunks_exact_mut(d)).enumerate() {
             let mut squares = F32s::zero(simd);
             for at in (0..d).step_by(F32s::<S>::LANES) {
                 let x = F32s::load(simd, &x[at..]);
                 squares = x.mul_add(x, squares);
             }
-            *r = 1.0 / (squares.sum() / d as f32 + eps).sqrt();
-            let r = F32s::splat(simd, *r);
-            for at in (0..d).step_by(F32s::<S>::LANES) {
-                let normed = F32s::load(simd, &x[at..]) * r;
-                let out = match w {
-                    Some(w) => normed * F32s::load(simd, &w[at..]),
-                    None => normed,
-                };
-                out.store(&mut y[at..]);
+            let ratio = 1.0 / (squares.sum() / d as f32 + eps).sqrt();
+            if let Ratios::Kept(r) = &mut r {
+                r[row] = ratio;
             }
+            scale_row(simd, x, w, ratio, y);
+        }
+    }
+}
+
+/// `y = w x r`
+#[inline(always)]
+fn scale_row<S: Simd>(simd: S, x: &[f32], w: Option<&[f32]>, r: f32, y: &mut [f32]) {
+    let r = F32s::splat(simd, r);
+    for at in (0..x.len()).step_by(F32s::<S>::LANES) {
+        let normed = F32s::load(simd, &x[at..]) * r;
+        let out = match w {
+            Some(w) => normed * F32s::load(simd, &w[at..]),
+            None => normed,
+        };
+        out.store(&mut y[at..]);
+    }
+}
+
+/// `AddScaled` and `Forward`, row by row.
+struct SumNorm<'a> {
+    h: &'a [f32],
+    branch: &'a [f32],
+    factor: f32,
+    w: Option<&'a [f32]>,
+    d: usize,
+    eps: f32,
+    sum: &'a mut [f32],
+    y: &'a mut [f32],
+}
+
+impl WithSimd for SumNorm<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let SumNorm { h, branch, factor, w, d, eps, sum, y } = self;
+        let factor = F32s::splat(simd, factor);
+        let rows = h.chunks_exact(d).zip(branch.chunks_exact(d));
+        let outs = sum.chunks_exact_mut(d).zip(y.chunks_exact_mut(d));
+        for ((h, branch), (sum, y)) in rows.zip(outs) {
+            let mut squares = F32s::zero(simd);
+            for at in (0..d).step_by(F32s::<S>::LANES) {
+                let branch = F32s::load(simd, &branch[at..]);
+                let x = branch.mul_add(factor, F32s::load(simd, &h[at..]));
+                squares = x.mul_add(x, squares);
+                x.store(&mut sum[at..]);
+            }
+            let ratio = 1.0 / (squares.sum() / d as f32 + eps).sqrt();
+            scale_row(simd, sum, w, ratio, y);
         }
     }
 }
@@ -294,6 +392,30 @@ mod tests {
             check_gradients(&inputs, |tape, v| {
                 vec![add_norm(tape, &v[0], &v[1], factor, &v[2], 1e-2).1]
             });
+        }
+    }
+
+    #[test]
+    fn without_a_way_back_the_bits_are_the_same() {
+        let device = Device::cpu(2).unwrap();
+        for (rows, n, d) in [(1, 1, 1), (3, 2, 19), (1, 1, 576), (2 * N_ROWS + 3, 1, 33)] {
+            let tensor = |seed, shape: &[usize]| Input::normal(seed, shape, 1.0).tensor(&device);
+            let (x, w) = (tensor(1, &[rows, n * d]), tensor(2, &[d]));
+            let both = |tape: &Tape, x: &Var, branch: &Var, w: &Var| {
+                let mut list = vec![rms_norm(tape, x, Some(w), d, 1e-2)];
+                list.push(rms_norm(tape, x, None, d, 1e-2));
+                if n == 1 {
+                    let (sum, y) = add_norm(tape, x, branch, 0.3, w, 1e-2);
+                    list.extend([sum, y]);
+                }
+                list.iter().map(|y| y.value().f32().to_vec()).collect::<Vec<_>>()
+            };
+            let branch = Var::constant(tensor(3, &[rows, n * d]));
+            let [plain_x, plain_w] = [&x, &w].map(|x| Var::constant(x.clone()));
+            let tape = Tape::new();
+            let want = both(&tape, &tape.leaf(0, &x), &branch, &tape.leaf(1, &w));
+            assert!(both(&Tape::off(), &plain_x, &branch, &plain_w) == want, "{rows} {n} {d}");
+            assert!(both(&tape, &plain_x, &branch, &plain_w) == want, "{rows} {n} {d}");
         }
     }
 

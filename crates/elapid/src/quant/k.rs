@@ -72,7 +72,7 @@ pub(super) fn decode_q3k(block: &[u8; Q3K_BYTES], out: &mut [f32; N_ELEM]) {
 /// The 6-bit scale of group `idx` of 16: its low four bits in the first eight bytes, groups 8 to 15
 /// in the high halves; its upper two in the last four bytes, four groups to a byte.
 #[inline(always)]
-fn scale_q3k(scales: &[u8], idx: usize) -> i32 {
+pub(super) fn scale_q3k(scales: &[u8], idx: usize) -> i32 {
     let low = (scales[idx % 8] >> (idx / 8 * 4)) & 15;
     let high = (scales[8 + idx % 4] >> (idx / 4 * 2)) & 3;
     (low | high << 4) as i32
@@ -145,4 +145,18 @@ pub(super) fn decode_q6k(block: &[u8; Q6K_BYTES], out: &mut [f32; N_ELEM]) {
             }
         }
     }
+}
+
+/// All eight scales and all eight minima of Q4K and Q5K, a byte each.
+#[inline(always)]
+pub(super) fn scales_and_mins(scales: &[u8; SCALES]) -> (u64, u64) {
+    let word = |from: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| scales[from + i]));
+    let (low_s, low_t, rest) = (word(0), word(4), word(8));
+    // Groups 0 to 3 have six bits each; the upper two bits of these bytes belong to groups 4 to 7.
+    let six = 0x3f3f_3f3f;
+    let upper = |x: u32| (x >> 6 & 0x0303_0303) << 4;
+    let s = [low_s & six, rest & 0x0f0f_0f0f | upper(low_s)];
+    let t = [low_t & six, rest >> 4 & 0x0f0f_0f0f | upper(low_t)];
+    let both = |x: [u32; 2]| x[0] as u64 | (x[1] as u64) << 32;
+    (both(s), both(t))
 }

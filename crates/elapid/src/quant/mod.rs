@@ -23,8 +23,11 @@
 //! Encoding gives ggml's bytes too, without an importance matrix: its sums run in ggml's order, and
 //! no product is fused with a sum. `mix` says which format each tensor of a model gets.
 //!
-//! Not here: dot products on blocks; the importance-matrix formats (IQ), ternary and MX formats.
+//! `dot` multiplies matrices in blocks without decoding them.
+//!
+//! Not here: the importance-matrix formats (IQ), ternary and MX formats.
 
+pub mod dot;
 mod k;
 mod k_encode;
 mod legacy;

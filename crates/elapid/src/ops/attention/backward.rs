@@ -160,12 +160,12 @@ impl<'a> Tile<'a> {
     /// Adds what the weights of `keys` pass on.
     fn backward(&self, cpu: &Cpu, keys: &Range<usize>, wanted: [bool; 3], sums: Sums) {
         let Sums { p, ds, dq, dk, dv } = sums;
-        let Queries { config, sequence, n_query, .. } = self.queries;
+        let Queries { config, n_query, .. } = self.queries;
         let Attention { d_head, scale, .. } = *config;
         let n_key = keys.len();
         let [wants_dq, wants_dk, wants_dv] = wanted;
-        self.queries.scores(cpu, self.q, keys, p);
-        let v = self.queries.kv_rows(sequence.values, keys);
+        self.queries.scores(cpu, self.q, keys, (&mut *p, &mut []));
+        let v = self.queries.kv_rows(Side::Values, keys, &mut []);
         let dp = MatMut::strided(ds, n_key, n_query, N_QUERY);
         cpu.gemm(dp, 0.0, 1.0, v, self.dy.t(), Scope::Thread);
         let n_score = n_key * N_QUERY;
@@ -179,7 +179,7 @@ impl<'a> Tile<'a> {
             cpu.gemm(MatMut::new(dk, n_key, d_head), 1.0, scale, ds, self.q, Scope::Thread);
         }
         if wants_dq {
-            let k = self.queries.kv_rows(sequence.keys, keys);
+            let k = self.queries.kv_rows(Side::Keys, keys, &mut []);
             let dq = MatMut::strided(dq, n_query, d_head, config.n_group() * d_head);
             cpu.gemm(dq, 1.0, scale, ds.t(), k, Scope::Thread);
         }

@@ -1,21 +1,174 @@
-//! The key-value cache of one sequence.
+//! The key-value cache of one sequence, in pages.
+//!
+//! A page holds the keys and values of `PAGE` tokens, a row of `n_kv_head * d_head` numbers each:
+//! as f32, as f16, or in blocks of 8 bits as ggml's Q8_0. Full pages never change and are shared
+//! between clones; the last page is copied when a clone that shares it grows. It begins small and
+//! doubles, so that short sequences stay small.
+//!
+//! | bytes of a row of n numbers | f32 | f16 | q8_0      |
+//! |-----------------------------|-----|-----|-----------|
+//! |                             | 4 n | 2 n | 34 n / 32 |
+//!
+//! Arithmetic is in f32: what is stored otherwise is decoded into scratch where it is read. What
+//! is larger than f16 can hold becomes the largest it can. A block of Q8_0 with a number that is
+//! not finite has no meaning.
 
 use super::*;
+use crate::cpu::Buffer;
+use crate::error::{Error, Result};
+use crate::quant::BlockType;
+use crate::tensor::DType;
+use half::slice::HalfFloatSliceExt;
+use std::sync::Arc;
 
-/// Keys and values of one sequence so far; clones share them until one of them grows.
+/// Tokens of a page.
+pub const PAGE: usize = 128;
+
+/// Rows of the smallest page.
+const N_ROW_MIN: usize = 16;
+/// Numbers of a block of Q8_0.
+const N_BLOCK: usize = 32;
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CacheType {
+    /// IEEE single.
+    #[default]
+    F32,
+    /// IEEE half: half the memory, three digits.
+    F16,
+    /// 8 bits with a scale for 32 numbers: about a quarter of the memory, two digits.
+    Q8_0,
+}
+
+impl CacheType {
+    /// Every type.
+    pub const ALL: [CacheType; 3] = [CacheType::F32, CacheType::F16, CacheType::Q8_0];
+
+    /// As people write it: `q8_0`.
+    pub fn name(self) -> &'static str {
+        self.dtype().name()
+    }
+
+    /// The type of this name.
+    pub fn from_name(name: &str) -> Option<CacheType> {
+        CacheType::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    fn dtype(self) -> DType {
+        match self {
+            CacheType::F32 => DType::F32,
+            CacheType::F16 => DType::F16,
+            CacheType::Q8_0 => DType::Block(BlockType::Q8_0),
+        }
+    }
+
+    /// Bytes of `n_elem` numbers in whole blocks.
+    fn n_bytes(self, n_elem: usize) -> usize {
+        self.dtype().n_bytes(n_elem).expect("rows of whole blocks")
+    }
+
+    /// Encodes whole blocks.
+    fn encode(self, x: &[f32], out: &mut [u8]) {
+        if self != CacheType::F16 {
+            return self.dtype().encode(x, out);
+        }
+        const RUN: usize = 64;
+        let largest = half::f16::MAX.to_f32();
+        let (mut held, mut halves) = ([0.0f32; RUN], [half::f16::ZERO; RUN]);
+        for (x, out) in x.chunks(RUN).zip(out.chunks_mut(2 * RUN)) {
+            // NaN stays NaN.
+            held.iter_mut().zip(x).for_each(|(y, x)| *y = x.clamp(-largest, largest));
+            halves[..x.len()].convert_from_f32_slice(&held[..x.len()]);
+            out.copy_from_slice(bytemuck::cast_slice(&halves[..x.len()]));
+        }
+    }
+}
+
+/// Keys or values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// What queries are compared with.
+    Keys,
+    /// What is summed up.
+    Values,
+}
+
+/// Keys and values of up to `PAGE` tokens.
+struct Page {
+    keys: Buffer,
+    values: Buffer,
+    /// Rows there is room for.
+    n_row: usize,
+}
+
+impl Page {
+    fn new(device: &Device, n_row: usize, row_bytes: usize) -> Page {
+        let Device::Cpu(cpu) = device;
+        let take = || cpu.pool().take(n_row * row_bytes);
+        Page { keys: take(), values: take(), n_row }
+    }
+
+    fn side(&self, side: Side) -> &[u8] {
+        match side {
+            Side::Keys => self.keys.bytes(),
+            Side::Values => self.values.bytes(),
+        }
+    }
+
+    fn side_mut(&mut self, side: Side) -> &mut [u8] {
+        match side {
+            Side::Keys => self.keys.bytes_mut(),
+            Side::Values => self.values.bytes_mut(),
+        }
+    }
+
+    fn n_bytes(&self) -> usize {
+        self.keys.bytes().len() + self.values.bytes().len()
+    }
+}
+
+/// Keys and values of one sequence so far; clones share full pages, and all until one of them
+/// grows.
 #[derive(Clone)]
 pub struct KvCache {
-    /// (capacity, n_kv_head * d_head), the first `n_tok` rows in use.
-    keys: Tensor,
-    values: Tensor,
+    device: Device,
+    kind: CacheType,
+    /// Numbers of a row.
+    width: usize,
+    /// As many as `n_tok` tokens need, all but the last of them full.
+    pages: Vec<Arc<Page>>,
     n_tok: usize,
 }
 
 impl KvCache {
-    /// Nothing yet.
+    /// Nothing yet; to be kept in f32.
     pub fn new(device: &Device, n_kv_head: usize, d_head: usize) -> KvCache {
-        let empty = Tensor::uninit(device, &[0, n_kv_head * d_head]);
-        KvCache { keys: empty.clone(), values: empty, n_tok: 0 }
+        let (device, width) = (device.clone(), n_kv_head * d_head);
+        KvCache { device, kind: CacheType::F32, width, pages: Vec::new(), n_tok: 0 }
+    }
+
+    /// Nothing yet; to be kept as `kind`, if rows of this width can be.
+    pub fn with_type(
+        device: &Device,
+        n_kv_head: usize,
+        d_head: usize,
+        kind: CacheType,
+    ) -> Result<KvCache> {
+        if kind == CacheType::Q8_0 && !(n_kv_head * d_head).is_multiple_of(N_BLOCK) {
+            let problem = format!(
+                "a key-value cache of type q8_0 stores {N_BLOCK} numbers at a time; {n_kv_head} \
+                 heads of {d_head} make {}",
+                n_kv_head * d_head
+            );
+            return Err(Error::input(problem, "use the cache type `f16` for this model"));
+        }
+        Ok(KvCache { kind, ..KvCache::new(device, n_kv_head, d_head) })
+    }
+
+    /// How it is stored.
+    pub fn kind(&self) -> CacheType {
+        self.kind
     }
 
     /// Tokens so far.
@@ -25,53 +178,180 @@ impl KvCache {
 
     /// Bytes held; what clones share is counted for each of them.
     pub fn n_bytes(&self) -> usize {
-        self.keys.n_bytes() + self.values.n_bytes()
+        self.pages.iter().map(|page| page.n_bytes()).sum()
     }
 
-    /// The keys so far: (n_tok, n_kv_head * d_head).
-    pub fn keys(&self) -> &[f32] {
-        &self.keys.f32()[..self.n_tok * self.width()]
-    }
-
-    /// The values so far: (n_tok, n_kv_head * d_head).
-    pub fn values(&self) -> &[f32] {
-        &self.values.f32()[..self.n_tok * self.width()]
+    /// Its pages: a number that two pages have in common only if they are one, and the bytes.
+    pub fn pages(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.pages.iter().map(|page| (Arc::as_ptr(page) as usize, page.n_bytes()))
     }
 
     /// Forgets all tokens but the first `n_tok`.
     pub fn truncate(&mut self, n_tok: usize) {
         assert!(n_tok <= self.n_tok, "cache: truncated to {n_tok} of {} tokens", self.n_tok);
         self.n_tok = n_tok;
+        self.pages.truncate(n_tok.div_ceil(PAGE));
     }
 
     /// Adds rows of keys and of values.
     pub fn append(&mut self, keys: &[f32], values: &[f32]) {
-        let width = self.width();
-        assert!(keys.len() == values.len() && keys.len().is_multiple_of(width));
-        let n_tok = self.n_tok + keys.len() / width;
-        self.reserve(n_tok);
-        let new = self.n_tok * width..n_tok * width;
-        self.keys.f32_mut()[new.clone()].copy_from_slice(keys);
-        self.values.f32_mut()[new].copy_from_slice(values);
-        self.n_tok = n_tok;
-    }
-
-    fn width(&self) -> usize {
-        self.keys.shape()[1]
-    }
-
-    /// Makes room for `n_tok` tokens in storage of its own; a doubled room costs each row one copy.
-    fn reserve(&mut self, n_tok: usize) {
-        let (capacity, width) = (self.keys.shape()[0], self.width());
-        if n_tok <= capacity && self.keys.is_unique() && self.values.is_unique() {
-            return;
+        assert!(keys.len() == values.len() && keys.len().is_multiple_of(self.width));
+        let (kind, row) = (self.kind, self.row_bytes());
+        let mut rows = 0..keys.len() / self.width;
+        while !rows.is_empty() {
+            let used = self.n_tok % PAGE;
+            let n_row = rows.len().min(PAGE - used);
+            let numbers = rows.start * self.width..(rows.start + n_row) * self.width;
+            let page = self.open(used + n_row);
+            let bytes = used * row..(used + n_row) * row;
+            kind.encode(&keys[numbers.clone()], &mut page.keys.bytes_mut()[bytes.clone()]);
+            kind.encode(&values[numbers], &mut page.values.bytes_mut()[bytes]);
+            self.n_tok += n_row;
+            rows.start += n_row;
         }
-        let capacity = if n_tok <= capacity { capacity } else { n_tok.max(2 * capacity).max(16) };
-        for rows in [&mut self.keys, &mut self.values] {
-            let mut room = Tensor::uninit(rows.device(), &[capacity, width]);
-            let used = self.n_tok * width;
-            room.f32_mut()[..used].copy_from_slice(&rows.f32()[..used]);
-            *rows = room;
+    }
+
+    /// The keys or values of some tokens, decoded: (rows, n_kv_head * d_head).
+    pub fn read(&self, side: Side, rows: Range<usize>) -> Vec<f32> {
+        let mut out = Vec::with_capacity(rows.len() * self.width);
+        let mut scratch = vec![0.0; PAGE * self.width];
+        for run in page_runs(rows) {
+            let n = run.len() * self.width;
+            out.extend_from_slice(&self.view(side, run, 0..self.width, &mut scratch).data[..n]);
+        }
+        out
+    }
+
+    /// All that is stored of keys or of values, as it is stored, page by page.
+    pub fn stored(&self, side: Side) -> impl Iterator<Item = &[u8]> {
+        let row = self.row_bytes();
+        page_runs(0..self.n_tok).zip(&self.pages).map(move |(run, page)| {
+            let bytes = page.side(side);
+            &bytes[..run.len() * row]
+        })
+    }
+
+    /// Bytes of `stored`, if `n_tok` tokens were there; none if they cannot be counted.
+    pub fn n_bytes_stored(&self, n_tok: usize) -> Option<usize> {
+        n_tok.checked_mul(self.row_bytes())
+    }
+
+    /// Adds `n_tok` tokens to an empty cache, from what `stored` gave.
+    pub fn restore(&mut self, n_tok: usize, keys: &[u8], values: &[u8]) {
+        assert_eq!(self.n_tok, 0, "cache: restored twice");
+        let row = self.row_bytes();
+        for run in page_runs(0..n_tok) {
+            let bytes = run.start * row..run.end * row;
+            let page = self.open(run.len());
+            let n_bytes = bytes.len();
+            page.keys.bytes_mut()[..n_bytes].copy_from_slice(&keys[bytes.clone()]);
+            page.values.bytes_mut()[..n_bytes].copy_from_slice(&values[bytes]);
+            self.n_tok = run.end;
+        }
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.kind.n_bytes(self.width)
+    }
+
+    /// The page of the next token: nobody else's, and with room for `n_row` rows.
+    fn open(&mut self, n_row: usize) -> &mut Page {
+        let (row, used) = (self.row_bytes(), self.n_tok % PAGE);
+        let fresh =
+            || Page::new(&self.device, n_row.next_power_of_two().clamp(N_ROW_MIN, PAGE), row);
+        if used == 0 {
+            self.pages.push(Arc::new(fresh()));
+        }
+        let last = self.pages.last_mut().expect("a page for the next token");
+        if Arc::get_mut(last).is_none_or(|page| page.n_row < n_row) {
+            let mut page = fresh();
+            for side in [Side::Keys, Side::Values] {
+                page.side_mut(side)[..used * row].copy_from_slice(&last.side(side)[..used * row]);
+            }
+            *last = Arc::new(page);
+        }
+        Arc::get_mut(last).expect("the page was just made or looked at")
+    }
+
+    /// Some rows of one page and some of their columns, as f32. What is not stored as f32 is
+    /// decoded into `scratch`: as many rows of `scratch_width` numbers.
+    pub(super) fn view<'a>(
+        &'a self,
+        side: Side,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        scratch: &'a mut [f32],
+    ) -> View<'a> {
+        let (page, first, n_row) = (&self.pages[rows.start / PAGE], rows.start % PAGE, rows.len());
+        assert!(first + n_row <= PAGE, "cache: rows {rows:?} of one page");
+        let bytes = page.side(side);
+        if self.kind == CacheType::F32 {
+            let data: &[f32] = bytemuck::cast_slice(bytes);
+            return View { data: &data[first * self.width + columns.start..], stride: self.width };
+        }
+        let block = if self.kind == CacheType::Q8_0 { N_BLOCK } else { 1 };
+        let from = columns.start - columns.start % block;
+        let stride = columns.end.next_multiple_of(block) - from;
+        let (skip, run) = (self.kind.n_bytes(from), self.kind.n_bytes(stride));
+        let row = self.row_bytes();
+        if stride == self.width {
+            self.decode(&bytes[first * row..(first + n_row) * row], &mut scratch[..n_row * stride]);
+        } else {
+            for (row_idx, out) in scratch.chunks_exact_mut(stride).take(n_row).enumerate() {
+                let at = (first + row_idx) * row + skip;
+                self.decode(&bytes[at..at + run], out);
+            }
+        }
+        View { data: &scratch[columns.start - from..], stride }
+    }
+
+    fn decode(&self, bytes: &[u8], out: &mut [f32]) {
+        let Device::Cpu(cpu) = &self.device;
+        match self.kind {
+            CacheType::F32 => panic!("cache: f32 is read where it lies"),
+            CacheType::F16 => cpu.simd(DecodeHalves { bytes, out }),
+            CacheType::Q8_0 => BlockType::Q8_0.decode(bytes, out),
+        }
+    }
+}
+
+/// Numbers of scratch that a row of `n_column` columns may take in `KvCache::view`.
+pub(super) fn scratch_width(n_column: usize) -> usize {
+    n_column.next_multiple_of(N_BLOCK) + N_BLOCK
+}
+
+/// Cuts rows where pages end.
+pub(super) fn page_runs(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let pages = rows.start / PAGE..rows.end.div_ceil(PAGE);
+    pages.map(move |page| rows.start.max(page * PAGE)..rows.end.min((page + 1) * PAGE))
+}
+
+/// Rows of a cache as f32.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a> {
+    pub data: &'a [f32],
+    /// Numbers from one row to the next.
+    pub stride: usize,
+}
+
+/// f16 to f32 in whole vectors: the loop is plain, the compiler makes them.
+struct DecodeHalves<'a> {
+    bytes: &'a [u8],
+    out: &'a mut [f32],
+}
+
+impl WithSimd for DecodeHalves<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        // Exponent and mantissa where an f32 has them are the number times 2^-112; the product
+        // is exact, also for what is subnormal in f16.
+        let up = f32::from_bits((127 + 112) << 23);
+        for (y, x) in self.out.iter_mut().zip(self.bytes.as_chunks::<2>().0) {
+            let x = u16::from_le_bytes(*x) as u32;
+            let magnitude = (f32::from_bits((x & 0x7fff) << 13) * up).to_bits();
+            let special = if x & 0x7c00 == 0x7c00 { 0x7f80_0000 } else { 0 };
+            *y = f32::from_bits(magnitude | special | (x & 0x8000) << 16);
         }
     }
 }

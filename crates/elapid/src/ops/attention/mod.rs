@@ -23,10 +23,11 @@
 //! |           |                             | maximum, sum and mask free of lane shuffles   |
 //! | `log_sum` | (n_tok, n_head)             | l, in the order of the blocks (see `Block`)   |
 //!
-//! With caches (generation) one sequence's keys and values so far stand before the new ones. A
+//! With caches (generation) one sequence's keys and values so far stand before the new ones, in
+//! pages: a block of keys is one run of rows without a cache, and cut where pages end with one. A
 //! sequence with few new tokens takes another way, `step`, which is bound by reading the cache:
-//! dot products and no matrix products, ranges of keys side by side, partial softmaxes merged in
-//! the order of the keys.
+//! dot products and no matrix products, pages side by side, partial softmaxes merged in the order
+//! of the keys.
 //!
 //! Not here: projections, rotary embedding, norms of q and k.
 
@@ -36,7 +37,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-use crate::cpu::{Cpu, Dot, F32s, Mat, MatMut, Scope, dot};
+use crate::cpu::{Cpu, Dot, F32s, Mat, MatMut, Scope};
 use crate::device::Device;
 use crate::segment::{Segment, Segments};
 use crate::tape::{Tape, Var};
@@ -46,8 +47,9 @@ use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 use backward::{Saved, backward};
-pub use cache::KvCache;
-use step::step;
+pub use cache::{CacheType, KvCache, PAGE, Side};
+use cache::{page_runs, scratch_width};
+use step::{Few, step};
 
 /// The sizes of an attention.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,8 +74,6 @@ const N_KEY: usize = 256;
 const N_CHUNK_MAX: usize = 8;
 /// Sequences with at most this many new tokens take the way of `step`.
 const N_STEP_MAX: usize = 4;
-/// Keys whose softmax is taken in one go by `step`.
-const N_RANGE: usize = 128;
 /// Keys, then values, that `step` takes up at a time: their rows stay in the first level of cache.
 const N_ROW: usize = 16;
 /// Numbers of keys that a task of `step` reads, about: enough to hide its start.
@@ -143,10 +143,37 @@ pub fn attention(
 #[derive(Clone, Copy)]
 struct Sequence<'a> {
     segment: Segment,
-    keys: &'a [f32],
-    values: &'a [f32],
+    rows: Rows<'a>,
     /// Tokens before the first new one.
     n_past: usize,
+}
+
+/// Where keys and values are.
+#[derive(Clone, Copy)]
+enum Rows<'a> {
+    /// One after the other: (n_tok, n_kv_head * d_head) each.
+    Flat { keys: &'a [f32], values: &'a [f32] },
+    /// In the pages of a cache.
+    Pages(&'a KvCache),
+}
+
+impl<'a> Sequence<'a> {
+    /// Cuts a block of keys into runs of rows that lie together.
+    fn runs(&self, keys: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let (whole, paged) = match self.rows {
+            Rows::Flat { .. } => (Some(keys.clone()), 0..0),
+            Rows::Pages(_) => (None, keys.clone()),
+        };
+        whole.into_iter().chain(page_runs(paged))
+    }
+
+    /// Numbers of scratch that `kv_rows` needs for rows of one head.
+    fn n_scratch(&self, d_head: usize) -> usize {
+        match self.rows {
+            Rows::Pages(cache) if cache.kind() != CacheType::F32 => PAGE * scratch_width(d_head),
+            _ => 0,
+        }
+    }
 }
 
 /// Without caches the keys of a sequence are those of its own rows.
@@ -154,7 +181,8 @@ fn sequences<'a>(k: &'a Tensor, v: &'a Tensor, segments: &Segments) -> Vec<Seque
     let width = k.shape()[1];
     let sequence = |&segment: &Segment| {
         let rows = segment.start * width..(segment.start + segment.n_tok) * width;
-        Sequence { segment, keys: &k.f32()[rows.clone()], values: &v.f32()[rows], n_past: 0 }
+        let rows = Rows::Flat { keys: &k.f32()[rows.clone()], values: &v.f32()[rows] };
+        Sequence { segment, rows, n_past: 0 }
     };
     segments.iter().map(sequence).collect()
 }
@@ -162,8 +190,10 @@ fn sequences<'a>(k: &'a Tensor, v: &'a Tensor, segments: &Segments) -> Vec<Seque
 fn forward(q: &Tensor, config: &Attention, sequences: &[Sequence]) -> (Tensor, Tensor) {
     let mut y = Tensor::uninit(q.device(), q.shape());
     let mut log_sum = Tensor::uninit(q.device(), &[q.shape()[0], config.n_head]);
-    let parts = parts(config, sequences, y.f32_mut(), log_sum.f32_mut());
-    forward_blocks(q, config, parts);
+    let (mut ys, mut log_sums) = (y.f32_mut(), log_sum.f32_mut());
+    let parts =
+        sequences.iter().map(|&sequence| Part::cut(config, sequence, &mut ys, &mut log_sums));
+    forward_blocks(q, config, parts.collect());
     (y, log_sum)
 }
 
@@ -175,19 +205,25 @@ fn forward_cached(
     caches: &mut [&mut KvCache],
 ) -> Tensor {
     let width = config.kv_width();
-    let mut sequences = Vec::new();
+    let is_few = |segment: &Segment| segment.n_tok <= N_STEP_MAX;
+    let n_many = segments.iter().filter(|segment| !is_few(segment)).map(|segment| segment.n_tok);
+    let mut y = Tensor::uninit(q.device(), q.shape());
+    let mut log_sum = Tensor::uninit(q.device(), &[n_many.sum(), config.n_head]);
+    let (mut ys, mut log_sums) = (y.f32_mut(), log_sum.f32_mut());
+    let (mut few, mut many) = (Vec::new(), Vec::new());
     for (&segment, cache) in segments.iter().zip(caches) {
         let n_past = cache.n_tok();
         let rows = segment.start * width..(segment.start + segment.n_tok) * width;
         cache.append(&k.f32()[rows.clone()], &v.f32()[rows]);
-        let (keys, values) = (cache.keys(), cache.values());
-        sequences.push(Sequence { segment, keys, values, n_past });
+        let cache: &KvCache = cache;
+        if is_few(&segment) {
+            let y = ys.split_off_mut(..segment.n_tok * config.q_width()).expect("rows of y");
+            few.push(Few { segment, cache, n_past, y });
+        } else {
+            let sequence = Sequence { segment, rows: Rows::Pages(cache), n_past };
+            many.push(Part::cut(config, sequence, &mut ys, &mut log_sums));
+        }
     }
-    let mut y = Tensor::uninit(q.device(), q.shape());
-    let mut log_sum = Tensor::uninit(q.device(), &[q.shape()[0], config.n_head]);
-    let parts = parts(config, &sequences, y.f32_mut(), log_sum.f32_mut());
-    let (few, many): (Vec<_>, Vec<_>) =
-        parts.into_iter().partition(|part| part.sequence.segment.n_tok <= N_STEP_MAX);
     forward_blocks(q, config, many);
     step(q, config, few);
     y
@@ -200,18 +236,22 @@ struct Part<'a> {
     log_sum: &'a mut [f32],
 }
 
-fn parts<'a>(
-    config: &Attention,
-    sequences: &[Sequence<'a>],
-    mut y: &'a mut [f32],
-    mut log_sum: &'a mut [f32],
-) -> Vec<Part<'a>> {
-    let part = |&sequence: &Sequence<'a>| Part {
-        sequence,
-        y: y.split_off_mut(..sequence.segment.n_tok * config.q_width()).expect("rows of y"),
-        log_sum: log_sum.split_off_mut(..sequence.segment.n_tok * config.n_head).expect("sums"),
-    };
-    sequences.iter().map(part).collect()
+impl<'a> Part<'a> {
+    /// Takes the rows of a sequence from the front of what is left.
+    fn cut<'b>(
+        config: &Attention,
+        sequence: Sequence<'a>,
+        y: &mut &'b mut [f32],
+        log_sum: &mut &'b mut [f32],
+    ) -> Part<'a>
+    where
+        'b: 'a,
+    {
+        let n_tok = sequence.segment.n_tok;
+        let y = y.split_off_mut(..n_tok * config.q_width()).expect("rows of y");
+        let log_sum = log_sum.split_off_mut(..n_tok * config.n_head).expect("sums");
+        Part { sequence, y, log_sum }
+    }
 }
 
 /// The tokens of one block of queries, and one head of them.
@@ -244,22 +284,44 @@ impl<'a> Queries<'a> {
         start..start + self.n_query
     }
 
-    /// The rows of `keys` in keys or values, for the head they look at.
-    fn kv_rows(&self, kv: &'a [f32], keys: &Range<usize>) -> Mat<'a> {
+    /// A run of rows in keys or values, for the head they look at; `scratch` as `n_scratch` says.
+    fn kv_rows<'b>(&self, side: Side, run: &Range<usize>, scratch: &'b mut [f32]) -> Mat<'b>
+    where
+        'a: 'b,
+    {
         let Attention { d_head, .. } = *self.config;
         let width = self.config.kv_width();
-        let kv_head = self.head / self.config.n_group();
-        Mat::strided(&kv[keys.start * width + kv_head * d_head..], keys.len(), d_head, width)
+        let first = self.head / self.config.n_group() * d_head;
+        let (data, stride) = match (self.sequence.rows, side) {
+            (Rows::Flat { keys, .. }, Side::Keys) => (&keys[run.start * width + first..], width),
+            (Rows::Flat { values, .. }, Side::Values) => {
+                (&values[run.start * width + first..], width)
+            }
+            (Rows::Pages(cache), side) => {
+                let view = cache.view(side, run.clone(), first..first + d_head, scratch);
+                (view.data, view.stride)
+            }
+        };
+        Mat::strided(data, run.len(), d_head, stride)
     }
 
     /// Scores times log2(e), a row of `N_QUERY` for each key; minus infinity where a query may not
     /// look.
-    fn scores(&self, cpu: &Cpu, q: Mat, keys: &Range<usize>, scores: &mut [f32]) {
-        let k = self.kv_rows(self.sequence.keys, keys);
-        let out = MatMut::strided(scores, keys.len(), self.n_query, N_QUERY);
-        cpu.gemm(out, 0.0, self.config.scale * LOG2_E, k, q.t(), Scope::Thread);
-        let positions = self.positions();
+    fn scores(
+        &self,
+        cpu: &Cpu,
+        q: Mat,
+        keys: &Range<usize>,
+        (scores, scratch): (&mut [f32], &mut [f32]),
+    ) {
         let row = |key: usize| (key - keys.start) * N_QUERY..(key - keys.start + 1) * N_QUERY;
+        for run in self.sequence.runs(keys) {
+            let k = self.kv_rows(Side::Keys, &run, scratch);
+            let out = &mut scores[row(run.start).start..];
+            let out = MatMut::strided(out, run.len(), self.n_query, N_QUERY);
+            cpu.gemm(out, 0.0, self.config.scale * LOG2_E, k, q.t(), Scope::Thread);
+        }
+        let positions = self.positions();
         for key in keys.start.max(positions.start + 1)..keys.end {
             scores[row(key)][..key - positions.start].fill(f32::NEG_INFINITY);
         }
@@ -328,26 +390,31 @@ fn forward_block(q: &Tensor, mut block: Block) {
     let Device::Cpu(cpu) = q.device();
     let Attention { d_head, .. } = *block.queries.config;
     let n_query = block.queries.n_query;
-    let mut scratch = Tensor::uninit(q.device(), &[N_KEY * N_QUERY + N_QUERY * d_head]);
-    let (scores, sums) = scratch.f32_mut().split_at_mut(N_KEY * N_QUERY);
+    let sequence = block.queries.sequence;
+    let n_scratch = N_KEY * N_QUERY + N_QUERY * d_head + sequence.n_scratch(d_head);
+    let mut scratch = Tensor::uninit(q.device(), &[n_scratch]);
+    let (scores, rest) = scratch.f32_mut().split_at_mut(N_KEY * N_QUERY);
+    let (sums, decoded) = rest.split_at_mut(N_QUERY * d_head);
     for h in 0..block.queries.config.n_group() {
         let queries = Queries { head: block.queries.head + h, ..block.queries };
         let mut softmax = Softmax::default();
         let seen = queries.config.seen(&queries.positions());
         for keys in key_blocks(seen.clone()) {
-            queries.scores(cpu, queries.rows(q), &keys, scores);
+            queries.scores(cpu, queries.rows(q), &keys, (scores, decoded));
             let scores = &mut scores[..keys.len() * N_QUERY];
             cpu.simd(Weigh { scores, n_query, softmax: &mut softmax });
-            let is_first = keys.start == seen.start;
-            if !is_first {
+            if keys.start > seen.start {
                 for (row, fix) in sums.chunks_mut(d_head).zip(softmax.fix) {
                     row.iter_mut().for_each(|x| *x *= fix);
                 }
             }
-            let p = Mat::strided(scores, keys.len(), n_query, N_QUERY).t();
-            let v = queries.kv_rows(queries.sequence.values, &keys);
-            let beta = if is_first { 0.0 } else { 1.0 };
-            cpu.gemm(MatMut::new(sums, n_query, d_head), beta, 1.0, p, v, Scope::Thread);
+            for run in sequence.runs(&keys) {
+                let p = &scores[(run.start - keys.start) * N_QUERY..];
+                let p = Mat::strided(p, run.len(), n_query, N_QUERY).t();
+                let v = queries.kv_rows(Side::Values, &run, decoded);
+                let beta = if run.start == seen.start { 0.0 } else { 1.0 };
+                cpu.gemm(MatMut::new(sums, n_query, d_head), beta, 1.0, p, v, Scope::Thread);
+            }
         }
         for i in 0..n_query {
             let inverse = 1.0 / softmax.sum[i];

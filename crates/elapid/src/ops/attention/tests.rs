@@ -295,10 +295,10 @@ fn packed_segments_give_the_same_bits_as_each_alone() {
 fn with_a_cache_any_pieces_equal_the_whole_sequence() {
     let device = Device::cpu(2).unwrap();
     for (n_head, n_kv_head, d_head, window) in
-        [(4, 2, 64, None), (3, 1, 19, None), (2, 2, 80, Some(40)), (1, 1, 4, Some(N_RANGE + 9))]
+        [(4, 2, 64, None), (3, 1, 19, None), (2, 2, 80, Some(40)), (1, 1, 4, Some(PAGE + 9))]
     {
         let config = sizes(n_head, n_kv_head, d_head, window);
-        let n_tok = 2 * N_RANGE + 30;
+        let n_tok = 2 * PAGE + 30;
         let qkv = inputs(&config, n_tok, 1.0).map(|x| x.tensor(&device));
         let want: Vec<f64> = run(&qkv, &config, &Segments::from_lengths(&[n_tok]))
             .f32()
@@ -352,10 +352,10 @@ fn steps_have_the_same_bits_on_any_number_of_threads() {
     let config = sizes(4, 2, 64, None);
     let step = |n_threads: usize| {
         let device = Device::cpu(n_threads).unwrap();
-        let qkv = inputs(&config, 3 * N_RANGE, 1.0).map(|x| x.tensor(&device));
+        let qkv = inputs(&config, 3 * PAGE, 1.0).map(|x| x.tensor(&device));
         let mut cache = KvCache::new(&device, 2, 64);
-        run_cached(&rows(&qkv, 0..3 * N_RANGE - 1), &config, &mut [&mut cache]);
-        let last = rows(&qkv, 3 * N_RANGE - 1..3 * N_RANGE);
+        run_cached(&rows(&qkv, 0..3 * PAGE - 1), &config, &mut [&mut cache]);
+        let last = rows(&qkv, 3 * PAGE - 1..3 * PAGE);
         run_cached(&last, &config, &mut [&mut cache]).f32().to_vec()
     };
     let one = step(1);
@@ -380,8 +380,8 @@ fn forked_caches_do_not_influence_each_other() {
         let y = run_cached(&rows(&qkv, range), &config, &mut [&mut cache]);
         assert_eq!(y.f32(), want.f32());
     }
-    assert_eq!(snapshot.keys(), &qkv[1].f32()[..20 * 8]);
-    assert_eq!(snapshot.values(), &qkv[2].f32()[..20 * 8]);
+    assert_eq!(snapshot.read(Side::Keys, 0..20), &qkv[1].f32()[..20 * 8]);
+    assert_eq!(snapshot.read(Side::Values, 0..20), &qkv[2].f32()[..20 * 8]);
 }
 
 #[test]
@@ -410,4 +410,170 @@ fn a_cache_and_a_gradient_exclude_each_other() {
     let mut cache = KvCache::new(&device, 1, 2);
     let segments = Segments::from_lengths(&[1]);
     attention(&tape, &x, &x, &x, &config, &segments, Some(&mut [&mut cache]));
+}
+
+/// What a cache of this type makes of keys or values: encoded and decoded, row by row, in f64.
+fn stored_as(kind: CacheType, x: &Tensor) -> Vec<f64> {
+    let block_of = |x: &[f32]| -> Vec<f64> {
+        match kind {
+            CacheType::F32 => x.iter().map(|x| *x as f64).collect(),
+            CacheType::F16 => x.iter().map(|x| half::f16::from_f32(*x).to_f64()).collect(),
+            CacheType::Q8_0 => {
+                let scale = x.iter().fold(0.0f32, |max, x| max.max(x.abs())) / 127.0;
+                let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+                let scale = half::f16::from_f32(scale).to_f64();
+                x.iter().map(|x| (x * inverse).round() as f64 * scale).collect()
+            }
+        }
+    };
+    x.f32().chunks(32).flat_map(block_of).collect()
+}
+
+#[test]
+fn a_cache_of_each_type_gives_what_the_formula_gives_of_the_numbers_it_holds() {
+    let device = Device::cpu(2).unwrap();
+    // Heads on and off the blocks of Q8_0, a window, rows past several pages.
+    let cases = [(6, 2, 64, None), (8, 2, 16, None), (4, 4, 24, Some(150)), (7, 1, 32, Some(PAGE))];
+    for (n_head, n_kv_head, d_head, window) in cases {
+        let config = sizes(n_head, n_kv_head, d_head, window);
+        let n_tok = 2 * PAGE + 45;
+        let qkv = inputs(&config, n_tok, 1.0).map(|x| x.tensor(&device));
+        let exact = slow(&qkv, &config, &Segments::from_lengths(&[n_tok]));
+        for (kind, loss) in
+            [(CacheType::F32, 3e-6), (CacheType::F16, 1e-3), (CacheType::Q8_0, 2e-2)]
+        {
+            let held = [1, 2].map(|side: usize| {
+                let numbers: Vec<f32> =
+                    stored_as(kind, &qkv[side]).iter().map(|x| *x as f32).collect();
+                Tensor::from_f32(&device, qkv[side].shape(), &numbers)
+            });
+            let [k, v] = held;
+            let twin = [qkv[0].clone(), k.clone(), v.clone()];
+            let want = slow(&twin, &config, &Segments::from_lengths(&[n_tok]));
+            for lengths in [vec![n_tok], vec![PAGE], vec![1], vec![90, 1, 3, 2]] {
+                let what = format!("{config:?}, {} by {lengths:?}", kind.name());
+                let mut cache = KvCache::with_type(&device, n_kv_head, d_head, kind).unwrap();
+                let mut got: Vec<f32> = Vec::new();
+                for length in lengths.iter().cycle() {
+                    let next = cache.n_tok()..n_tok.min(cache.n_tok() + length);
+                    if next.is_empty() {
+                        break;
+                    }
+                    got.extend(run_cached(&rows(&qkv, next), &config, &mut [&mut cache]).f32());
+                }
+                expect_close(&got, &want, 3e-6, &what);
+                let size = exact.iter().map(|y| y * y).sum::<f64>().sqrt();
+                let off = got.iter().zip(&exact).map(|(y, z)| (*y as f64 - z).powi(2));
+                let off = off.sum::<f64>().sqrt() / size;
+                assert!(off < loss, "{what}: off by {off}");
+                assert_eq!(cache.read(Side::Keys, 0..n_tok), k.f32(), "{what}");
+                assert_eq!(cache.read(Side::Values, 0..n_tok), v.f32(), "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn steps_and_prompts_from_pages_have_the_same_bits_on_any_number_of_threads() {
+    let config = sizes(4, 2, 32, None);
+    for kind in CacheType::ALL {
+        let both = |n_threads: usize| {
+            let device = Device::cpu(n_threads).unwrap();
+            let qkv = inputs(&config, 4 * PAGE, 1.0).map(|x| x.tensor(&device));
+            let mut cache = KvCache::with_type(&device, 2, 32, kind).unwrap();
+            let mut y = Vec::new();
+            for range in [0..PAGE, PAGE..3 * PAGE + 70, 3 * PAGE + 70..3 * PAGE + 71] {
+                y.extend(run_cached(&rows(&qkv, range), &config, &mut [&mut cache]).f32().to_vec());
+            }
+            y
+        };
+        let one = both(1);
+        assert!(one == both(2) && one == both(3), "{}", kind.name());
+    }
+}
+
+#[test]
+fn clones_share_full_pages_and_copy_only_the_last() {
+    let device = Device::cpu(1).unwrap();
+    let config = sizes(1, 1, 32, None);
+    let qkv = inputs(&config, 3 * PAGE, 1.0).map(|x| x.tensor(&device));
+    for kind in CacheType::ALL {
+        let mut trunk = KvCache::with_type(&device, 1, 32, kind).unwrap();
+        run_cached(&rows(&qkv, 0..2 * PAGE + 20), &config, &mut [&mut trunk]);
+        let pages = |cache: &KvCache| cache.pages().collect::<Vec<_>>();
+        assert_eq!(pages(&trunk).len(), 3);
+        let mut fork = trunk.clone();
+        assert_eq!(pages(&fork), pages(&trunk), "nothing is copied before somebody writes");
+        let live = device.memory().live;
+        run_cached(&rows(&qkv, 0..1), &config, &mut [&mut fork]);
+        assert_eq!(pages(&fork)[..2], pages(&trunk)[..2]);
+        assert_ne!(pages(&fork)[2].0, pages(&trunk)[2].0);
+        // The copied page, rounded up to the classes of the pool.
+        let last = pages(&fork)[2].1;
+        assert!(device.memory().live - live <= last + last / 8 + 128, "{}", kind.name());
+        // Who is alone again writes where it is.
+        let alone = pages(&fork);
+        drop(trunk);
+        run_cached(&rows(&qkv, 1..2), &config, &mut [&mut fork]);
+        assert_eq!(pages(&fork), alone);
+    }
+}
+
+#[test]
+fn a_truncated_clone_leaves_the_pages_of_the_other_alone() {
+    let device = Device::cpu(1).unwrap();
+    let config = sizes(1, 1, 32, None);
+    let qkv = inputs(&config, 3 * PAGE, 1.0).map(|x| x.tensor(&device));
+    for n_kept in [0, 5, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE] {
+        let mut trunk = KvCache::new(&device, 1, 32);
+        run_cached(&rows(&qkv, 0..2 * PAGE), &config, &mut [&mut trunk]);
+        let before = trunk.read(Side::Keys, 0..2 * PAGE);
+        let mut fork = trunk.clone();
+        fork.truncate(n_kept);
+        let end = 3 * PAGE;
+        run_cached(&rows(&qkv, 2 * PAGE..end), &config, &mut [&mut fork]);
+        assert_eq!(trunk.read(Side::Keys, 0..2 * PAGE), before, "{n_kept} kept");
+        assert_eq!(fork.read(Side::Keys, 0..n_kept), before[..n_kept * 32]);
+        assert_eq!(fork.read(Side::Keys, n_kept..fork.n_tok()), qkv[1].f32()[2 * PAGE * 32..]);
+    }
+}
+
+#[test]
+fn a_short_sequence_takes_little() {
+    let device = Device::cpu(1).unwrap();
+    let mut cache = KvCache::with_type(&device, 1, 64, CacheType::Q8_0).unwrap();
+    let row = [0.5; 64];
+    let row_bytes = 2 * 2 * 34;
+    for (n_tok, n_row) in [(1, 16), (16, 16), (17, 32), (33, 64), (65, 128), (129, 128 + 16)] {
+        while cache.n_tok() < n_tok {
+            cache.append(&row, &row);
+        }
+        assert_eq!(cache.n_bytes(), n_row * row_bytes, "{n_tok} tokens");
+    }
+}
+
+#[test]
+fn numbers_that_f16_cannot_hold_become_the_largest_and_what_is_no_number_stays_none() {
+    let device = Device::cpu(1).unwrap();
+    let mut cache = KvCache::with_type(&device, 1, 8, CacheType::F16).unwrap();
+    let tiny = half::f16::from_bits(3).to_f32();
+    let row = [1e30, -1e30, f32::INFINITY, f32::NAN, tiny, -tiny, 0.0, -0.1];
+    cache.append(&row, &row);
+    let got = cache.read(Side::Values, 0..1);
+    assert_eq!(got[..3], [65504.0, -65504.0, 65504.0]);
+    assert!(got[3].is_nan());
+    assert_eq!(got[4..7], [tiny, -tiny, 0.0]);
+    assert_eq!(got[7], half::f16::from_f32(-0.1).to_f32());
+}
+
+#[test]
+fn a_row_that_does_not_fill_blocks_is_refused_as_q8_0() {
+    let device = Device::cpu(1).unwrap();
+    let error = KvCache::with_type(&device, 3, 24, CacheType::Q8_0).err().unwrap().to_string();
+    assert!(error.contains("3 heads of 24 make 72") && error.contains("f16"), "{error}");
+    assert!(KvCache::with_type(&device, 3, 24, CacheType::F16).is_ok());
+    for kind in CacheType::ALL {
+        assert_eq!(CacheType::from_name(kind.name()), Some(kind));
+    }
+    assert_eq!(CacheType::from_name("q4_0"), None);
 }

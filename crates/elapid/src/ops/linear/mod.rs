@@ -20,11 +20,15 @@
 //! Gradients are made only for operands that want them. Kept: `x` and `u`, and with magnitudes the
 //! result before they scale it.
 //!
+//! In generation there is a fourth, `linear_each`, several maps of one input, and all of them may
+//! be quick instead of exact (`quick.rs`).
+//!
 //! The products are in `operands.rs`, the mask in `dropout.rs`, the lengths in `magnitude.rs`.
 
 mod dropout;
 mod magnitude;
 mod operands;
+mod quick;
 
 pub use self::dropout::Dropout;
 pub use self::magnitude::{Magnitude, Norms, merge, row_squares};
@@ -43,6 +47,25 @@ pub struct Linear {
     pub bias: Option<Var>,
     /// Low-rank addition.
     pub adapter: Option<Adapter>,
+    /// How the product is computed where nothing is recorded.
+    pub arithmetic: Arithmetic,
+}
+
+/// How a product with a stored matrix is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// In f32, whatever the matrix is stored in.
+    #[default]
+    Exact,
+    /// Without decoding it: matrices in blocks take inputs rounded to 8 bits, as in ggml.
+    Quick,
+}
+
+/// Some rows of a map for some tokens.
+struct Part<'a> {
+    linear: &'a Linear,
+    rows: Range<usize>,
+    tokens: Range<usize>,
 }
 
 /// A low-rank addition to a weight: `scale * b @ a`.
@@ -65,7 +88,7 @@ const N_ROWS: usize = 64;
 
 impl From<Var> for Linear {
     fn from(weight: Var) -> Linear {
-        Linear { weight, bias: None, adapter: None }
+        Linear { weight, bias: None, adapter: None, arithmetic: Arithmetic::Exact }
     }
 }
 
@@ -84,6 +107,11 @@ impl Linear {
         std::iter::once(&self.weight).chain(&self.bias).chain(adapter).collect()
     }
 
+    /// Whether it goes the way of `quick`.
+    fn is_quick(&self, tape: &Tape) -> bool {
+        self.arithmetic == Arithmetic::Quick && !tape.is_recording() && quick::can(self)
+    }
+
     pub(super) fn operands(&self) -> Operands {
         Operands::new(self)
     }
@@ -94,9 +122,26 @@ pub fn linear(tape: &Tape, x: &Var, linear: &Linear) -> Var {
     linear_split(tape, x, linear, &[linear.d_out()]).pop().expect("one output")
 }
 
+/// Several maps of the same input.
+pub fn linear_each(tape: &Tape, x: &Var, linears: &[Linear]) -> Vec<Var> {
+    if !linears.iter().all(|linear| linear.is_quick(tape)) {
+        return linears.iter().map(|it| linear(tape, x, it)).collect();
+    }
+    let tokens = 0..x.value().dims2().0;
+    let part = |linear| Part { linear, rows: 0..linear.d_out(), tokens: tokens.clone() };
+    let parts: Vec<Part> = linears.iter().map(part).collect();
+    quick::quick(x.value(), &parts).into_iter().map(Var::constant).collect()
+}
+
 /// The same, its columns cut into outputs of these widths.
 pub fn linear_split(tape: &Tape, x: &Var, linear: &Linear, widths: &[usize]) -> Vec<Var> {
     assert_eq!(widths.iter().sum::<usize>(), linear.d_out(), "linear: widths {widths:?}");
+    if linear.is_quick(tape) {
+        let tokens = 0..x.value().dims2().0;
+        let part = |rows| Part { linear, rows, tokens: tokens.clone() };
+        let parts: Vec<Part> = cut(widths).into_iter().map(part).collect();
+        return quick::quick(x.value(), &parts).into_iter().map(Var::constant).collect();
+    }
     let operands = linear.operands();
     let mut input = operands.input(x.value(), 0);
     let pieces = cut(widths).into_iter().map(|rows| operands.forward(rows, &input));
@@ -134,6 +179,20 @@ pub fn linear_grouped(tape: &Tape, x: &Var, offsets: &[usize], experts: &[Linear
     let device = x.value().device();
     let mut y = Tensor::uninit(device, &[n_tok, d_out]);
     let runs: Vec<Range<usize>> = offsets.windows(2).map(|pair| pair[0]..pair[1]).collect();
+    if experts.iter().all(|expert| expert.is_quick(tape)) {
+        let busy = || runs.iter().zip(experts).filter(|(tokens, _)| !tokens.is_empty());
+        let part = |(tokens, linear): (&Range<usize>, _)| Part {
+            linear,
+            rows: 0..d_out,
+            tokens: tokens.clone(),
+        };
+        let parts: Vec<Part> = busy().map(part).collect();
+        for (out, (tokens, _)) in quick::quick(x.value(), &parts).iter().zip(busy()) {
+            let rows = tokens.start * d_out..tokens.end * d_out;
+            y.f32_mut()[rows].copy_from_slice(out.f32());
+        }
+        return Var::constant(y);
+    }
     let operands: Vec<Operands> = experts.iter().map(Linear::operands).collect();
     let run = |(rows, operands): (&Range<usize>, &Operands)| -> Option<(Input, Pass)> {
         if rows.is_empty() {

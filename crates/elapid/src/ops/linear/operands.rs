@@ -240,7 +240,7 @@ impl Operands {
     }
 
     /// `y = beta y + x @ w^T`; where `wa` is given it becomes `w @ a^T`, of the same decoded rows.
-    fn product(
+    pub(super) fn product(
         &self,
         rows: Range<usize>,
         x: &Tensor,

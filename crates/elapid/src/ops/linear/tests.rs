@@ -16,7 +16,12 @@ use std::sync::Arc;
 fn with_adapter(v: &[Var]) -> Linear {
     let (a, b) = (v[3].clone(), v[4].clone());
     let adapter = Adapter { a, b, scale: 1.5, dropout: None, magnitude: None };
-    Linear { weight: v[1].clone(), bias: Some(v[2].clone()), adapter: Some(adapter) }
+    Linear {
+        weight: v[1].clone(),
+        bias: Some(v[2].clone()),
+        adapter: Some(adapter),
+        arithmetic: Default::default(),
+    }
 }
 
 fn operands(n_tok: usize, d_in: usize, d_out: usize) -> Vec<Input> {
@@ -315,8 +320,12 @@ fn norms_are_those_of_the_adapted_weight_in_any_format() {
         for (square, m) in squares.f32().iter().zip(m.value().f32()) {
             assert!((square.sqrt() - m.abs()).abs() < 1e-5 * m.abs(), "{square} {m}");
         }
-        let plain =
-            Linear { weight: Var::constant(merged), bias: Some(v[2].clone()), adapter: None };
+        let plain = Linear {
+            weight: Var::constant(merged),
+            bias: Some(v[2].clone()),
+            adapter: None,
+            arithmetic: Default::default(),
+        };
         let want = linear(&Tape::off(), &list[0], &plain);
         let worst = largest_difference(got.value().f32(), want.value().f32());
         assert!(worst < 1e-4, "{:?}: {worst}", weight.dtype());
@@ -361,7 +370,11 @@ fn magnitudes_give_the_values_gradients_steps_and_merged_weights_of_peft() {
             };
             let weight = Var::constant(weight.clone());
             let bias = golden.get(case, "bias").map(Var::constant);
-            let y = linear(&tape, &v[0], &Linear { weight, bias, adapter: Some(adapter) });
+            let y = linear(
+                &tape,
+                &v[0],
+                &Linear { weight, bias, adapter: Some(adapter), arithmetic: Default::default() },
+            );
             let value = y.value().clone();
             let mut grads = Gradients::default();
             tape.walk(vec![(y, dy.clone())], &mut grads);

@@ -278,3 +278,59 @@ fn a_token_changes_nothing_before_it() {
         }
     }
 }
+
+#[test]
+fn steps_of_many_sequences_have_the_bits_of_each_alone_on_any_number_of_threads() {
+    // Enough for several tasks, whose edges fall between and beside vectors; with and without
+    // what is optional.
+    let (n_seq, d_inner, d_state) = (9, 2 * TILE * GROUP + 19, 9);
+    for parts in [Parts::All, Parts::NoGate, Parts::NoBias] {
+        let steps = |n_threads: usize, lengths: &[usize]| {
+            let device = Device::cpu(n_threads).unwrap();
+            let segments = Segments::from_lengths(lengths);
+            let v = tensors(&device, &inputs(segments.n_tok(), d_inner, d_state));
+            let state = |seed| Input::normal(seed, &[d_state, d_inner], 1.0).tensor(&device);
+            let start: Vec<Tensor> = (0..n_seq).map(|seq| state(20 + seq as u64)).collect();
+            let run = |v: &[Tensor], segments: &Segments, states: &mut [Tensor]| {
+                let v: Vec<Var> = v.iter().cloned().map(Var::constant).collect();
+                let mut states: Vec<&mut Tensor> = states.iter_mut().collect();
+                let y = op(&Tape::off(), &v, parts, segments, Some(&mut states));
+                y.value().f32().to_vec()
+            };
+            let mut states: Vec<Tensor> = start.iter().map(Tensor::to_f32).collect();
+            let y = run(&v, &segments, &mut states);
+            let mut alone = (Vec::new(), start);
+            for (segment, state) in segments.iter().zip(&mut alone.1) {
+                let own = Segments::from_lengths(&[segment.n_tok]);
+                let state = std::slice::from_mut(state);
+                alone.0.extend(run(&rows(&v, segment.rows()), &own, state));
+            }
+            let numbers = |states: &[Tensor]| -> Vec<f32> {
+                states.iter().flat_map(|state| state.f32().to_vec()).collect()
+            };
+            assert!(y == alone.0 && numbers(&states) == numbers(&alone.1));
+            (y, numbers(&states))
+        };
+        for lengths in [[1; 9], [1, 2, 8, 1, 3, 1, 1, 4, 1]] {
+            let one = steps(1, &lengths);
+            assert!(one == steps(2, &lengths) && one == steps(3, &lengths));
+        }
+    }
+}
+
+#[test]
+fn a_step_writes_a_state_that_is_nobody_elses_where_it_is_and_sees_new_weights() {
+    let device = Device::cpu(1).unwrap();
+    let mut inputs = tensors(&device, &inputs(12, 21, 5));
+    let mut state = Input::normal(9, &[5, 21], 1.0).tensor(&device);
+    for round in 0..2 {
+        let (place, entry) = (state.bytes().as_ptr(), state.to_f32());
+        let y = run(&rows(&inputs, 0..3), Some(&mut state));
+        assert_eq!(state.bytes().as_ptr(), place);
+        // More tokens go the other way.
+        let mut other = entry;
+        let whole = run(&inputs, Some(&mut other));
+        assert_eq!(y.f32(), whole.rows(0..3).f32(), "round {round}");
+        inputs[2].f32_mut()[7] += 1.0;
+    }
+}

@@ -128,18 +128,29 @@ const STATE_PIECE: usize = 1 << 16;
 /// Runs the state space over every segment.
 ///
 /// `states` holds one tensor (n_head, d_state, d_head) per segment: the state before its first
-/// token on entry, after its last on return. Without, segments start from zero. No gradient flows
-/// into or out of a state.
-pub fn ssd(tape: &Tape, ssd: &Ssd, segments: &Segments, states: Option<&mut [&mut Tensor]>) -> Var {
+/// token on entry, after its last on return; other handles keep the old numbers. Without, segments
+/// start from zero. No gradient flows into or out of a state.
+pub fn ssd(
+    tape: &Tape,
+    ssd: &Ssd,
+    segments: &Segments,
+    mut states: Option<&mut [&mut Tensor]>,
+) -> Var {
     let vars = [ssd.xbc, ssd.delta, ssd.delta_bias, ssd.a_log, ssd.skip];
     let [xbc, delta, delta_bias, a_log, skip] = vars.map(|var| var.value().clone());
     let inputs = Inputs { xbc, delta, delta_bias, a_log, skip, dims: ssd.dims };
     inputs.expect_shapes(segments, states.as_deref());
     let recorded = tape.is_recording() && vars.iter().any(|var| var.needs_grad());
     let initial: Option<Vec<Tensor>> = match &states {
-        Some(states) if recorded => Some(states.iter().map(|state| state.to_f32()).collect()),
+        Some(states) if recorded => Some(states.iter().map(|state| (**state).clone()).collect()),
         _ => None,
     };
+    for state in states.iter_mut().flat_map(|states| states.iter_mut()) {
+        // Other handles keep the old numbers.
+        if !state.is_unique() {
+            **state = state.to_f32();
+        }
+    }
     let y = forward(&inputs, segments, states);
     let segments = segments.clone();
     tape.record("ssd", &vars, y, move |dy| backward(&inputs, &segments, initial.as_deref(), &dy))

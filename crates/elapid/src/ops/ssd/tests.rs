@@ -352,3 +352,26 @@ fn a_second_run_takes_no_memory_and_gives_the_same_bits() {
     // The second finds in its buffers what the first left there.
     assert!(step() == step());
 }
+
+#[test]
+fn another_handle_of_a_state_keeps_its_numbers_and_an_only_one_is_written_where_it_is() {
+    let device = Device::cpu(2).unwrap();
+    let dims = dims(4, 8, 2, 6);
+    for n_tok in [1, CHUNK + 3] {
+        let v = random(dims, n_tok).map(|x| Var::constant(x.tensor(&device)));
+        let [xbc, delta, delta_bias, a_log, skip] = &v;
+        let all = Ssd { xbc, delta, delta_bias, a_log, skip, dims };
+        let segments = Segments::from_lengths(&[n_tok]);
+        let mut state = Input::normal(9, &[4, 6, 8], 1.0).tensor(&device);
+        let (snapshot, before) = (state.clone(), state.f32().to_vec());
+        let shared = ssd(&Tape::off(), &all, &segments, Some(&mut [&mut state]));
+        assert_eq!(snapshot.f32(), before);
+        let after = state.f32().to_vec();
+        let mut alone = snapshot;
+        let address = alone.bytes().as_ptr();
+        let again = ssd(&Tape::off(), &all, &segments, Some(&mut [&mut alone]));
+        assert_eq!(alone.bytes().as_ptr(), address);
+        assert_eq!((again.value().f32(), alone.f32()), (shared.value().f32(), &after[..]));
+        assert_ne!(alone.f32(), before);
+    }
+}

@@ -64,7 +64,9 @@ pub fn generate_many(
     let mut states: Vec<State> = running.iter().map(|_| model.state(&device)).collect();
     let mut next: Vec<Vec<u32>> = running.iter().map(|&idx| prompts[idx].to_vec()).collect();
     while !running.is_empty() {
-        let logits = device.run(|| step(model, weights, &next, &mut states))?;
+        let parts: Vec<&[u32]> = next.iter().map(|ids| &ids[..]).collect();
+        let n_wanted = vec![1; parts.len()];
+        let logits = device.run(|| advance(model, weights, &parts, &mut states, &n_wanted))?;
         let mut left = Vec::with_capacity(running.len());
         let (mut left_states, mut left_next) = (Vec::new(), Vec::new());
         let rows = logits.chunks_exact(logits.len() / running.len());
@@ -86,19 +88,26 @@ pub fn generate_many(
     Ok(out)
 }
 
-/// Takes the next tokens of each sequence; the logits behind its last: (n_sequences, n_vocab).
-fn step(
+/// Takes the next tokens of each sequence, at least one; the logits behind its last `n_wanted`
+/// tokens, sequence by sequence: (sum of n_wanted, n_vocab).
+pub(crate) fn advance(
     model: &Model,
     weights: &Weights,
-    next: &[Vec<u32>],
+    next: &[&[u32]],
     states: &mut [State],
+    n_wanted: &[usize],
 ) -> Result<Vec<f32>> {
     let parts: Vec<(&[u32], usize)> =
-        next.iter().zip(states.iter()).map(|(ids, state)| (&ids[..], state.n_tok)).collect();
+        next.iter().zip(states.iter()).map(|(ids, state)| (*ids, state.n_tok)).collect();
     let batch = Batch::continuing(&parts);
     let (tape, options) = (Tape::off(), ForwardOptions::default());
     let hidden = model.forward(&tape, weights, &batch, Some(states), options)?.hidden;
-    let last: Vec<usize> = batch.segments.iter().map(|segment| segment.rows().end - 1).collect();
-    let hidden = Var::constant(hidden.value().gather(&last));
+    let rows = batch.segments.iter().zip(n_wanted);
+    let rows: Vec<usize> =
+        rows.flat_map(|(part, n)| part.rows().end - n..part.rows().end).collect();
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let hidden = Var::constant(hidden.value().gather(&rows));
     Ok(model.logits(&tape, weights, &hidden).value().f32().to_vec())
 }

@@ -3,14 +3,53 @@
 //! An `Engine` belongs to one thread. `submit` takes a request, `step` advances everything that
 //! runs by a little and says what happened, `cancel` ends a request early. There is no clock and
 //! no channel here: whoever owns the engine decides when to step and where events go.
+//!
+//! A step is one piece of one prompt, or one pass of all answers, in turn where there are both:
+//! answers flow on while prompts are read. The prompt with the least left to read comes first, and
+//! now and then the oldest, so that none waits for ever. Answers with the same adapters advance in
+//! one pass, which reads the weights once for all of them.
+//!
+//! What an answer becomes depends on its request alone: the draw of a token is a function of the
+//! seed and of its place in the answer, and pieces of prompts are the same whatever was kept.
+//!
+//! | file            | is                                                             |
+//! |-----------------|----------------------------------------------------------------|
+//! | `slot.rs`       | one request on its way                                         |
+//! | `snapshots.rs`  | states along prompts, found again by content                   |
+//! | `stops.rs`      | texts that end an answer                                       |
+//! | `constraint.rs` | what an answer must look like                                  |
+//! | `lookup.rs`     | guesses from what was read                                     |
+//! | `adapters.rs`   | weights of combinations of adapters                            |
+//!
+//! Not here: the choice of a token (`sample.rs`), text and tokens (`tokenizer/`), time limits.
+
+mod adapters;
+mod constraint;
+mod lookup;
+mod slot;
+mod snapshots;
+mod stops;
+#[cfg(test)]
+mod tests;
+
+pub use self::snapshots::PIECE;
+
+use self::adapters::Adapters;
+use self::constraint::Grammars;
+use self::slot::{Phase, Slot};
+use self::snapshots::Snapshots;
+use crate::batch::Batch;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::formats::lora::Lora;
-use crate::model::Model;
+use crate::generate::advance;
+use crate::model::{ForwardOptions, Model};
 use crate::sample::Sampling;
+use crate::state::{CacheType, State};
+use crate::tape::Tape;
 use crate::tokenizer::Tokenizer;
-use crate::weights::Weights;
+use crate::weights::{Arithmetic, Weights};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -81,8 +120,13 @@ pub enum Refusal {
 /// What happened to a request.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// Some of the prompt was read: (tokens so far, of which came from a snapshot).
-    Prompt { n_done: usize, n_cached: usize },
+    /// Some of the prompt was read.
+    Prompt {
+        /// Tokens of the prompt so far.
+        n_done: usize,
+        /// Of which came from a snapshot.
+        n_cached: usize,
+    },
     /// A token came.
     Token(Token),
     /// It is over; nothing more will come.
@@ -160,24 +204,81 @@ pub struct Stats {
 /// A model that answers requests.
 pub struct Engine {
     model: Arc<Model>,
-    weights: Weights,
+    adapters: Adapters,
     tokenizer: Arc<Tokenizer>,
+    /// Made when the first constraint comes.
+    grammars: Option<Grammars>,
     settings: EngineSettings,
-    waiting: VecDeque<(RequestId, Request)>,
+    /// How keys and values are stored.
+    cache: CacheType,
+    snapshots: Snapshots,
+    running: Vec<Slot>,
+    waiting: VecDeque<Slot>,
     n_taken: u64,
+    /// What the last step did.
+    last: Turn,
+    /// Pieces that were read since the start.
+    n_pieces: u64,
+    /// The counters of it.
+    totals: Stats,
 }
+
+/// What a step does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    Read,
+    Answer,
+}
+
+/// Tokens of a sequence in a pass whose tasks are short.
+const N_SHORT: usize = 16;
+/// One piece in so many goes to the oldest prompt.
+const OLDEST_EVERY: u64 = 4;
 
 impl Engine {
     /// An engine for a model whose weights are loaded.
     pub fn new(
         model: Model,
-        weights: Weights,
+        mut weights: Weights,
         tokenizer: Arc<Tokenizer>,
         settings: EngineSettings,
     ) -> Result<Engine> {
-        let model = Arc::new(model);
-        let waiting = VecDeque::new();
-        Ok(Engine { model, weights, tokenizer, settings, waiting, n_taken: 0 })
+        weights.set_arithmetic(Arithmetic::Quick);
+        let EngineSettings { n_slots, context, snapshot_bytes_max, .. } = settings;
+        if n_slots == 0 || context < 2 {
+            let problem = format!("{n_slots} sequences of {context} tokens");
+            return Err(Error::input(problem, "give at least 1 sequence and 2 tokens"));
+        }
+        Ok(Engine {
+            model: Arc::new(model),
+            adapters: Adapters::new(weights),
+            tokenizer,
+            grammars: None,
+            settings,
+            cache: CacheType::F32,
+            snapshots: Snapshots::new(snapshot_bytes_max),
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            n_taken: 0,
+            last: Turn::Answer,
+            n_pieces: 0,
+            totals: Stats::default(),
+        })
+    }
+
+    /// Stores keys and values in another type than f32, if the heads of the model allow it; before
+    /// the first request.
+    pub fn with_cache(mut self, cache: CacheType) -> Result<Engine> {
+        assert!(self.n_taken == 0, "the cache of an engine with {} requests", self.n_taken);
+        self.model.state_with(self.device(), cache)?;
+        self.cache = cache;
+        Ok(self)
+    }
+
+    /// A state before the first token.
+    fn new_state(&self) -> State {
+        let state = self.model.state_with(self.device(), self.cache);
+        state.expect("the type of the cache was checked when it was set")
     }
 
     /// The shape of its model.
@@ -197,78 +298,264 @@ impl Engine {
 
     /// Where it computes.
     pub fn device(&self) -> &Device {
-        self.weights.device()
+        self.adapters.base().device()
     }
 
     /// Loads an adapter; returns its number.
-    pub fn add_adapter(&mut self, _name: &str, _lora: Lora) -> Result<usize> {
-        Err(Error::input("adapters are not here yet", "merge the adapter into the model"))
+    pub fn add_adapter(&mut self, name: &str, lora: Lora) -> Result<usize> {
+        self.adapters.add(name, lora)
+    }
+
+    /// Numbers and names of the adapters that are loaded.
+    pub fn adapters(&self) -> Vec<(usize, &str)> {
+        self.adapters.names()
+    }
+
+    /// Forgets an adapter; the numbers of the others stay. Requests that were taken keep it.
+    pub fn remove_adapter(&mut self, idx: usize) -> Result<()> {
+        self.adapters.remove(idx)
     }
 
     /// Takes a request.
     pub fn submit(&mut self, request: Request) -> std::result::Result<RequestId, Refusal> {
-        if self.waiting.len() >= self.settings.n_slots + self.settings.n_waiting_max {
+        self.check(&request).map_err(Refusal::Bad)?;
+        let n_there = self.running.len() + self.waiting.len();
+        if n_there >= self.settings.n_slots + self.settings.n_waiting_max {
             return Err(Refusal::Full);
         }
+        let slot = self.slot(request).map_err(Refusal::Bad)?;
+        let id = slot.id;
+        self.waiting.push_back(slot);
+        Ok(id)
+    }
+
+    fn slot(&mut self, request: Request) -> Result<Slot> {
+        let rule = match &request.constraint {
+            None => None,
+            Some(constraint) => Some(self.grammars()?.rule(constraint)?),
+        };
+        let (combination, weights) = self.adapters.weights(&request.adapters)?;
+        let keys = snapshots::keys(&combination, &request.prompt);
         let id = RequestId(self.n_taken);
         self.n_taken += 1;
-        self.waiting.push_back((id, request));
-        Ok(id)
+        let context = self.settings.context;
+        Ok(Slot::new((id, request), (keys, weights), &self.tokenizer, rule, context))
+    }
+
+    fn grammars(&mut self) -> Result<&Grammars> {
+        let made = match self.grammars.take() {
+            Some(made) => made,
+            None => Grammars::new(&self.tokenizer)?,
+        };
+        Ok(self.grammars.insert(made))
+    }
+
+    /// Whether a request can be answered at all.
+    fn check(&self, request: &Request) -> Result<()> {
+        request.sampling.check()?;
+        let (n_prompt, context) = (request.prompt.len(), self.settings.context);
+        if n_prompt == 0 {
+            let hint = "begin with the token that begins a text";
+            return Err(Error::input("the prompt has no tokens", hint));
+        }
+        if n_prompt + request.n_max.min(1) > context {
+            let problem = format!("the prompt has {n_prompt} tokens, the context holds {context}");
+            return Err(Error::input(problem, "shorten the prompt, or use a larger context"));
+        }
+        let n_vocab = self.model.config().n_vocab;
+        let biased = request.logit_bias.iter().map(|bias| bias.0);
+        if let Some(id) =
+            request.prompt.iter().copied().chain(biased).find(|&id| id as usize >= n_vocab)
+        {
+            let problem = format!("token {id} is outside the vocabulary of {n_vocab}");
+            return Err(Error::input(problem, "the tokenizer may belong to another model"));
+        }
+        let is_bad = |bias: f32| bias.is_nan() || bias == f32::INFINITY;
+        if let Some((id, bias)) = request.logit_bias.iter().find(|it| is_bad(it.1)) {
+            let problem = format!("the bias of token {id} is {bias}");
+            return Err(Error::input(problem, "give a number, or minus infinity to forbid it"));
+        }
+        Ok(())
     }
 
     /// Ends a request, wherever it is; there is no event for it any more.
     pub fn cancel(&mut self, id: RequestId) {
-        self.waiting.retain(|waiting| waiting.0 != id);
+        self.waiting.retain(|slot| slot.id != id);
+        self.running.retain(|slot| slot.id != id);
     }
 
     /// Whether nothing runs or waits.
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty()
+        self.waiting.is_empty() && self.running.is_empty()
     }
 
     /// Advances everything that runs by a little.
     ///
     /// What fails belongs to a request and ends it with `Reason::Failed`; the engine goes on.
     pub fn step(&mut self) -> Vec<(RequestId, Event)> {
-        let Some((id, request)) = self.waiting.pop_front() else { return Vec::new() };
-        let (n_prompt, mut list) = (request.prompt.len(), Vec::new());
-        let settings = crate::generate::GenerateSettings {
-            n_max: request.n_max,
-            sampling: request.sampling,
-            stops: request.stop_tokens.clone(),
-        };
-        let mut stream = self.tokenizer.stream().showing(request.special);
-        let mut tokens = Vec::new();
-        let on_token = |id| {
-            let text = stream.push(id);
-            tokens.push(Token { id, text, logprob: 0.0, top: Vec::new() });
-            std::ops::ControlFlow::Continue(())
-        };
-        let prompt = &request.prompt;
-        let done =
-            crate::generate::generate(&self.model, &self.weights, prompt, &settings, on_token);
-        let n_tok = tokens.len();
-        list.push((id, Event::Prompt { n_done: n_prompt, n_cached: 0 }));
-        list.extend(tokens.into_iter().map(|token| (id, Event::Token(token))));
-        let reason = match done {
-            Err(error) => Reason::Failed(error.to_string()),
-            Ok(_) if n_tok == request.n_max => Reason::Length,
-            Ok(_) => Reason::End,
-        };
-        let (n_cached, n_guessed, n_accepted) = (0, 0, 0);
-        let text = stream.finish();
-        let finish = Finish { reason, text, n_prompt, n_cached, n_tok, n_guessed, n_accepted };
-        list.push((id, Event::Done(finish)));
-        list
+        while self.running.len() < self.settings.n_slots {
+            let Some(mut slot) = self.waiting.pop_front() else { break };
+            slot.state = Some(self.new_state());
+            self.running.push(slot);
+        }
+        let mut events = Vec::new();
+        let is_answering = |slot: &&Slot| slot.phase() == Phase::Answers;
+        let n_answering = self.running.iter().filter(is_answering).count();
+        let n_reading = self.running.len() - n_answering;
+        if n_reading > 0 && (n_answering == 0 || self.last == Turn::Answer) {
+            self.last = Turn::Read;
+            self.read(&mut events);
+        } else {
+            self.last = Turn::Answer;
+            self.answer(&mut events);
+        }
+        let n_tok = events.iter().filter(|event| matches!(event.1, Event::Token(_))).count();
+        self.totals.n_answer_tok += n_tok as u64;
+        self.sweep(&mut events);
+        events
+    }
+
+    /// The prompt to read on.
+    fn next_prompt(&mut self) -> Option<&mut Slot> {
+        let is_for_oldest = self.n_pieces % OLDEST_EVERY == OLDEST_EVERY - 1;
+        let reading = self.running.iter_mut().filter_map(|slot| match slot.phase() {
+            Phase::Reads(_) if is_for_oldest => Some((0, slot)),
+            Phase::Reads(n_left) => Some((n_left.div_ceil(PIECE), slot)),
+            _ => None,
+        });
+        reading.min_by_key(|(n_pieces, slot)| (*n_pieces, slot.id)).map(|it| it.1)
+    }
+
+    /// Reads one piece of one prompt.
+    fn read(&mut self, events: &mut Vec<(RequestId, Event)>) {
+        let (model, n_vocab) = (self.model.clone(), self.model.config().n_vocab);
+        let mut snapshots = std::mem::replace(&mut self.snapshots, Snapshots::new(0));
+        let (mut n_read, mut n_found) = (0, 0);
+        if let Some(slot) = self.next_prompt() {
+            let n_seen = slot.n_seen();
+            // At every piece: another request may have come further since the last.
+            let found = snapshots.find(slot.useful_keys());
+            if let Some((n_pieces, state)) = found.filter(|it| it.0 * PIECE > n_seen) {
+                slot.restore(n_pieces, state);
+                n_found = slot.n_seen() - n_seen;
+            }
+            if let Phase::Reads(_) = slot.phase() {
+                let (range, n_rows) = slot.piece();
+                n_read = range.len();
+                let next = (slot.tokens[range].to_vec(), n_rows);
+                match pass(&model, &mut [&mut *slot], &[next]) {
+                    Err(error) => slot.fail(&error),
+                    Ok(logits) => {
+                        slot.keep(&mut snapshots);
+                        slot.tell_prompt(events);
+                        if n_rows > 0 {
+                            slot.take(logits.chunks_exact(n_vocab), events);
+                        }
+                    }
+                }
+            }
+        }
+        self.snapshots = snapshots;
+        self.n_pieces += 1;
+        self.totals.n_prompt_tok += n_read as u64;
+        self.totals.n_cached_tok += n_found as u64;
+    }
+
+    /// Advances all answers, those with the same adapters together.
+    fn answer(&mut self, events: &mut Vec<(RequestId, Event)>) {
+        let is_answering = |slot: &&mut Slot| slot.phase() == Phase::Answers && !slot.is_over();
+        let mut left: Vec<&mut Slot> = self.running.iter_mut().filter(is_answering).collect();
+        while let Some(first) = left.first() {
+            let weights = first.weights.clone();
+            let is_same = |slot: &&mut Slot| Arc::ptr_eq(&slot.weights, &weights);
+            let (mut group, others): (Vec<_>, Vec<_>) = left.into_iter().partition(is_same);
+            left = others;
+            answer_together(&self.model, &mut group, events);
+        }
+    }
+
+    /// Takes out those that are over.
+    fn sweep(&mut self, events: &mut Vec<(RequestId, Event)>) {
+        let (over, running) =
+            std::mem::take(&mut self.running).into_iter().partition(|slot| slot.is_over());
+        self.running = running;
+        let over: Vec<Slot> = over;
+        events.extend(over.into_iter().map(|slot| (slot.id, Event::Done(slot.finish()))));
     }
 
     /// One vector of length one for a text: the mean of the hidden rows behind its tokens.
-    pub fn embed(&self, _ids: &[u32]) -> Result<Vec<f32>> {
-        Err(Error::input("embeddings are not here yet", "ask for completions"))
+    pub fn embed(&self, ids: &[u32]) -> Result<Vec<f32>> {
+        let (n_tok, context) = (ids.len(), self.settings.context);
+        if n_tok == 0 || n_tok > context {
+            let problem = format!("the text has {n_tok} tokens, of 1 to {context}");
+            return Err(Error::input(problem, "embed something, in parts where it is long"));
+        }
+        let (model, weights, device) = (&*self.model, self.adapters.base(), self.device());
+        let mut sum = vec![0.0f64; model.config().d_model];
+        let mut states = [self.new_state()];
+        for piece in ids.chunks(PIECE) {
+            let batch = Batch::continuing(&[(piece, states[0].n_tok)]);
+            let hidden = device.run(|| {
+                let (tape, options) = (Tape::off(), ForwardOptions::default());
+                let out = model.forward(&tape, weights, &batch, Some(&mut states), options)?;
+                Ok::<_, Error>(out.hidden.value().clone())
+            })?;
+            for row in hidden.f32().chunks_exact(sum.len()) {
+                sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
+            }
+        }
+        let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
+        if !(length > 0.0 && length.is_finite()) {
+            let problem = format!("the hidden rows of {n_tok} tokens sum to a length of {length}");
+            return Err(Error::input(problem, "the weights may be damaged"));
+        }
+        Ok(sum.into_iter().map(|x| (x / length) as f32).collect())
     }
 
     /// What it holds.
     pub fn stats(&self) -> Stats {
-        Stats { n_waiting: self.waiting.len(), ..Stats::default() }
+        let of = |slot: &Slot| (slot.id, slot.n_prompt, slot.n_read(), slot.n_tok());
+        let (n_snapshots, snapshot_bytes) = self.snapshots.usage();
+        let states = self.running.iter().filter_map(|slot| slot.state.as_ref());
+        Stats {
+            running: self.running.iter().map(of).collect(),
+            n_waiting: self.waiting.len(),
+            n_snapshots,
+            snapshot_bytes,
+            state_bytes: states.map(State::n_bytes).sum(),
+            ..self.totals.clone()
+        }
+    }
+}
+
+/// Gives sequences their next tokens, each with the rows of logits that are wanted of it.
+fn pass(model: &Model, slots: &mut [&mut Slot], next: &[(Vec<u32>, usize)]) -> Result<Vec<f32>> {
+    let Some(first) = slots.first() else { return Ok(Vec::new()) };
+    let weights = first.weights.clone();
+    let state = |slot: &mut &mut Slot| slot.state.take().expect("a slot has a state but in a pass");
+    let mut states: Vec<State> = slots.iter_mut().map(state).collect();
+    let parts: Vec<&[u32]> = next.iter().map(|part| &part.0[..]).collect();
+    let n_wanted: Vec<usize> = next.iter().map(|part| part.1).collect();
+    let device = weights.device();
+    let work = || advance(model, &weights, &parts, &mut states, &n_wanted);
+    // A token takes a few hundred short tasks.
+    let is_short = parts.iter().all(|part| part.len() <= N_SHORT);
+    let done = if is_short { device.run_awake(work) } else { device.run(work) };
+    slots.iter_mut().zip(states).for_each(|(slot, state)| slot.state = Some(state));
+    done
+}
+
+/// Advances answers with the same adapters by one pass.
+fn answer_together(model: &Model, slots: &mut [&mut Slot], events: &mut Vec<(RequestId, Event)>) {
+    let next: Vec<(Vec<u32>, usize)> = slots.iter_mut().map(|slot| slot.next_tokens()).collect();
+    let logits = match pass(model, slots, &next) {
+        Ok(logits) => logits,
+        Err(error) => return slots.iter_mut().for_each(|slot| slot.fail(&error)),
+    };
+    let (n_vocab, mut rest) = (model.config().n_vocab, &logits[..]);
+    for (slot, (_, n_rows)) in slots.iter_mut().zip(&next) {
+        let (rows, after) = rest.split_at(n_rows * n_vocab);
+        rest = after;
+        slot.take(rows.chunks_exact(n_vocab), events);
     }
 }

@@ -6,15 +6,33 @@
 //! Not here: when to stop.
 
 use super::{Engine, Special, Tokenizer};
+use std::ops::Deref;
+use std::sync::Arc;
 
 /// Ids of a foreign tokenizer that are decoded again with each new one, at most.
 const N_CONTEXT_MAX: usize = 32;
 /// The same where they cannot be decoded without those before them.
 const N_KEPT_MAX: usize = 1024;
 
+/// The tokenizer of a stream: somebody's, or held with others.
+enum Held<'t> {
+    Borrowed(&'t Tokenizer),
+    Shared(Arc<Tokenizer>),
+}
+
+impl Deref for Held<'_> {
+    type Target = Tokenizer;
+    fn deref(&self) -> &Tokenizer {
+        match self {
+            Held::Borrowed(tokenizer) => tokenizer,
+            Held::Shared(tokenizer) => tokenizer,
+        }
+    }
+}
+
 /// Decodes ids as they come.
 pub struct Stream<'t> {
-    tokenizer: &'t Tokenizer,
+    tokenizer: Held<'t>,
     special: Special,
     /// Bytes that are no whole character yet.
     pending: Vec<u8>,
@@ -25,8 +43,20 @@ pub struct Stream<'t> {
     n_shown: usize,
 }
 
+impl Stream<'static> {
+    /// A stream that lives as long as it likes, from the beginning of a text and without special
+    /// tokens.
+    pub fn shared(tokenizer: Arc<Tokenizer>) -> Stream<'static> {
+        Stream::of(Held::Shared(tokenizer))
+    }
+}
+
 impl<'t> Stream<'t> {
     pub(super) fn new(tokenizer: &'t Tokenizer) -> Stream<'t> {
+        Stream::of(Held::Borrowed(tokenizer))
+    }
+
+    fn of(tokenizer: Held<'t>) -> Stream<'t> {
         Stream {
             tokenizer,
             special: Special::Plain,

@@ -9,11 +9,11 @@ use elapid::formats::safetensors::SafeTensors;
 use elapid::formats::{Sink, vocab};
 use elapid::tensor::SharedBytes;
 use elapid::tokenizer::Tokenizer;
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 
 /// A whole text file.
 pub fn read_text(path: &Path) -> Done<String> {
@@ -42,7 +42,26 @@ pub fn map(path: &Path) -> Result<SharedBytes, Error> {
     // in use, reading past its new end stops the process: the price every memory-mapped reader
     // pays; nothing is written through it.
     let map = unsafe { Mmap::map(&file) };
-    Ok(Arc::new(map.map_err(|error| cannot_read(path, &error))?))
+    let map = Arc::new(map.map_err(|error| cannot_read(path, &error))?);
+    if let Ok(mut maps) = MAPS.lock() {
+        maps.retain(|map| map.strong_count() > 0);
+        maps.push(Arc::downgrade(&map));
+    }
+    Ok(map)
+}
+
+/// The maps there are.
+static MAPS: Mutex<Vec<Weak<Mmap>>> = Mutex::new(Vec::new());
+
+/// Lets go of the pages of all files, which loading has touched; those that are read again come
+/// back from the system's cache. Without it what was copied is held twice.
+pub fn release_pages() {
+    let Ok(maps) = MAPS.lock() else { return };
+    for map in maps.iter().filter_map(Weak::upgrade) {
+        // SAFETY: the map is of a file, read-only: pages that are dropped come back as they were.
+        // That it fails costs memory and nothing else.
+        let _ = unsafe { map.unchecked_advise(UncheckedAdvice::DontNeed) };
+    }
 }
 
 /// An open safetensors file.

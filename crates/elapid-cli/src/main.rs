@@ -6,7 +6,9 @@ mod machine;
 mod report;
 mod run;
 mod run_report;
+mod serve;
 mod source;
+mod talk;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -28,6 +30,9 @@ enum Command {
     Quantize(commands::convert::Quantize),
     Tokenize(commands::tokenize::Tokenize),
     TrainTokenizer(commands::train_tokenizer::TrainTokenizer),
+    Generate(Box<commands::generate::Generate>),
+    Chat(Box<commands::chat::Chat>),
+    Serve(Box<commands::serve::Serve>),
     Eval(commands::eval::Eval),
     Check(commands::check::Check),
     Bench(commands::bench::Bench),
@@ -42,6 +47,9 @@ fn main() -> ExitCode {
         Command::Quantize(args) => args.run(),
         Command::Tokenize(args) => args.run(),
         Command::TrainTokenizer(args) => args.run(),
+        Command::Generate(args) => args.run(),
+        Command::Chat(args) => args.run(),
+        Command::Serve(args) => args.run(),
         Command::Eval(args) => args.run(),
         Command::Check(args) => args.run(),
         Command::Bench(args) => args.run(),

@@ -79,7 +79,7 @@ fn open_peft(dir: &Path) -> Done<Adapter> {
 
 impl Adapter {
     /// Its numbers; for a GGUF adapter the base says what they belong to.
-    fn read(&self, base: Option<&Checkpoint>, device: &Device) -> Done<Lora> {
+    pub(crate) fn read(&self, base: Option<&Checkpoint>, device: &Device) -> Done<Lora> {
         match (&self.form, base) {
             (Form::Peft { config, tensors }, _) => {
                 let name = self.path.join(CONFIG).display().to_string();

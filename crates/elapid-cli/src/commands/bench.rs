@@ -1,5 +1,6 @@
 //! `elapid bench`: training speed beside PyTorch and beside the limit of the machine.
 
+use super::bench_generate;
 use crate::machine;
 use crate::report::{Done, Failure, between, count, line, n_threads_default};
 use elapid::batch::{Batch, Targets};
@@ -25,6 +26,18 @@ use std::time::Instant;
 #[command(after_help = "Examples:\n  elapid bench\n  elapid bench --models mamba --reps 15\n  \
     elapid bench --torch 'python scripts/bench_torch.py' --receipt bench.json")]
 pub struct Bench {
+    /// Model files whose prompt and decode speed to measure instead
+    #[arg(value_name = "MODEL")]
+    files: Vec<PathBuf>,
+    /// Tokens of the prompt, with MODEL
+    #[arg(long, default_value_t = 512, value_parser = between(1, 1048576))]
+    prompt: usize,
+    /// Tokens of the answer, with MODEL
+    #[arg(long, default_value_t = 128, value_parser = between(1, 1048576))]
+    gen_tokens: usize,
+    /// Command that measures llama.cpp on a file, to run in turn with ours
+    #[arg(long)]
+    llama: Option<String>,
     /// Which shapes, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "llama,mamba,mamba2")]
     models: Vec<String>,
@@ -73,6 +86,20 @@ const RIVALS: &[(&str, &[&str])] = &[
 impl Bench {
     pub fn run(&self) -> Done<ExitCode> {
         let mut figures = Vec::new();
+        if !self.files.is_empty() {
+            let settings = bench_generate::Settings {
+                n_prompt: self.prompt,
+                n_answer: self.gen_tokens,
+                n_reps: self.reps,
+                n_threads: self.n_threads(),
+                llama: self.llama.as_deref(),
+                json: self.json,
+            };
+            for path in &self.files {
+                figures.extend(bench_generate::run(path, &settings)?);
+            }
+            return self.write_receipt(figures);
+        }
         // One process per model: peak memory is a property of a process.
         if let [model] = self.models.as_slice()
             && self.torch.is_none()
@@ -85,6 +112,10 @@ impl Bench {
                 figures.extend(self.beside(model)?);
             }
         }
+        self.write_receipt(figures)
+    }
+
+    fn write_receipt(&self, figures: Vec<Value>) -> Done<ExitCode> {
         if let Some(path) = &self.receipt {
             let text = json!({
                 "version": env!("CARGO_PKG_VERSION"), "commit": commit(),
@@ -278,7 +309,7 @@ fn print_rival(name: &str, ours: &Value, theirs: &Value) {
 }
 
 /// Runs a program and reads the last line of its output that is a JSON object.
-fn last_json_line(mut command: Command) -> Done<Value> {
+pub fn last_json_line(mut command: Command) -> Done<Value> {
     let shown = format!("{command:?}");
     let output = command.output().map_err(|error| {
         Failure::new(format!("cannot run {shown}: {error}"), "check the command")
@@ -300,6 +331,6 @@ fn commit() -> Option<String> {
 }
 
 /// The most memory this process ever held, in MiB.
-fn peak_mib() -> Option<f64> {
+pub fn peak_mib() -> Option<f64> {
     machine::peak_bytes().map(|n| (n as f64 / (1 << 20) as f64).round())
 }

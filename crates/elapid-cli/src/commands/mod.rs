@@ -2,10 +2,14 @@
 
 pub mod adapter;
 pub mod bench;
+mod bench_generate;
+pub mod chat;
 pub mod check;
 pub mod convert;
 pub mod eval;
+pub mod generate;
 pub mod info;
+pub mod serve;
 pub mod tokenize;
 pub mod train;
 pub mod train_tokenizer;

@@ -2,6 +2,10 @@
 
 #![allow(dead_code)] // no test needs all of it
 
+pub mod http;
+pub mod server;
+pub mod tiny;
+
 use std::path::PathBuf;
 
 /// The root of the project.

@@ -1,0 +1,223 @@
+//! Prompt and decode speed of a model file, beside llama.cpp and beside the limits of the machine.
+//!
+//! Decoding reads every weight once per token, and the state: the limit is the bytes of both at the
+//! read bandwidth measured in the same run. A prompt is bound by products: the limit is two flops
+//! per weight and token at the measured rate of f32 products, which products of small integers can
+//! exceed.
+
+use super::bench::{last_json_line, peak_mib};
+use crate::files;
+use crate::report::{Done, Failure, line};
+use elapid::batch::Batch;
+use elapid::device::Device;
+use elapid::model::{ForwardOptions, Model};
+use elapid::rng::Rng;
+use elapid::serving::PIECE;
+use elapid::state::State;
+use elapid::tape::{Tape, Var};
+use elapid::weights::{Arithmetic, Role, Weights};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+/// What is measured.
+pub struct Settings<'a> {
+    pub n_prompt: usize,
+    pub n_answer: usize,
+    pub n_reps: usize,
+    pub n_threads: usize,
+    /// A command that takes a file and prints llama.cpp's figures.
+    pub llama: Option<&'a str>,
+    pub json: bool,
+}
+
+/// Bytes that the read probe goes through: more than caches hold.
+const PROBE_BYTES: usize = 256 << 20;
+
+/// Measures one file; prints and returns the figures, llama.cpp's behind ours.
+pub fn run(path: &Path, settings: &Settings) -> Done<Vec<Value>> {
+    let ours = measure(path, settings)?;
+    if settings.json {
+        line(&ours);
+    } else {
+        print(&ours);
+    }
+    let Some(llama) = settings.llama else { return Ok(vec![ours]) };
+    let mut words = llama.split_whitespace();
+    let program = words.next().ok_or_else(|| {
+        Failure::new("--llama is empty", "give the command, as in --llama 'python script.py'")
+    })?;
+    let mut command = Command::new(program);
+    command.args(words).arg(path);
+    let (threads, prompt) = (settings.n_threads.to_string(), settings.n_prompt.to_string());
+    let (answer, reps) = (settings.n_answer.to_string(), settings.n_reps.to_string());
+    command.args(["--threads", &threads, "--prompt", &prompt, "--gen", &answer, "--reps", &reps]);
+    let theirs = last_json_line(command)?;
+    if !settings.json {
+        let ratio = |ours_key: &str, key: &str| number(&ours, ours_key) / number(&theirs, key);
+        line(format!(
+            "llama   decode {:.1} tok/s (best {:.1})  prompt {:.0} tok/s (best {:.0})  we are \
+             {:.2}x in decoding, {:.2}x in prompts",
+            number(&theirs, "decode_median"),
+            number(&theirs, "decode_best"),
+            number(&theirs, "prompt_median"),
+            number(&theirs, "prompt_best"),
+            ratio("decode_tok_s_med", "decode_median"),
+            ratio("prompt_tok_s_med", "prompt_median"),
+        ));
+    }
+    Ok(vec![ours, theirs])
+}
+
+fn number(figure: &Value, key: &str) -> f64 {
+    figure[key].as_f64().unwrap_or(f64::NAN)
+}
+
+fn print(figure: &Value) {
+    line(format!("model   {}", figure["model"].as_str().unwrap_or_default()));
+    line(format!(
+        "decode  {:.1} tok/s (best {:.1})  {:.1} MB a token, {:.0}% of the read bandwidth \
+         {:.1} GB/s",
+        number(figure, "decode_tok_s_med"),
+        number(figure, "decode_tok_s_best"),
+        number(figure, "token_bytes") / 1e6,
+        100.0 * number(figure, "decode_share"),
+        number(figure, "read_gb_s"),
+    ));
+    line(format!(
+        "prompt  {:.0} tok/s (best {:.0})  {:.0}% of f32 products at {:.0} GFLOP/s  first token \
+         after {:.0} ms  peak {:.0} MB",
+        number(figure, "prompt_tok_s_med"),
+        number(figure, "prompt_tok_s_best"),
+        100.0 * number(figure, "prompt_share"),
+        number(figure, "gemm_gflops"),
+        number(figure, "first_token_ms"),
+        number(figure, "peak_rss_mb"),
+    ));
+}
+
+/// A model that reads and goes on.
+struct Reader<'a> {
+    device: &'a Device,
+    model: &'a Model,
+    weights: &'a Weights,
+}
+
+impl Reader<'_> {
+    /// The likeliest token behind these.
+    fn read(&self, ids: &[u32], state: &mut State) -> Done<u32> {
+        let work = || -> Result<u32, elapid::error::Error> {
+            let (tape, options) = (Tape::off(), ForwardOptions::default());
+            let mut hidden = None;
+            for ids in ids.chunks(PIECE) {
+                let batch = Batch::continuing(&[(ids, state.n_tok)]);
+                let states = Some(std::slice::from_mut(&mut *state));
+                let forward = self.model.forward(&tape, self.weights, &batch, states, options)?;
+                let last = forward.hidden.value().rows(ids.len() - 1..ids.len());
+                hidden = Some(Var::constant(last));
+            }
+            let hidden = hidden.expect("at least one token");
+            let logits = self.model.logits(&tape, self.weights, &hidden);
+            let best = logits.value().f32().iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+            Ok(best.map_or(0, |best| best.0 as u32))
+        };
+        let done = if ids.len() == 1 { self.device.run_awake(work) } else { self.device.run(work) };
+        Ok(done?)
+    }
+}
+
+fn measure(path: &Path, settings: &Settings) -> Done<Value> {
+    let begin = Instant::now();
+    let device = Device::cpu(settings.n_threads)?;
+    let checkpoint = files::open(path)?;
+    let mut weights = checkpoint.weights(&device)?;
+    weights.set_arithmetic(Arithmetic::Quick);
+    files::release_pages();
+    let model = checkpoint.model();
+    let reader = Reader { device: &device, model, weights: &weights };
+    reader.read(&[0], &mut model.state(&device))?;
+    let first_token_ms = begin.elapsed().as_secs_f64() * 1e3;
+    let peak_mb = peak_mib();
+    let n_vocab = model.config().n_vocab as u64;
+    let rng = Rng::new(0, 0);
+    let prompt: Vec<u32> =
+        (0..settings.n_prompt as u64).map(|n| rng.below(n, n_vocab) as u32).collect();
+    let mut read = device.read_probe(PROBE_BYTES);
+    let mut product = device.product_probe(1024, 1024, 1024);
+    let [mut prompt_s, mut token_s, mut read_s, mut product_s] = [const { Vec::new() }; 4];
+    let mut state_bytes = 0;
+    for rep in 0..=settings.n_reps {
+        let mut state = model.state(&device);
+        let of_prompt = timed(|| reader.read(&prompt, &mut state))?;
+        let mut state = model.state(&device);
+        let mut id = reader.read(&prompt[..4.min(prompt.len())], &mut state)?;
+        let of_answer = timed(|| {
+            for _ in 0..settings.n_answer {
+                id = reader.read(&[id], &mut state)?;
+            }
+            Ok(())
+        })?;
+        let of_read = timed(|| {
+            read();
+            Ok(())
+        })?;
+        let of_product = timed(|| {
+            product();
+            Ok(())
+        })?;
+        state_bytes = state.n_bytes();
+        if rep > 0 {
+            prompt_s.push(of_prompt);
+            token_s.push(of_answer / settings.n_answer as f64);
+            read_s.push(of_read);
+            product_s.push(of_product);
+        }
+    }
+    for list in [&mut prompt_s, &mut token_s, &mut read_s, &mut product_s] {
+        list.sort_by(f64::total_cmp);
+    }
+    let median = |list: &[f64]| list[list.len() / 2];
+    let n_prompt = settings.n_prompt as f64;
+    let (read_gb_s, gflops) =
+        (PROBE_BYTES as f64 / read_s[0] / 1e9, 2.0 * 1024f64.powi(3) / product_s[0] / 1e9);
+    let (token_bytes, n_multiplied) = read_per_token(model, &weights);
+    let token_bytes = token_bytes + state_bytes;
+    let decode = 1.0 / median(&token_s);
+    let prompt_rate = n_prompt / median(&prompt_s);
+    Ok(json!({
+        "bench": "generate", "engine": "elapid", "model": path.display().to_string(),
+        "device": device.describe(), "threads": settings.n_threads,
+        "decode_tok_s_med": decode, "decode_tok_s_best": 1.0 / token_s[0],
+        "prompt_tok_s_med": prompt_rate, "prompt_tok_s_best": n_prompt / prompt_s[0],
+        "token_bytes": token_bytes, "read_gb_s": read_gb_s,
+        "decode_share": decode * token_bytes as f64 / read_gb_s / 1e9,
+        "gemm_gflops": gflops,
+        "prompt_share": prompt_rate * 2.0 * n_multiplied as f64 / gflops / 1e9,
+        "first_token_ms": first_token_ms, "peak_rss_mb": peak_mb,
+    }))
+}
+
+fn timed<T>(work: impl FnOnce() -> Done<T>) -> Done<f64> {
+    let begin = Instant::now();
+    work()?;
+    Ok(begin.elapsed().as_secs_f64())
+}
+
+/// Bytes of weights that a token reads, and numbers in the matrices that a prompt is multiplied
+/// with (all but the head, which only its last token meets).
+fn read_per_token(model: &Model, weights: &Weights) -> (usize, usize) {
+    let is_head = |id| weights.role(id) == Role::Embedding || weights.name(id).contains("lm_head");
+    let rows = model.config().n_vocab;
+    let (mut n_bytes, mut n_multiplied) = (0, 0);
+    for id in weights.ids() {
+        let tensor = weights.tensor(id);
+        // An embedding that is not the head as well gives one row.
+        let is_table = weights.role(id) == Role::Embedding && !model.config().tied;
+        n_bytes += tensor.n_bytes() / if is_table { rows } else { 1 };
+        if weights.role(id) == Role::Matrix && !is_head(id) {
+            n_multiplied += tensor.n_elem();
+        }
+    }
+    (n_bytes, n_multiplied)
+}

@@ -1,0 +1,166 @@
+//! `elapid generate`: what follows a text, as it comes.
+
+use crate::files;
+use crate::report::{Done, Failure, between, line};
+use crate::talk::answer::{self, Answer, INTERRUPTED, Out, answer, reason_word};
+use crate::talk::conversation::Conversation;
+use crate::talk::flags::{ModelFlags, SamplingFlags};
+use crate::talk::load::{Loaded, load};
+use elapid::serving::{Reason, Request, Token};
+use elapid::tokenizer::Special;
+use serde_json::{Value, json};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Go on with a text.
+///
+/// The answer goes to stdout as it comes, without the prompt; speeds go to stderr at the end.
+/// Before the prompt stands what the model wants there (--raw leaves it away); an empty prompt is
+/// the token that begins a text. Names of special tokens in the prompt are plain text unless
+/// --special says otherwise.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  elapid generate model.gguf -p 'Once upon a time'\n  \
+    elapid generate runs/a1 -f src/main.rs -n 64 --temperature 0\n  \
+    elapid generate coder.gguf -p 'fn add(' --suffix ' }' --stop '\\n\\n'\n  \
+    elapid generate SmolLM2-135M-Instruct --chat -p 'Name three rivers.'\n  \
+    git diff | elapid generate model -p - --json\n\n\
+    Ctrl-C ends the answer and keeps what was written; the exit code is then 130.")]
+pub struct Generate {
+    /// Directory, .gguf or .elapid file, or a run of `elapid train`
+    model: PathBuf,
+    /// Text to go on with; `-` reads it from stdin
+    #[arg(long, short = 'p', value_name = "TEXT", conflicts_with = "file")]
+    prompt: Option<String>,
+    /// File to go on with
+    #[arg(long, short = 'f', value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Text behind the answer: fill in the middle, with a model that can
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["chat", "raw", "special"])]
+    suffix: Option<String>,
+    /// Take the prompt for a message, and answer as the model's chat template says
+    #[arg(long, conflicts_with = "raw")]
+    chat: bool,
+    /// A message of the system before it
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system: Option<String>,
+    /// Put nothing before the prompt
+    #[arg(long)]
+    raw: bool,
+    /// Take special tokens in the prompt for what they are, and show those of the answer
+    #[arg(long)]
+    special: bool,
+    /// Tokens of the answer, at most
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 256,
+        value_parser = between(0, 1 << 24))]
+    max_tokens: usize,
+    #[command(flatten)]
+    sampling: SamplingFlags,
+    #[command(flatten)]
+    source: ModelFlags,
+    /// Print one JSON object: text, ids, why it ended, how long it took
+    #[arg(long)]
+    json: bool,
+    /// With --json: one object per token as it comes, then the one at the end
+    #[arg(long, requires = "json")]
+    stream: bool,
+    /// No speeds at the end
+    #[arg(long, short = 'q')]
+    quiet: bool,
+}
+
+impl Generate {
+    pub fn run(&self) -> Done<ExitCode> {
+        let begin = Instant::now();
+        let text = self.text()?;
+        let mut loaded = load(&self.model, &self.source.settings())?;
+        let request = self.request(&loaded, &text)?;
+        let load_ms = 1e3 * begin.elapsed().as_secs_f64();
+        let (prompt, seed) = (request.prompt.clone(), request.sampling.seed);
+        answer::listen();
+        let mut out = Out::new();
+        let mut on_token = |token: &Token| match (self.json, self.stream) {
+            (false, _) => out.write(&token.text),
+            (true, false) => {}
+            (true, true) => line(json!({"id": token.id, "text": token.text})),
+        };
+        let answer = answer(&mut loaded.engine, request, &mut on_token)?;
+        match self.json {
+            true => line(self.to_json(&answer, &prompt, seed, load_ms)),
+            false => {
+                out.write(&answer.finish.text);
+                out.end_line_on_terminal();
+            }
+        }
+        if !self.quiet && !self.json {
+            self.print_speed(&answer, seed);
+        }
+        let is_interrupted = answer.finish.reason == Reason::Cancelled;
+        Ok(if is_interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+    }
+
+    /// What to go on with.
+    fn text(&self) -> Done<String> {
+        if let Some(path) = &self.file {
+            return files::read_text(path);
+        }
+        let Some(text) = &self.prompt else { return Ok(String::new()) };
+        if text != "-" {
+            return Ok(text.clone());
+        }
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).map_err(|error| {
+            Failure::new(format!("cannot read stdin: {error}"), "give text in UTF-8")
+        })?;
+        Ok(text)
+    }
+
+    fn request(&self, loaded: &Loaded, text: &str) -> Done<Request> {
+        let special = if self.special { Special::Parse } else { Special::Plain };
+        let tokenizer = loaded.engine.tokenizer();
+        let mut stop_tokens = loaded.stops();
+        let prompt = if let Some(suffix) = &self.suffix {
+            let (prompt, stops) = loaded.infill(text, suffix)?;
+            stop_tokens = stops;
+            prompt
+        } else if self.chat {
+            let mut conversation = Conversation::new(self.system.clone());
+            conversation.ask(text.to_string());
+            loaded.chat()?.prompt(&conversation.messages(), tokenizer)?
+        } else if text.is_empty() {
+            loaded.begin()?
+        } else if self.raw {
+            tokenizer.encode(text, special)?
+        } else {
+            tokenizer.encode_with_begin(text, special)?
+        };
+        let request = self.sampling.request(loaded, prompt, self.max_tokens)?;
+        Ok(Request { stop_tokens, special, ..request })
+    }
+
+    fn print_speed(&self, answer: &Answer, seed: u64) {
+        let Answer { finish, timings, .. } = answer;
+        let drawn = match self.sampling.temperature {
+            Some(0.0) => String::new(),
+            _ => format!("; seed {seed}"),
+        };
+        let guessed = match finish.n_guessed {
+            0 => String::new(),
+            n => format!("; {} of {n} guesses right", finish.n_accepted),
+        };
+        eprintln!("speed   {}{guessed}{drawn}", timings.sentence());
+    }
+
+    fn to_json(&self, answer: &Answer, prompt: &[u32], seed: u64, load_ms: f64) -> Value {
+        let Answer { text, ids, finish, timings } = answer;
+        let (word, stop) = reason_word(&finish.reason);
+        let mut timings = timings.json();
+        timings["load_ms"] = json!(load_ms);
+        json!({
+            "model": Path::new(&self.model).display().to_string(), "text": text, "ids": ids,
+            "finish": word, "stop": stop, "seed": seed, "prompt_ids": prompt,
+            "n_guessed": finish.n_guessed, "n_accepted": finish.n_accepted, "timings": timings,
+        })
+    }
+}

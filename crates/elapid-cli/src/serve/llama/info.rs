@@ -1,0 +1,65 @@
+//! `GET /health`, `/props`, `/slots`: what this server is and what it is doing.
+
+use crate::serve::App;
+use crate::serve::fields::Fields;
+use crate::serve::params::{LLAMA, Params};
+use crate::serve::worker::Slot;
+use axum::Json;
+use axum::extract::State;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+pub async fn health(State(app): State<Arc<App>>) -> Json<Value> {
+    let board = app.worker.board();
+    let n_busy = board.slots.iter().flatten().count();
+    let n_idle = app.n_slots.saturating_sub(n_busy);
+    Json(json!({"status": "ok", "slots_idle": n_idle, "slots_processing": n_busy}))
+}
+
+pub async fn props(State(app): State<Arc<App>>) -> Json<Value> {
+    let text = |id: Option<u32>| id.and_then(|id| app.tokenizer.token(id)).unwrap_or_default();
+    let fields = Fields::new(Map::new());
+    let params = Params::read(&app, &fields, &LLAMA, app.default_adapters());
+    let mut settings = params.map_or(Value::Null, |params| params.settings(app.limits.n_tok_max));
+    settings["seed"] = json!(u32::MAX);
+    settings["n_predict"] = json!(-1);
+    Json(json!({
+        "default_generation_settings": {
+            "id": 0, "n_ctx": app.context, "is_processing": false, "params": settings,
+        },
+        "total_slots": app.n_slots,
+        "model_alias": app.name,
+        "model_path": app.path,
+        "modalities": {"vision": false, "audio": false},
+        "chat_template": app.chat_source.as_deref().unwrap_or(""),
+        "bos_token": text(app.tokenizer.bos()),
+        "eos_token": text(app.tokenizer.eos()),
+        "build_info": concat!("elapid ", env!("CARGO_PKG_VERSION")),
+        "is_sleeping": false,
+        "infill": app.fim.is_some(),
+        "n_vocab": app.n_vocab,
+        "n_params": app.n_params,
+        "device": app.device,
+    }))
+}
+
+pub async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
+    let board = app.worker.board();
+    let slot = |(idx, slot): (usize, &Option<Slot>)| {
+        let mut value = json!({
+            "id": idx, "n_ctx": app.context, "speculative": app.n_lookup > 0,
+            "is_processing": slot.is_some(),
+        });
+        if let Some(slot) = slot {
+            value["id_task"] = json!(slot.id.0);
+            value["n_prompt_tokens"] = json!(slot.n_prompt);
+            value["n_prompt_tokens_processed"] = json!(slot.n_read);
+            value["next_token"] = json!({
+                "has_next_token": true, "n_decoded": slot.n_tok,
+                "n_remain": slot.n_max.saturating_sub(slot.n_tok),
+            });
+        }
+        value
+    };
+    Json(board.slots.iter().enumerate().map(slot).collect())
+}

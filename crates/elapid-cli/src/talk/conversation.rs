@@ -1,0 +1,215 @@
+//! What was said in a chat: a system message, then turns of user and assistant.
+//!
+//! When the prompt leaves no room for an answer, the oldest turns are forgotten, a question with
+//! its answer at a time; the system message and the last question stay.
+//!
+//! A conversation on disk is `{"messages": [{"role", "content"}, ...]}`, one record of the chats
+//! that `elapid train` learns from.
+
+use crate::files;
+use crate::report::{Done, Failure};
+use elapid::chat::Message;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// A message of this role.
+pub fn message(role: &str, text: &str) -> Message {
+    let pairs = [("role", role), ("content", text)];
+    pairs.into_iter().map(|(key, text)| (key.to_string(), json!(text))).collect()
+}
+
+/// What was said.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conversation {
+    /// What the assistant is told before all.
+    pub system: Option<String>,
+    turns: Vec<Turn>,
+}
+
+/// A question, and its answer when there is one.
+#[derive(Clone, Debug, PartialEq)]
+struct Turn {
+    user: String,
+    assistant: Option<String>,
+}
+
+impl Conversation {
+    /// Nothing said yet but this.
+    pub fn new(system: Option<String>) -> Conversation {
+        Conversation { system, turns: Vec::new() }
+    }
+
+    /// All messages in order.
+    pub fn messages(&self) -> Vec<Message> {
+        let mut list: Vec<Message> =
+            self.system.iter().map(|text| message("system", text)).collect();
+        for turn in &self.turns {
+            list.push(message("user", &turn.user));
+            list.extend(turn.assistant.iter().map(|text| message("assistant", text)));
+        }
+        list
+    }
+
+    /// Questions so far.
+    pub fn n_turns(&self) -> usize {
+        self.turns.len()
+    }
+
+    /// Asks.
+    pub fn ask(&mut self, text: String) {
+        self.turns.push(Turn { user: text, assistant: None });
+    }
+
+    /// The answer to the last question.
+    pub fn answer(&mut self, text: String) {
+        if let Some(turn) = self.turns.last_mut() {
+            turn.assistant = Some(text);
+        }
+    }
+
+    /// Forgets all but the system message.
+    pub fn reset(&mut self) {
+        self.turns.clear();
+    }
+
+    /// Takes the last question back, with its answer.
+    pub fn undo(&mut self) -> Option<String> {
+        self.turns.pop().map(|turn| turn.user)
+    }
+
+    /// Takes the last answer back; whether there is a question to answer.
+    pub fn retry(&mut self) -> bool {
+        if let Some(turn) = self.turns.last_mut() {
+            turn.assistant = None;
+        }
+        !self.turns.is_empty()
+    }
+
+    /// The prompt, of `n_max` tokens at most, and how many old turns were forgotten for it.
+    pub fn fit(
+        &mut self,
+        n_max: usize,
+        prompt: &mut dyn FnMut(&[Message]) -> Done<Vec<u32>>,
+    ) -> Done<(Vec<u32>, usize)> {
+        let mut n_forgotten = 0;
+        loop {
+            let ids = prompt(&self.messages())?;
+            if ids.len() <= n_max {
+                return Ok((ids, n_forgotten));
+            }
+            if self.turns.len() < 2 {
+                let problem =
+                    format!("the message takes {} tokens, there is room for {n_max}", ids.len());
+                return Err(Failure::new(problem, "say it shorter, or give a larger --context"));
+            }
+            self.turns.remove(0);
+            n_forgotten += 1;
+        }
+    }
+
+    /// Writes it to a file.
+    pub fn save(&self, path: &Path) -> Done<()> {
+        let text = json!({"messages": self.messages()});
+        files::write_bytes(path, format!("{text}\n").as_bytes())
+    }
+
+    /// Reads one from a file.
+    pub fn load(path: &Path) -> Done<Conversation> {
+        let text = files::read_text(path)?;
+        let wrong = |problem: String| {
+            let hint = "give a file that /save wrote: {\"messages\": [{\"role\", \"content\"}]}";
+            Failure::new(format!("{}: {problem}", path.display()), hint)
+        };
+        let json: Value =
+            serde_json::from_str(&text).map_err(|error| wrong(format!("not JSON: {error}")))?;
+        let list = json.get("messages").and_then(Value::as_array);
+        let list = list.ok_or_else(|| wrong("there is no list `messages`".into()))?;
+        Conversation::of(list).map_err(wrong)
+    }
+
+    fn of(list: &[Value]) -> Result<Conversation, String> {
+        let mut conversation = Conversation::default();
+        for (idx, item) in list.iter().enumerate() {
+            let text = |key: &str| item.get(key).and_then(Value::as_str);
+            let (Some(role), Some(content)) = (text("role"), text("content")) else {
+                return Err(format!("message {idx} has no `role` and `content` of text"));
+            };
+            let is_open = conversation.turns.last().is_some_and(|turn| turn.assistant.is_none());
+            match role {
+                "system" if idx == 0 => conversation.system = Some(content.into()),
+                "user" if !is_open => conversation.ask(content.into()),
+                "assistant" if is_open => conversation.answer(content.into()),
+                _ => return Err(format!("message {idx} of role {role:?} is out of turn")),
+            }
+        }
+        Ok(conversation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn talked() -> Conversation {
+        let mut conversation = Conversation::new(Some("be brief".into()));
+        for n in 0..3 {
+            conversation.ask(format!("question {n}"));
+            conversation.answer(format!("answer {n}"));
+        }
+        conversation
+    }
+
+    /// Ten tokens for each message.
+    fn prompt(messages: &[Message]) -> Done<Vec<u32>> {
+        Ok(vec![7; 10 * messages.len()])
+    }
+
+    #[test]
+    fn the_oldest_turns_are_forgotten_first() {
+        let mut conversation = talked();
+        conversation.ask("question 3".into());
+        let (ids, n_forgotten) = conversation.fit(45, &mut prompt).unwrap();
+        assert_eq!((ids.len(), n_forgotten), (40, 2));
+        let texts: Vec<Value> =
+            conversation.messages().into_iter().map(|message| message["content"].clone()).collect();
+        assert_eq!(texts, ["be brief", "question 2", "answer 2", "question 3"]);
+        let error = conversation.fit(15, &mut prompt).unwrap_err().to_string();
+        assert!(error.contains("20 tokens, there is room for 15"), "{error}");
+    }
+
+    #[test]
+    fn a_conversation_is_the_same_after_it_was_saved_and_loaded() {
+        let path = std::env::temp_dir().join(format!("elapid-chat-{}.json", std::process::id()));
+        let mut conversation = talked();
+        conversation.ask("open \"question\"\n".into());
+        conversation.save(&path).unwrap();
+        assert_eq!(Conversation::load(&path).unwrap(), conversation);
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn messages_out_of_turn_are_refused() {
+        let of = |roles: &[&str]| {
+            let list: Vec<Value> =
+                roles.iter().map(|role| json!({"role": role, "content": "x"})).collect();
+            Conversation::of(&list)
+        };
+        assert!(of(&["system", "user", "assistant", "user"]).is_ok());
+        for roles in [&["assistant"][..], &["user", "user"], &["user", "system"], &["tool"]] {
+            assert!(of(roles).unwrap_err().contains("out of turn"), "{roles:?}");
+        }
+        assert!(Conversation::of(&[json!({"role": "user"})]).is_err());
+    }
+
+    #[test]
+    fn the_last_turn_can_be_taken_back_or_answered_again() {
+        let mut conversation = talked();
+        assert!(conversation.retry());
+        assert_eq!(conversation.messages().len(), 6);
+        assert_eq!(conversation.undo().as_deref(), Some("question 2"));
+        assert_eq!(conversation.n_turns(), 2);
+        conversation.reset();
+        assert!(!conversation.retry() && conversation.undo().is_none());
+        assert_eq!(conversation.system.as_deref(), Some("be brief"));
+    }
+}

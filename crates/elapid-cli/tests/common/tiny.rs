@@ -1,0 +1,147 @@
+//! Tiny models with random weights, made on the spot: they know nothing, but what they say depends
+//! on everything that they have read.
+
+use elapid::config::Config;
+use elapid::device::Device;
+use elapid::formats::checkpoint::Checkpoint;
+use elapid::formats::export::Export;
+use elapid::model::Model;
+use elapid::rng::Rng;
+use elapid::tensor::Tensor;
+use elapid::tokenizer::Tokenizer;
+use elapid::train_bpe::BpeTrainer;
+use elapid::weights::Weights;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// What a model is made of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    Attention,
+    Mamba,
+    Hybrid,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 3] = [Kind::Attention, Kind::Mamba, Kind::Hybrid];
+
+    fn layers(self) -> Value {
+        match self {
+            Kind::Attention => json!(["attention"]),
+            Kind::Mamba => json!(["mamba1", "mamba1"]),
+            Kind::Hybrid => json!(["mamba2", "attention"]),
+        }
+    }
+}
+
+/// Tokens that a new vocabulary has besides text.
+pub const SPECIALS: [&str; 6] = [
+    "<|endoftext|>",
+    "<|fim_prefix|>",
+    "<|fim_suffix|>",
+    "<|fim_middle|>",
+    "<|im_start|>",
+    "<|im_end|>",
+];
+
+/// A template in the manner of ChatML.
+pub const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
+    {{ message.content }}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// How a model is made.
+pub struct Tiny {
+    pub kind: Kind,
+    pub n_ctx: usize,
+    /// Whether there are tokens for fill in the middle.
+    pub fim: bool,
+    /// Whether there is a chat template.
+    pub chat: bool,
+}
+
+impl Tiny {
+    pub fn new(kind: Kind) -> Tiny {
+        Tiny { kind, n_ctx: 1 << 16, fim: true, chat: true }
+    }
+
+    /// Writes it to a directory.
+    pub fn write(&self, dir: &Path) {
+        let mut specials: Vec<String> = SPECIALS.iter().map(|token| token.to_string()).collect();
+        specials.retain(|token| self.fim || !token.contains("fim"));
+        let trainer = BpeTrainer { n_vocab: 768, min_count: 2, specials };
+        let text: String = lines(400, 1).join("\n");
+        let mut texts = [text.as_str()].into_iter();
+        let tokenizer = Tokenizer::train(&trainer, "gpt-2", &mut texts, &mut |_, _| {}).unwrap();
+        // Large weights: with small ones a model says the same whatever it has read.
+        let config = json!({
+            "model_type": "elapid", "vocab_size": tokenizer.n_vocab(), "d_model": 32,
+            "layers": self.kind.layers(), "attention": {"n_head": 1, "n_kv_head": 1, "d_head": 16},
+            "mamba1": {"d_state": 4}, "mamba2": {"d_state": 8, "d_head": 16},
+            "dense": {"d_ff": 48}, "tied": false, "n_ctx": self.n_ctx, "init_std": 0.3,
+        });
+        let mut about = json!({"eos_token": "<|endoftext|>"});
+        if self.chat {
+            about["chat_template"] = json!(TEMPLATE);
+        }
+        let texts = vec![
+            ("tokenizer.json", tokenizer.to_json().unwrap().into_bytes()),
+            ("tokenizer_config.json", about.to_string().into_bytes()),
+        ];
+        let device = Device::cpu(1).unwrap();
+        let model = Model::new(Config::from_json("config.json", &config.to_string()).unwrap());
+        let mut weights = Weights::init(&device, model.specs(), 3);
+        say_text(&mut weights, &tokenizer);
+        let checkpoint = Checkpoint::fresh("tiny", config.to_string(), texts).unwrap();
+        std::fs::create_dir_all(dir).unwrap();
+        let export = Export::directory(&checkpoint, &weights);
+        for file in export.directory_files(None).unwrap() {
+            let mut bytes = Vec::new();
+            let mut sink = |piece: &[u8]| {
+                bytes.extend_from_slice(piece);
+                Ok(())
+            };
+            file.write(&mut sink).unwrap();
+            std::fs::write(dir.join(&file.name), bytes).unwrap();
+        }
+    }
+}
+
+/// Keeps the model to plain text: the logit of any other token is zero, which is never the largest.
+/// So a greedy answer is as long as it may be.
+fn say_text(weights: &mut Weights, tokenizer: &Tokenizer) {
+    let head = weights.find("lm_head.weight").unwrap();
+    let (n_vocab, d_model) = weights.tensor(head).dims2();
+    let mut numbers = weights.tensor(head).f32().to_vec();
+    for id in 0..n_vocab {
+        let bytes = tokenizer.bytes(id as u32).unwrap_or_default();
+        let is_text = bytes.iter().all(|byte| (b' '..=b'~').contains(byte));
+        if !is_text || tokenizer.is_special(id as u32) {
+            numbers[id * d_model..][..d_model].fill(0.0);
+        }
+    }
+    let device = weights.device().clone();
+    *weights.tensor_mut(head) = Tensor::from_f32(&device, &[n_vocab, d_model], &numbers);
+}
+
+/// Lines of made-up code, the same for the same seed.
+pub fn lines(n: usize, seed: u64) -> Vec<String> {
+    let rng = Rng::new(seed, 0);
+    let nouns = ["count", "index", "value", "node", "buffer", "offset", "limit", "result", "item"];
+    let verbs = ["push", "find", "insert", "merge", "split", "update", "remove", "read", "write"];
+    let pick = |list: &[&'static str], at: u64| list[rng.below(at, list.len() as u64) as usize];
+    let line = |n: u64| {
+        let (a, b) = (pick(&nouns, 8 * n), pick(&nouns, 8 * n + 1));
+        let (verb, number) = (pick(&verbs, 8 * n + 2), rng.below(8 * n + 3, 1000));
+        match n % 8 {
+            0 => format!("/// Calls {verb} for each {a} below {number}."),
+            1 => format!("pub fn {verb}_{a}_{n}({b}: usize, {a}s: &mut Vec<u32>) -> usize {{"),
+            2 => format!("    let mut {a} = {b}.{verb}({number});"),
+            3 => format!("    for {b} in 0..{a}.len() {{"),
+            4 => format!("        {a}s.{verb}({b} + {number});"),
+            5 => "    }".to_string(),
+            6 => format!("    {a} + {number}"),
+            _ => "}".to_string(),
+        }
+    };
+    (0..n as u64).map(line).collect()
+}

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-/// Measure training steps: tokens/s, share of the machine's matrix-product rate, peak memory.
+/// Measure training steps, or prompt and decode speed of model files, beside the machine's limits.
 ///
 /// One step is forward, backward and AdamW in f32 on random tokens. The limit is what matrix
 /// products alone would take: 6 flops per parameter and token at the rate measured in the same run.
@@ -24,6 +24,7 @@ use std::time::Instant;
 /// --model, --threads, --B, --T, --d, --layers, --vocab, --reps and prints one JSON object.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid bench\n  elapid bench --models mamba --reps 15\n  \
+    elapid bench model.gguf --llama 'python bench_llamacpp.py'\n  \
     elapid bench --torch 'python scripts/bench_torch.py' --receipt bench.json")]
 pub struct Bench {
     /// Model files whose prompt and decode speed to measure instead

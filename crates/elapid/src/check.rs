@@ -1,14 +1,16 @@
-//! The one shared check of every op: its gradients against finite differences, and the same bits
-//! on any number of threads.
+//! The one shared check of every op: its gradients against finite differences, the same bits on any
+//! number of threads, and the same numbers on every graphics processor that is found.
 //!
 //! The loss is the sum of all outputs under fixed random weights. Differences are taken with the
 //! four-point stencil `(8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h`, whose error falls with h^4, so
 //! that h can be large enough for f32 noise to stay near 1e-5 of the loss.
 
 use crate::device::Device;
+use crate::gpu::{Gpu, Precision};
 use crate::rng::Rng;
 use crate::tape::{Gradients, Tape, Var};
 use crate::tensor::Tensor;
+use std::sync::OnceLock;
 
 /// An input of a checked op.
 #[derive(Clone)]
@@ -52,8 +54,54 @@ pub fn check_gradients(inputs: &[Input], op: impl Fn(&Tape, &[Var]) -> Vec<Var>)
         assert!(outputs == outputs_again, "outputs differ in bits on {n_threads} threads");
         assert!(grads == grads_again, "gradients differ in bits on {n_threads} threads");
     }
+    for (device, tolerance) in devices() {
+        let (outputs_there, grads_there) = run(device, inputs, &op);
+        let again = run(device, inputs, &op);
+        device.check().expect("no failure of the device");
+        assert!(again == (outputs_there.clone(), grads_there.clone()), "{device:?}: other bits");
+        for (what, want, got) in
+            [("output", &outputs, &outputs_there), ("gradient of input", &grads, &grads_there)]
+        {
+            for (idx, (want, got)) in want.iter().zip(got).enumerate() {
+                compare_devices(&format!("{device:?}: {what} {idx}"), want, got, *tolerance);
+            }
+        }
+    }
     for idx in 0..inputs.len() {
         compare(idx, &grads[idx], inputs, &|inputs| weighted_sum(&device, inputs, &op));
+    }
+}
+
+/// Graphics processors to check ops on, each with what its numbers may differ from ours by.
+///
+/// `ELAPID_REQUIRE` (see tests/devices.rs) makes a missing one a failure.
+pub fn devices() -> &'static [(Device, f32)] {
+    static DEVICES: OnceLock<Vec<(Device, f32)>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let host = || Device::cpu(1).expect("one thread").host().clone();
+        let mut list = Vec::new();
+        if let Ok(gpu) = Gpu::wgpu(0, host()) {
+            list.push((Device::Gpu(gpu), 1e-4));
+        }
+        for (precision, tolerance) in [(Precision::F32, 1e-4), (Precision::Bf16, 3e-2)] {
+            if let Ok(gpu) = Gpu::cuda(0, host(), precision) {
+                list.push((Device::Gpu(gpu), tolerance));
+            }
+        }
+        list
+    })
+}
+
+/// Panics where a number differs by more than this share of itself and of the typical one.
+pub fn compare_devices(what: &str, want: &[f32], got: &[f32], tolerance: f32) {
+    assert_eq!(want.len(), got.len(), "{what}: length");
+    let squares: f64 = want.iter().map(|&x| x as f64 * x as f64).sum();
+    let typical = (squares / want.len().max(1) as f64).sqrt() as f32;
+    for (at, (&want, &got)) in want.iter().zip(got).enumerate() {
+        let allowed = tolerance * (want.abs() + typical).max(1e-30);
+        // A NaN is never within bounds.
+        let is_near = (got - want).abs() <= allowed || got == want;
+        assert!(is_near, "{what}, element {at}: {got} there, {want} on the processor");
     }
 }
 
@@ -95,7 +143,7 @@ fn run(
     let tensors: Vec<Tensor> = inputs.iter().map(|input| input.tensor(device)).collect();
     let vars: Vec<Var> = tensors.iter().enumerate().map(|(key, x)| tape.leaf(key, x)).collect();
     let outputs = op(&tape, &vars);
-    let values = outputs.iter().map(|output| output.value().f32().to_vec()).collect();
+    let values = outputs.iter().map(|output| output.value().to_vec()).collect();
     let seeds = outputs.into_iter().enumerate().map(|(idx, output)| {
         let shape = output.value().shape().to_vec();
         let weights = Input::normal(1000 + idx as u64, &shape, 1.0).tensor(device);
@@ -104,7 +152,7 @@ fn run(
     let mut grads = Gradients::default();
     tape.walk(seeds.collect(), &mut grads);
     let grad = |key: usize| match grads.get(key) {
-        Some(grad) => grad.f32().to_vec(),
+        Some(grad) => grad.to_vec(),
         None => vec![0.0; inputs[key].data.len()],
     };
     (values, (0..inputs.len()).map(grad).collect())

@@ -1,10 +1,11 @@
 //! Where tensors live and kernels run.
 //!
-//! An enum, matched outside the loops: `let Device::Cpu(cpu) = device` stops compiling in every op
-//! the day a second kind of device is added, which is the list of what is to do then.
+//! An enum, matched outside the loops.
 
 use crate::cpu::{Cpu, Mat, MatMut, MemoryUse, Scope};
 use crate::error::{Error, Result};
+use crate::gpu::{Gpu, Precision};
+use crate::tensor::DType;
 use std::sync::Arc;
 
 /// A device; clones share its threads and buffers.
@@ -12,6 +13,8 @@ use std::sync::Arc;
 pub enum Device {
     /// The processor.
     Cpu(Arc<Cpu>),
+    /// A graphics processor.
+    Gpu(Gpu),
 }
 
 impl Device {
@@ -24,44 +27,103 @@ impl Device {
         Ok(Device::Cpu(Arc::new(cpu)))
     }
 
-    /// Device by the name a person types: `auto` or `cpu`.
+    /// Device by the name a person types: `auto`, `cpu`, `gpu`, `wgpu`, `wgpu:1`, `cuda`, `cuda:1`.
+    ///
+    /// `gpu` is CUDA where there is one, else wgpu. `auto` takes a GPU that is no software, else the
+    /// processor.
     pub fn by_name(name: &str, n_threads: usize) -> Result<Device> {
-        match name {
-            "auto" | "cpu" => Device::cpu(n_threads),
+        let host = || match Device::cpu(n_threads)? {
+            Device::Cpu(cpu) => Ok(cpu),
+            Device::Gpu(gpu) => Ok(gpu.host().clone()),
+        };
+        let (kind, index) = match name.split_once(':') {
+            None => (name, Some(0)),
+            Some((kind, index)) => (kind, index.parse().ok()),
+        };
+        let precision = Precision::default();
+        match (kind, index) {
+            ("cpu", Some(0)) => Device::cpu(n_threads),
+            ("auto", Some(0)) => Device::cpu(n_threads),
+            ("gpu", Some(index)) => {
+                let found = Gpu::cuda(index, host()?, precision);
+                let found = found.or_else(|_| Gpu::wgpu(index, host()?));
+                found.map(Device::Gpu)
+            }
+            ("cuda", Some(index)) => Gpu::cuda(index, host()?, precision).map(Device::Gpu),
+            ("wgpu", Some(index)) => Gpu::wgpu(index, host()?).map(Device::Gpu),
             _ => Err(Error::Device {
                 problem: format!("there is no device `{name}`"),
-                hint: "this build knows `--device cpu` and `--device auto`".into(),
+                hint: "use `auto`, `cpu`, `gpu`, `wgpu`, `cuda`, or one of several: `cuda:1`".into(),
             }),
         }
     }
 
+    /// The processor, or what a graphics processor leaves to it.
+    pub fn host(&self) -> &Arc<Cpu> {
+        match self {
+            Device::Cpu(cpu) => cpu,
+            Device::Gpu(gpu) => gpu.host(),
+        }
+    }
+
+    /// The processor, for an op that has no other kernel.
+    pub(crate) fn expect_cpu(&self) -> &Arc<Cpu> {
+        match self {
+            Device::Cpu(cpu) => cpu,
+            Device::Gpu(gpu) => panic!("an op has no kernel for {}", gpu.name()),
+        }
+    }
+
+    /// The graphics processor, if it is one.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        match self {
+            Device::Cpu(_) => None,
+            Device::Gpu(gpu) => Some(gpu),
+        }
+    }
+
+    /// What activations are stored in.
+    pub fn activation_dtype(&self) -> DType {
+        self.gpu().map_or(DType::F32, Gpu::activation_dtype)
+    }
+
+    /// Tells what went wrong on the device, if anything did: ops have no error to return.
+    pub fn check(&self) -> Result<()> {
+        self.gpu().map_or(Ok(()), Gpu::check)
+    }
+
     /// Runs `f` where the device's threads are: its kernels then start without crossing threads.
     pub fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
-        let Device::Cpu(cpu) = self;
-        cpu.run(f)
+        self.host().run(f)
     }
 
     /// The same for many short tasks: other threads wait without going to sleep.
     pub fn run_awake<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
-        let Device::Cpu(cpu) = self;
-        cpu.run_awake(f)
+        match self {
+            Device::Cpu(cpu) => cpu.run_awake(f),
+            Device::Gpu(gpu) => gpu.host().run(f),
+        }
     }
 
     /// Bytes in use and reserved.
     pub fn memory(&self) -> MemoryUse {
-        let Device::Cpu(cpu) = self;
-        cpu.pool().usage()
+        match self {
+            Device::Cpu(cpu) => cpu.pool().usage(),
+            Device::Gpu(gpu) => gpu.memory(),
+        }
     }
 
     /// Gives buffers that nobody uses back to the system.
     pub fn trim(&self) {
-        let Device::Cpu(cpu) = self;
-        cpu.pool().trim();
+        match self {
+            Device::Cpu(cpu) => cpu.pool().trim(),
+            Device::Gpu(gpu) => gpu.trim(),
+        }
     }
 
     /// A matrix product of this size, to be timed: (m, k) @ (k, n), in f32.
     pub fn product_probe(&self, m: usize, n: usize, k: usize) -> impl FnMut() + use<> {
-        let Device::Cpu(cpu) = self.clone();
+        let cpu = self.host().clone();
         let (a, b, mut c) = (vec![0.5; m * k], vec![0.25; k * n], vec![0.0; m * n]);
         move || {
             let out = MatMut::new(&mut c, m, n);
@@ -72,7 +134,7 @@ impl Device {
     /// Reading this many bytes once, by all threads, to be timed.
     pub fn read_probe(&self, n_bytes: usize) -> impl FnMut() + use<> {
         const PIECE: usize = 1 << 14;
-        let Device::Cpu(cpu) = self.clone();
+        let cpu = self.host().clone();
         let numbers: Vec<u64> = (0..n_bytes as u64 / 8).collect();
         move || {
             let sums = cpu.map(numbers.chunks(PIECE).collect(), |piece: &[u64]| {
@@ -88,7 +150,10 @@ impl Device {
 
     /// In words, for the first lines of a run.
     pub fn describe(&self) -> String {
-        let Device::Cpu(cpu) = self;
+        let cpu = match self {
+            Device::Cpu(cpu) => cpu,
+            Device::Gpu(gpu) => return gpu.name(),
+        };
         let n_threads = cpu.n_threads();
         let plural = if n_threads == 1 { "" } else { "s" };
         format!("cpu, {n_threads} thread{plural}, {}", cpu.instruction_set())

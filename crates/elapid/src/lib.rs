@@ -41,6 +41,7 @@ pub mod fim;
 pub mod formats;
 pub mod generate;
 pub mod golden;
+pub mod gpu;
 mod layer;
 pub mod method;
 pub mod model;

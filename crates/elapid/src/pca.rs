@@ -95,7 +95,7 @@ fn mean(table: &Tensor) -> Vec<f32> {
 
 /// (d, d), summed in f64 over runs of rows.
 fn covariance(table: &Tensor, mean: &[f32]) -> Vec<f64> {
-    let Device::Cpu(cpu) = table.device();
+    let cpu = table.device().expect_cpu();
     let (n, d) = table.dims2();
     let (mut sum, mut product) = (vec![0.0f64; d * d], vec![0.0f32; d * d]);
     each_run(table, |rows| {

@@ -247,7 +247,7 @@ impl<'a> Tape<'a> {
     pub fn backward(self, loss: &Var, scale: f32, grads: &mut Gradients) {
         let mut seed = Tensor::uninit(loss.value.device(), loss.value.shape());
         assert_eq!(seed.n_elem(), 1, "the loss is one number, not {:?}", loss.value.shape());
-        seed.f32_mut()[0] = scale;
+        seed.write_f32(&[scale]);
         self.walk(vec![(loss.clone(), seed)], grads);
     }
 

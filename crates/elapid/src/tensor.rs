@@ -2,11 +2,16 @@
 //!
 //! Always dense and row-major, so a kernel needs lengths and no strides. Clones share storage; a
 //! view is another shape of the same bytes or a range of rows. Writing needs the only handle.
+//!
+//! On a graphics processor the bytes are not at hand: `to_vec` brings the numbers over, and only ops
+//! with their kernels write.
 
 use crate::cpu::Buffer;
 use crate::device::Device;
+use crate::gpu;
 use crate::quant;
 use half::slice::HalfFloatSliceExt;
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -80,6 +85,7 @@ impl DType {
 enum Memory {
     Pooled(Buffer),
     Shared(SharedBytes),
+    Gpu(gpu::Buffer),
 }
 
 struct Storage {
@@ -105,6 +111,7 @@ impl Storage {
         match &self.memory {
             Memory::Pooled(buffer) => buffer.bytes(),
             Memory::Shared(bytes) => (**bytes).as_ref(),
+            Memory::Gpu(_) => panic!("bytes on a graphics processor were read by the host"),
         }
     }
 
@@ -114,6 +121,7 @@ impl Storage {
         match &mut self.memory {
             Memory::Pooled(buffer) => Some(buffer.bytes_mut()),
             Memory::Shared(_) => None,
+            Memory::Gpu(_) => panic!("bytes on a graphics processor were written by the host"),
         }
     }
 }
@@ -132,29 +140,127 @@ pub struct Tensor {
 impl Tensor {
     /// f32 numbers that nobody has set yet: the caller writes every one.
     pub fn uninit(device: &Device, shape: &[usize]) -> Tensor {
-        let Device::Cpu(cpu) = device;
-        let buffer = cpu.pool().take(shape.iter().product::<usize>() * 4);
-        Tensor {
-            shape: shape.to_vec(),
-            dtype: DType::F32,
-            device: device.clone(),
-            storage: Storage::new(Memory::Pooled(buffer)),
-            offset: 0,
-        }
+        Tensor::raw(device, shape, DType::F32)
+    }
+
+    /// The same in what the device stores activations in.
+    pub fn activation(device: &Device, shape: &[usize]) -> Tensor {
+        Tensor::raw(device, shape, device.activation_dtype())
+    }
+
+    /// The same in the dtype of another.
+    pub fn uninit_as(other: &Tensor, shape: &[usize]) -> Tensor {
+        Tensor::raw(&other.device, shape, other.dtype)
     }
 
     /// f32 zeros.
     pub fn zeros(device: &Device, shape: &[usize]) -> Tensor {
         let mut tensor = Tensor::uninit(device, shape);
-        tensor.f32_mut().fill(0.0);
+        tensor.fill_zero();
         tensor
     }
 
     /// f32 numbers copied from a slice.
     pub fn from_f32(device: &Device, shape: &[usize], data: &[f32]) -> Tensor {
         let mut tensor = Tensor::uninit(device, shape);
-        tensor.f32_mut().copy_from_slice(data);
+        tensor.write_f32(data);
         tensor
+    }
+
+    /// Whole numbers for a kernel: they lie as they are where an f32 would be.
+    pub fn from_u32(device: &Device, data: &[u32]) -> Tensor {
+        let mut tensor = Tensor::uninit(device, &[data.len()]);
+        tensor.write_f32(bytemuck::cast_slice(data));
+        tensor
+    }
+
+    /// Sets all numbers to zero.
+    pub fn fill_zero(&mut self) {
+        let n_bytes = self.n_bytes();
+        match &self.unique().memory {
+            Memory::Gpu(buffer) => buffer.gpu().fill(buffer, 0, n_bytes.next_multiple_of(4), 0),
+            _ => self.f32_mut().fill(0.0),
+        }
+    }
+
+    /// Sets all numbers.
+    pub fn write_f32(&mut self, data: &[f32]) {
+        assert_eq!((self.dtype, self.n_elem()), (DType::F32, data.len()), "written as f32");
+        match &self.unique().memory {
+            Memory::Gpu(buffer) => buffer.gpu().upload(buffer, 0, bytemuck::cast_slice(data)),
+            _ => self.f32_mut().copy_from_slice(data),
+        }
+    }
+
+    /// The storage of the only handle; what was made of its numbers is forgotten.
+    fn unique(&mut self) -> &mut Storage {
+        let shape = &self.shape;
+        match Arc::get_mut(&mut self.storage) {
+            Some(storage) => {
+                storage.derived.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+                storage
+            }
+            None => panic!("a shared tensor of shape {shape:?} was written"),
+        }
+    }
+
+    /// Where the bytes are on a graphics processor, and the first of them.
+    pub(crate) fn gpu_buffer(&self) -> (&gpu::Buffer, usize) {
+        match &self.storage.memory {
+            Memory::Gpu(buffer) => (buffer, self.offset),
+            _ => panic!("a tensor of shape {:?} is not on a graphics processor", self.shape),
+        }
+    }
+
+    /// Panics when another handle shares the storage, as `f32_mut` does.
+    pub(crate) fn expect_unique(&mut self) {
+        self.unique();
+    }
+
+    /// A copy with storage of its own, in the same dtype.
+    pub fn copied(&self) -> Tensor {
+        let mut out = Tensor::raw(&self.device, &self.shape, self.dtype);
+        out.copy_from(self, 0);
+        out
+    }
+
+    /// Copies all of `from`, in bytes, to byte `at`.
+    fn copy_from(&mut self, from: &Tensor, at: usize) {
+        let n_bytes = from.n_bytes();
+        match (&from.storage.memory, &self.storage.memory) {
+            (Memory::Gpu(a), Memory::Gpu(b)) => a.gpu().copy((a, from.offset), (b, at), n_bytes),
+            _ => self.bytes_mut()[at..at + n_bytes].copy_from_slice(from.bytes()),
+        }
+    }
+
+    /// The same numbers on another device.
+    pub fn to(&self, device: &Device) -> Tensor {
+        let mut out = Tensor::raw(device, &self.shape, self.dtype);
+        let bytes = self.to_bytes();
+        match &out.storage.memory {
+            Memory::Gpu(buffer) => buffer.gpu().upload(buffer, 0, &bytes),
+            _ => out.bytes_mut().copy_from_slice(&bytes),
+        }
+        out
+    }
+
+    /// The raw bytes, brought over from wherever they are.
+    pub fn to_bytes(&self) -> Cow<'_, [u8]> {
+        match &self.storage.memory {
+            Memory::Gpu(buffer) => {
+                let mut bytes = vec![0; self.n_bytes()];
+                buffer.gpu().download(buffer, self.offset, &mut bytes);
+                Cow::Owned(bytes)
+            }
+            _ => Cow::Borrowed(self.bytes()),
+        }
+    }
+
+    /// The numbers in f32, brought over from wherever they are.
+    pub fn to_vec(&self) -> Vec<f32> {
+        let mut out = vec![0.0; self.n_elem()];
+        decode(self.dtype, &self.to_bytes(), &mut out);
+        out
     }
 
     /// Numbers that stay where they are, at `offset` in `bytes`.
@@ -170,6 +276,12 @@ impl Tensor {
         let n_elem = shape.iter().product::<usize>();
         let n_bytes = dtype.n_bytes(n_elem).expect("shape fills whole blocks");
         let data = &(*bytes).as_ref()[offset..offset + n_bytes];
+        if device.gpu().is_some() {
+            let tensor = Tensor::raw(device, shape, dtype);
+            let (buffer, _) = tensor.gpu_buffer();
+            buffer.gpu().upload(buffer, 0, data);
+            return tensor;
+        }
         if !(data.as_ptr() as usize).is_multiple_of(4) {
             let mut copy = Tensor::raw(device, shape, dtype);
             copy.bytes_mut().copy_from_slice(data);
@@ -234,7 +346,7 @@ impl Tensor {
     /// Whether this is the only handle, so that `f32_mut` may be called.
     pub fn is_unique(&mut self) -> bool {
         let storage = Arc::get_mut(&mut self.storage);
-        storage.is_some_and(|storage| matches!(storage.memory, Memory::Pooled(_)))
+        storage.is_some_and(|storage| !matches!(storage.memory, Memory::Shared(_)))
     }
 
     /// What `make` makes of the numbers, under the name of who makes it. It is made once and kept
@@ -255,33 +367,22 @@ impl Tensor {
 
     /// A copy in f32 with storage of its own.
     pub fn to_f32(&self) -> Tensor {
-        let mut out = Tensor::uninit(&self.device, &self.shape);
-        self.read_f32(0, out.f32_mut());
-        out
+        match &self.device {
+            Device::Cpu(_) => {
+                let mut out = Tensor::uninit(&self.device, &self.shape);
+                self.read_f32(0, out.f32_mut());
+                out
+            }
+            Device::Gpu(_) if self.dtype == DType::F32 => self.copied(),
+            Device::Gpu(_) => Tensor::from_f32(&self.device, &self.shape, &self.to_vec()),
+        }
     }
 
     /// Decodes `out.len()` numbers from element `first` on; both on block boundaries.
     pub fn read_f32(&self, first: usize, out: &mut [f32]) {
         let begin = self.dtype.n_bytes(first).expect("first element on a block boundary");
         let n_bytes = self.dtype.n_bytes(out.len()).expect("whole blocks");
-        let bytes = &self.bytes()[begin..begin + n_bytes];
-        match self.dtype {
-            DType::F32 => out.copy_from_slice(bytemuck::cast_slice(bytes)),
-            DType::F16 => match bytemuck::try_cast_slice::<u8, half::f16>(bytes) {
-                Ok(halves) => halves.convert_to_f32_slice(out),
-                // At an odd address.
-                Err(_) => {
-                    let halves = out.iter_mut().zip(bytes.as_chunks::<2>().0);
-                    halves.for_each(|(y, x)| *y = half::f16::from_le_bytes(*x).to_f32());
-                }
-            },
-            DType::BF16 => {
-                for (y, x) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                    *y = half::bf16::from_le_bytes(*x).to_f32();
-                }
-            }
-            DType::Block(block) => block.decode(bytes, out),
-        }
+        decode(self.dtype, &self.bytes()[begin..begin + n_bytes], out);
     }
 
     /// A copy of these rows, in this order, of a matrix or a vector (whose rows are its numbers).
@@ -291,7 +392,16 @@ impl Tensor {
         let n_bytes = self.dtype.n_bytes(per_row).expect("rows of whole blocks");
         let mut shape = self.shape.clone();
         shape[0] = rows.len();
-        let (from, mut out) = (self.bytes(), Tensor::raw(&self.device, &shape, self.dtype));
+        let mut out = Tensor::raw(&self.device, &shape, self.dtype);
+        if let Memory::Gpu(from) = &self.storage.memory {
+            let (to, _) = out.gpu_buffer();
+            for (idx, &row) in rows.iter().enumerate() {
+                let at = (from, self.offset + row * n_bytes);
+                from.gpu().copy(at, (to, idx * n_bytes), n_bytes);
+            }
+            return out;
+        }
+        let from = self.bytes();
         for (to, &row) in out.bytes_mut().chunks_exact_mut(n_bytes.max(1)).zip(rows) {
             to.copy_from_slice(&from[row * n_bytes..(row + 1) * n_bytes]);
         }
@@ -304,21 +414,22 @@ impl Tensor {
         let mut shape = first.shape.clone();
         shape[0] = parts.iter().map(|part| part.shape[0]).sum();
         let mut out = Tensor::raw(&first.device, &shape, first.dtype);
-        let mut rest = out.bytes_mut();
+        let mut at = 0;
         for part in parts {
             assert_eq!((part.dtype, &part.shape[1..]), (first.dtype, &first.shape[1..]), "stack");
-            let (to, after) = rest.split_at_mut(part.n_bytes());
-            to.copy_from_slice(part.bytes());
-            rest = after;
+            out.copy_from(part, at);
+            at += part.n_bytes();
         }
         out
     }
 
     /// Storage of its own in any dtype, to be filled.
     fn raw(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
-        let Device::Cpu(cpu) = device;
         let n_bytes = dtype.n_bytes(shape.iter().product()).expect("whole blocks");
-        let storage = Storage::new(Memory::Pooled(cpu.pool().take(n_bytes)));
+        let storage = Storage::new(match device {
+            Device::Cpu(cpu) => Memory::Pooled(cpu.pool().take(n_bytes)),
+            Device::Gpu(gpu) => Memory::Gpu(gpu.take(n_bytes)),
+        });
         Tensor { shape: shape.to_vec(), dtype, device: device.clone(), storage, offset: 0 }
     }
 
@@ -350,6 +461,33 @@ impl Tensor {
     /// Panics with who, expected and got unless the shape is `want`.
     pub fn expect_shape(&self, what: &str, want: &[usize]) {
         assert!(self.shape == want, "{what}: expected shape {want:?}, got {:?}", self.shape);
+    }
+}
+
+/// Numbers of any dtype as f32.
+fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        DType::F32 => match bytemuck::try_cast_slice(bytes) {
+            Ok(numbers) => out.copy_from_slice(numbers),
+            Err(_) => {
+                let numbers = out.iter_mut().zip(bytes.as_chunks::<4>().0);
+                numbers.for_each(|(y, x)| *y = f32::from_le_bytes(*x));
+            }
+        },
+        DType::F16 => match bytemuck::try_cast_slice::<u8, half::f16>(bytes) {
+            Ok(halves) => halves.convert_to_f32_slice(out),
+            // At an odd address.
+            Err(_) => {
+                let halves = out.iter_mut().zip(bytes.as_chunks::<2>().0);
+                halves.for_each(|(y, x)| *y = half::f16::from_le_bytes(*x).to_f32());
+            }
+        },
+        DType::BF16 => {
+            for (y, x) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *y = half::bf16::from_le_bytes(*x).to_f32();
+            }
+        }
+        DType::Block(block) => block.decode(bytes, out),
     }
 }
 

@@ -456,7 +456,7 @@ impl Weights {
 fn encoded(tensor: &Tensor, block: BlockType) -> Tensor {
     const N_ROWS: usize = 64;
     let device = tensor.device();
-    let Device::Cpu(cpu) = device;
+    let cpu = device.expect_cpu();
     let (n_rows, n_cols) = tensor.dims2();
     let row_bytes = n_cols / block.n_elem() * block.n_bytes();
     let pieces = cpu.map((0..n_rows).step_by(N_ROWS).collect(), |row: usize| {
@@ -472,7 +472,7 @@ fn encoded(tensor: &Tensor, block: BlockType) -> Tensor {
 
 fn fill(tensor: &mut Tensor, init: Init, rng: &Rng) {
     let (_, n_cols) = tensor.dims2();
-    let Device::Cpu(cpu) = tensor.device().clone();
+    let cpu = tensor.device().expect_cpu().clone();
     let number = |n: usize| -> f32 {
         let uniform = || rng.uniform(n as u64);
         match init {

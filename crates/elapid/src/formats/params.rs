@@ -284,7 +284,7 @@ impl Piece {
 
 /// Encodes rows side by side on all threads.
 fn encode(x: &Tensor, dtype: DType, out: &mut [u8]) {
-    let Device::Cpu(cpu) = x.device();
+    let cpu = x.device().expect_cpu();
     let (n_rows, n_cols) = x.dims2();
     let rows_per_task = (1usize << 16).div_ceil(n_cols.max(1)).min(n_rows.max(1));
     let per_task = rows_per_task * dtype.n_bytes(n_cols).expect("rows of whole blocks");

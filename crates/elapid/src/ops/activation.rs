@@ -12,6 +12,7 @@
 
 use crate::cpu::F32s;
 use crate::device::Device;
+use crate::gpu::{Arg, Const, Gpu, Kernel, Work};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use pulp::{Simd, WithSimd};
@@ -48,7 +49,10 @@ pub fn activation(tape: &Tape, kind: Kind, x: &Var) -> Var {
 }
 
 fn forward(kind: Kind, gate: &Tensor, up: Option<&Tensor>) -> Tensor {
-    let Device::Cpu(cpu) = gate.device();
+    let cpu = match gate.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return forward_gpu(gpu, kind, gate, up),
+    };
     let mut y = Tensor::uninit(gate.device(), gate.shape());
     cpu.each_piece(y.f32_mut(), PIECE, |idx, y| {
         let gate = &gate.f32()[idx * PIECE..][..y.len()];
@@ -65,7 +69,10 @@ fn backward(
     up: Option<&Tensor>,
     dy: &Tensor,
 ) -> (Tensor, Option<Tensor>) {
-    let Device::Cpu(cpu) = gate.device();
+    let cpu = match gate.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return backward_gpu(gpu, kind, (gate, up), dy),
+    };
     let mut dgate = Tensor::uninit(gate.device(), gate.shape());
     let mut dup = up.map(|up| Tensor::uninit(up.device(), up.shape()));
     let n_elem = gate.n_elem();
@@ -87,6 +94,54 @@ fn backward(
         });
     });
     (dgate, dup)
+}
+
+static FORWARD: Kernel = Kernel {
+    entry: "activation_forward",
+    wgsl: include_str!("activation.wgsl"),
+    cuda: include_str!("activation.cu"),
+};
+static BACKWARD: Kernel = Kernel { entry: "activation_backward", ..FORWARD };
+
+fn consts(kind: Kind, up: Option<&Tensor>) -> [Const; 2] {
+    let kind = match kind {
+        Kind::Silu => 0,
+        Kind::Gelu => 1,
+        Kind::Relu => 2,
+    };
+    [("KIND", kind), ("GATED", usize::from(up.is_some()))]
+}
+
+fn forward_gpu(gpu: &Gpu, kind: Kind, gate: &Tensor, up: Option<&Tensor>) -> Tensor {
+    let mut y = Tensor::activation(gate.device(), gate.shape());
+    let n = gate.n_elem();
+    let mut args = [Arg::In(gate), Arg::In(up.unwrap_or(gate)), Arg::Out(&mut y)];
+    gpu.launch(&FORWARD, Work::each(n), &consts(kind, up), &mut args, &[n.into()]);
+    y
+}
+
+fn backward_gpu(
+    gpu: &Gpu,
+    kind: Kind,
+    (gate, up): (&Tensor, Option<&Tensor>),
+    dy: &Tensor,
+) -> (Tensor, Option<Tensor>) {
+    let mut dgate = Tensor::uninit_as(gate, gate.shape());
+    // A kernel wants something to bind.
+    let mut dup = match up {
+        Some(up) => Tensor::uninit_as(up, up.shape()),
+        None => Tensor::uninit(gate.device(), &[1]),
+    };
+    let n = gate.n_elem();
+    let mut args = [
+        Arg::In(gate),
+        Arg::In(up.unwrap_or(gate)),
+        Arg::In(dy),
+        Arg::Out(&mut dgate),
+        Arg::Out(&mut dup),
+    ];
+    gpu.launch(&BACKWARD, Work::each(n), &consts(kind, up), &mut args, &[n.into()]);
+    (dgate, up.map(|_| dup))
 }
 
 /// f and f' at x.

@@ -24,7 +24,7 @@ pub fn adamw(p: &mut Tensor, g: &Tensor, m: &mut Tensor, v: &mut Tensor, t: u64,
     for (what, tensor) in [("g", g), ("m", &*m), ("v", &*v)] {
         tensor.expect_shape(&format!("adamw: {what}"), p.shape());
     }
-    let Device::Cpu(cpu) = p.device().clone();
+    let cpu = p.device().expect_cpu().clone();
     let scalars = Scalars::new(t, config);
     let pieces = p.f32_mut().chunks_mut(PIECE).zip(g.f32().chunks(PIECE));
     let moments = m.f32_mut().chunks_mut(PIECE).zip(v.f32_mut().chunks_mut(PIECE));
@@ -48,7 +48,7 @@ pub fn adamw_sizes(
     for (what, tensor) in [("g", g), ("m", m), ("v", v)] {
         tensor.expect_shape(&format!("adamw: {what}"), p.shape());
     }
-    let Device::Cpu(cpu) = p.device();
+    let cpu = p.device().expect_cpu();
     let scalars = Scalars::new(t, config);
     let pieces = p.f32().chunks(PIECE).zip(g.f32().chunks(PIECE));
     let moments = m.f32().chunks(PIECE).zip(v.f32().chunks(PIECE));

@@ -4,6 +4,7 @@
 
 use crate::cpu::AddInto;
 use crate::device::Device;
+use crate::gpu::{Arg, Gpu, Kernel, Work};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 
@@ -22,7 +23,13 @@ pub fn add_into(mut sum_so_far: Tensor, x: &Tensor) -> Tensor {
         return sum(&sum_so_far, x);
     }
     x.expect_shape("add: gradient", sum_so_far.shape());
-    let Device::Cpu(cpu) = x.device().clone();
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => {
+            add_into_gpu(gpu, &mut sum_so_far, x);
+            return sum_so_far;
+        }
+    };
     cpu.each_piece(sum_so_far.f32_mut(), PIECE, |idx, y| {
         cpu.simd(AddInto { x: &x.f32()[idx * PIECE..], y });
     });
@@ -31,7 +38,10 @@ pub fn add_into(mut sum_so_far: Tensor, x: &Tensor) -> Tensor {
 
 fn sum(a: &Tensor, b: &Tensor) -> Tensor {
     b.expect_shape("add: b", a.shape());
-    let Device::Cpu(cpu) = a.device();
+    let cpu = match a.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return sum_gpu(gpu, a, b),
+    };
     let mut y = Tensor::uninit(a.device(), a.shape());
     cpu.each_piece(y.f32_mut(), PIECE, |idx, y| {
         let from = idx * PIECE;
@@ -39,6 +49,27 @@ fn sum(a: &Tensor, b: &Tensor) -> Tensor {
         cpu.simd(AddInto { x: &b.f32()[from..], y });
     });
     y
+}
+
+static ADD: Kernel = Kernel {
+    entry: "add_forward",
+    wgsl: include_str!("add.wgsl"),
+    cuda: include_str!("add.cu"),
+};
+static ADD_INTO: Kernel = Kernel { entry: "add_into", ..ADD };
+
+fn sum_gpu(gpu: &Gpu, a: &Tensor, b: &Tensor) -> Tensor {
+    let mut y = Tensor::uninit_as(a, a.shape());
+    let n = a.n_elem();
+    let mut args = [Arg::In(a), Arg::In(b), Arg::Out(&mut y)];
+    gpu.launch(&ADD, Work::each(n), &[], &mut args, &[n.into()]);
+    y
+}
+
+fn add_into_gpu(gpu: &Gpu, sum: &mut Tensor, x: &Tensor) {
+    let n = x.n_elem();
+    let mut args = [Arg::In(x), Arg::Out(sum)];
+    gpu.launch(&ADD_INTO, Work::each(n), &[], &mut args, &[n.into()]);
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ pub fn balance_loss(tape: &Tape, logits: &Var, routing: &Routing) -> Var {
 }
 
 fn forward(logits: &Tensor, f: &[f32]) -> Tensor {
-    let Device::Cpu(cpu) = logits.device();
+    let cpu = logits.device().expect_cpu();
     let (n_tok, n_expert) = logits.dims2();
     let pieces = logits.f32().chunks(rows_per_task(n_expert) * n_expert).collect();
     let partial_sums = cpu.map(pieces, |x: &[f32]| {
@@ -66,7 +66,7 @@ fn forward(logits: &Tensor, f: &[f32]) -> Tensor {
 
 /// Inverts `forward`.
 fn backward(logits: &Tensor, f: &[f32], dloss: f32) -> Tensor {
-    let Device::Cpu(cpu) = logits.device();
+    let cpu = logits.device().expect_cpu();
     let (n_tok, n_expert) = logits.dims2();
     let scale = dloss * n_expert as f32 / n_tok.max(1) as f32;
     let mut dlogits = Tensor::uninit(logits.device(), logits.shape());

@@ -18,7 +18,7 @@ pub fn clamp(tape: &Tape, x: &Var, limit: f32) -> Var {
 }
 
 fn each_pair(a: &Tensor, b: &Tensor, f: impl Fn(f32, f32) -> f32 + Send + Sync) -> Tensor {
-    let Device::Cpu(cpu) = a.device();
+    let cpu = a.device().expect_cpu();
     let mut y = Tensor::uninit(a.device(), a.shape());
     cpu.each_piece(y.f32_mut(), PIECE, |idx, y| {
         let (a, b) = (&a.f32()[idx * PIECE..], &b.f32()[idx * PIECE..]);

@@ -205,7 +205,7 @@ fn cut<'a>(mut y: &'a mut [f32], pieces: &[Piece], channels: usize) -> Vec<&'a m
 }
 
 fn forward(job: &Job) -> Tensor {
-    let Device::Cpu(cpu) = job.x.device();
+    let cpu = job.x.device().expect_cpu();
     let channels = job.x.dims2().1;
     let mut y = Tensor::uninit(job.x.device(), job.x.shape());
     let (pieces, taps) = (job.pieces(), taps(&job.w));
@@ -220,7 +220,7 @@ fn forward(job: &Job) -> Tensor {
 /// is made once and kept beside it.
 fn step(conv: &Conv, windows: &mut [&mut Tensor]) -> Tensor {
     let x = conv.x.value();
-    let Device::Cpu(cpu) = x.device();
+    let cpu = x.device().expect_cpu();
     let (channels, d_conv) = conv.w.value().dims2();
     let taps = conv.w.value().derived("conv: taps", taps);
     let bias = conv.bias.map(|bias| bias.value().f32());
@@ -245,7 +245,7 @@ fn step(conv: &Conv, windows: &mut [&mut Tensor]) -> Tensor {
 /// Inverts `forward`.
 fn backward(job: &Job, dy: &Tensor, wanted: &Wanted) -> Vec<Option<Tensor>> {
     let device = job.x.device();
-    let Device::Cpu(cpu) = device;
+    let cpu = device.expect_cpu();
     let (channels, d_conv) = job.w.dims2();
     let (pieces, taps) = (job.pieces(), taps(&job.w));
     let mut dx = wanted.x.then(|| Tensor::uninit(device, job.x.shape()));

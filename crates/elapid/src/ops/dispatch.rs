@@ -44,7 +44,7 @@ pub fn gather(tape: &Tape, x: &Var, routing: &Routing) -> Var {
 }
 
 fn gather_forward(x: &Tensor, routing: &Routing) -> Tensor {
-    let Device::Cpu(cpu) = x.device();
+    let cpu = x.device().expect_cpu();
     let (_, d) = x.dims2();
     let mut y = Tensor::uninit(x.device(), &[routing.choices.len(), d]);
     let len = rows_per_task(d);
@@ -89,7 +89,7 @@ fn combine_backward(
     y_sorted: Option<&Tensor>,
     routing: &Routing,
 ) -> (Tensor, Option<Tensor>) {
-    let Device::Cpu(cpu) = dy.device();
+    let cpu = dy.device().expect_cpu();
     let ((_, d), n_used) = (dy.dims2(), routing.n_used());
     let n_rows = routing.choices.len();
     let mut dy_sorted = Tensor::uninit(dy.device(), &[n_rows, d]);
@@ -121,7 +121,7 @@ fn combine_backward(
 
 /// The sum over each token's sorted rows, in order of choice, under `weights` or plain.
 fn sum_of_rows(x: &Tensor, routing: &Routing, weights: Option<&Tensor>) -> Tensor {
-    let Device::Cpu(cpu) = x.device();
+    let cpu = x.device().expect_cpu();
     let ((_, d), n_used) = (x.dims2(), routing.n_used());
     let mut y = Tensor::uninit(x.device(), &[routing.n_tok(), d]);
     let len = rows_per_task(d);

@@ -25,7 +25,7 @@ pub fn embedding(tape: &Tape, table: &Var, ids: &Arc<[u32]>) -> Var {
 }
 
 fn forward(table: &Tensor, ids: &[u32]) -> Tensor {
-    let Device::Cpu(cpu) = table.device();
+    let cpu = table.device().expect_cpu();
     let (n_vocab, d_model) = table.dims2();
     let mut y = Tensor::uninit(table.device(), &[ids.len(), d_model]);
     cpu.each_piece(y.f32_mut(), N_ROWS * d_model, |idx, y| {
@@ -39,7 +39,7 @@ fn forward(table: &Tensor, ids: &[u32]) -> Tensor {
 
 /// Inverts `forward`.
 fn backward(shape: &[usize], ids: &[u32], dy: &Tensor) -> Tensor {
-    let Device::Cpu(cpu) = dy.device();
+    let cpu = dy.device().expect_cpu();
     let d_model = shape[1];
     // Stable: tokens with one id stay in order.
     let mut by_id: Vec<u32> = (0..ids.len() as u32).collect();

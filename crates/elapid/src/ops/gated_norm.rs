@@ -107,7 +107,7 @@ impl Inputs {
 /// `y` and `r`.
 fn forward(inputs: &Inputs) -> (Tensor, Tensor) {
     let Inputs { x, config, .. } = inputs;
-    let Device::Cpu(cpu) = x.device();
+    let cpu = x.device().expect_cpu();
     let (n_tok, d_inner) = x.dims2();
     let mut y = Tensor::uninit(x.device(), x.shape());
     let mut r = Tensor::uninit(x.device(), &[n_tok, config.n_group]);
@@ -122,7 +122,7 @@ fn forward(inputs: &Inputs) -> (Tensor, Tensor) {
 /// Inverts `forward`: `dx`, `dz` and the sums of `dw` over the rows of each task.
 fn backward(inputs: &Inputs, r: &Tensor, dy: &Tensor) -> (Tensor, Tensor, Tensor) {
     let Inputs { x, config, .. } = inputs;
-    let Device::Cpu(cpu) = x.device();
+    let cpu = x.device().expect_cpu();
     let (n_tok, d_inner) = x.dims2();
     let mut dx = Tensor::uninit(x.device(), x.shape());
     let mut dz = Tensor::uninit(x.device(), x.shape());
@@ -142,7 +142,7 @@ fn backward(inputs: &Inputs, r: &Tensor, dy: &Tensor) -> (Tensor, Tensor, Tensor
 
 /// The sum of the rows, in their order.
 fn sum_rows(partial: &Tensor) -> Tensor {
-    let Device::Cpu(cpu) = partial.device();
+    let cpu = partial.device().expect_cpu();
     let (_, d_inner) = partial.dims2();
     let mut sum = Tensor::zeros(partial.device(), &[d_inner]);
     cpu.each_piece(sum.f32_mut(), COLUMNS, |idx, sum| {

@@ -15,7 +15,7 @@ pub fn grad_norm<'a>(grads: impl Iterator<Item = &'a Tensor>) -> f64 {
 }
 
 fn sum_of_squares(x: &Tensor) -> f64 {
-    let Device::Cpu(cpu) = x.device();
+    let cpu = x.device().expect_cpu();
     let pieces = x.f32().chunks(PIECE).collect();
     let sums = cpu.map(pieces, |piece: &[f32]| {
         // Eight running sums let the compiler use vectors without changing the order.

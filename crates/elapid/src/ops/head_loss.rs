@@ -102,7 +102,7 @@ fn forward(x: &Var, head: &Linear, factor: f32, targets: &Targets, wants_grads: 
 fn backward(mut grads: Vec<Option<Tensor>>, dloss: f32) -> Vec<Option<Tensor>> {
     if dloss != 1.0 {
         for grad in grads.iter_mut().flatten() {
-            let Device::Cpu(cpu) = grad.device().clone();
+            let cpu = grad.device().expect_cpu().clone();
             cpu.each_piece(grad.f32_mut(), 1 << 15, |_, piece| {
                 piece.iter_mut().for_each(|g| *g *= dloss);
             });
@@ -135,7 +135,7 @@ struct SoftmaxRows<'a> {
 
 impl SoftmaxRows<'_> {
     fn run(&self, device: &Device, logits: &mut [f32]) -> Vec<(f32, bool)> {
-        let Device::Cpu(cpu) = device;
+        let cpu = device.expect_cpu();
         let SoftmaxRows { rows, factor, targets, wants_grads } = *self;
         let n_vocab = logits.len() / rows.len();
         let tasks = logits.chunks_exact_mut(n_vocab).zip(rows).collect();

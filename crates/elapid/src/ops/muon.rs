@@ -53,7 +53,7 @@ pub fn muon(p: &mut Tensor, g: &Tensor, mu: &mut Tensor, config: &AdamW) {
         let rms = |x: &Tensor| grad_norm(std::iter::once(x)) / (x.n_elem().max(1) as f64).sqrt();
         lr *= config.trust_factor(lr * factor * rms(&update), rms(p));
     }
-    let Device::Cpu(cpu) = p.device().clone();
+    let cpu = p.device().expect_cpu().clone();
     let keep = (1.0 - lr * config.weight_decay) as f32;
     let step = -(lr * factor) as f32;
     let pieces = p.f32_mut().chunks_mut(PIECE).zip(update.f32().chunks(PIECE));
@@ -62,7 +62,7 @@ pub fn muon(p: &mut Tensor, g: &Tensor, mu: &mut Tensor, config: &AdamW) {
 
 /// Moves the momentum, and returns where it would be one step later.
 fn look_ahead(g: &Tensor, mu: &mut Tensor, grad_scale: f64) -> Tensor {
-    let Device::Cpu(cpu) = g.device();
+    let cpu = g.device().expect_cpu();
     let mut n = Tensor::uninit(g.device(), g.shape());
     let pieces = mu.f32_mut().chunks_mut(PIECE).zip(n.f32_mut().chunks_mut(PIECE));
     let pieces = pieces.zip(g.f32().chunks(PIECE)).collect();
@@ -80,7 +80,7 @@ fn look_ahead(g: &Tensor, mu: &mut Tensor, grad_scale: f64) -> Tensor {
 /// The orthogonal matrix that `x` is near to, about.
 fn orthogonal(mut x: Tensor) -> Tensor {
     let device = x.device().clone();
-    let Device::Cpu(cpu) = &device;
+    let cpu = device.expect_cpu();
     let (rows, cols) = x.dims2();
     let inverse = (1.0 / grad_norm(std::iter::once(&x)).max(NORM_MIN)) as f32;
     cpu.each_piece(x.f32_mut(), PIECE, |_, x| x.iter_mut().for_each(|x| *x *= inverse));

@@ -18,6 +18,8 @@
 
 use crate::cpu::F32s;
 use crate::device::Device;
+use crate::gpu::{Arg, Const, Gpu, Kernel, Work};
+use crate::ops::scale::scaled_by;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use pulp::{Simd, WithSimd};
@@ -52,9 +54,19 @@ pub fn add_norm(tape: &Tape, h: &Var, branch: &Var, factor: f32, w: &Var, eps: f
         let (sum, y) = forward_only(h.value(), branch, Some(w.value()), d, eps);
         return (Var::constant(sum.expect("a sum")), Var::constant(y));
     }
-    let sum = sum_forward(h.value(), branch.value(), factor);
     let w_value = w.value().clone();
-    let (y, r) = forward(&sum, Some(&w_value), d, eps);
+    let (sum, y, r) = match h.value().device() {
+        Device::Cpu(_) => {
+            let sum = sum_forward(h.value(), branch.value(), factor);
+            let (y, r) = forward(&sum, Some(&w_value), d, eps);
+            (sum, y, r)
+        }
+        Device::Gpu(gpu) => {
+            let branch = Some((branch.value(), factor));
+            let (sum, y, r) = forward_gpu(gpu, h.value(), branch, Some(&w_value), (d, eps));
+            (sum.expect("a sum"), y, r)
+        }
+    };
     let sum_kept = sum.clone();
     let wants_dw = w.needs_grad();
     let backward = move |mut douts: Vec<Option<Tensor>>| {
@@ -65,7 +77,7 @@ pub fn add_norm(tape: &Tape, h: &Var, branch: &Var, factor: f32, w: &Var, eps: f
             (None, Some(dsum)) => (dsum, None),
             (None, None) => return vec![None, None, None],
         };
-        let dbranch = if factor == 1.0 { dh.clone() } else { scaled(&dh, factor) };
+        let dbranch = if factor == 1.0 { dh.clone() } else { scaled_by(&dh, factor) };
         vec![Some(dh), Some(dbranch), dw]
     };
     let mut outputs = tape.record_many("add norm", &[h, branch, w], vec![sum, y], backward);
@@ -74,7 +86,7 @@ pub fn add_norm(tape: &Tape, h: &Var, branch: &Var, factor: f32, w: &Var, eps: f
 }
 
 fn sum_forward(h: &Tensor, branch: &Tensor, factor: f32) -> Tensor {
-    let Device::Cpu(cpu) = h.device();
+    let cpu = h.device().expect_cpu();
     let mut sum = Tensor::uninit(h.device(), h.shape());
     let len = N_ROWS * h.dims2().1;
     cpu.each_piece(sum.f32_mut(), len, |idx, sum| {
@@ -84,19 +96,19 @@ fn sum_forward(h: &Tensor, branch: &Tensor, factor: f32) -> Tensor {
     sum
 }
 
-fn scaled(x: &Tensor, factor: f32) -> Tensor {
-    let mut y = x.to_f32();
-    y.f32_mut().iter_mut().for_each(|y| *y *= factor);
-    y
-}
-
 fn forward(x: &Tensor, w: Option<&Tensor>, d: usize, eps: f32) -> (Tensor, Tensor) {
-    let Device::Cpu(cpu) = x.device();
     let n_rows = x.n_elem() / d;
     assert_eq!(n_rows * d, x.n_elem(), "norm: rows of {d} in {:?}", x.shape());
     if let Some(w) = w {
         w.expect_shape("norm: w", &[d]);
     }
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => {
+            let (_, y, r) = forward_gpu(gpu, x, None, w, (d, eps));
+            return (y, r);
+        }
+    };
     let mut y = Tensor::uninit(x.device(), x.shape());
     let mut r = Tensor::uninit(x.device(), &[n_rows]);
     let w = w.map(Tensor::f32);
@@ -117,11 +129,17 @@ fn forward_only(
     d: usize,
     eps: f32,
 ) -> (Option<Tensor>, Tensor) {
-    let Device::Cpu(cpu) = x.device();
     assert!(x.n_elem().is_multiple_of(d), "norm: rows of {d} in {:?}", x.shape());
     if let Some(w) = w {
         w.expect_shape("norm: w", &[d]);
     }
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => {
+            let (sum, y, _) = forward_gpu(gpu, x, branch, w, (d, eps));
+            return (sum, y);
+        }
+    };
     let mut y = Tensor::uninit(x.device(), x.shape());
     let mut sum = branch.map(|_| Tensor::uninit(x.device(), x.shape()));
     let w = w.map(Tensor::f32);
@@ -164,7 +182,10 @@ fn backward(
     wants_dw: bool,
 ) -> (Tensor, Option<Tensor>) {
     let device = norm.x.device();
-    let Device::Cpu(cpu) = device;
+    let cpu = match device {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return backward_gpu(gpu, norm, dy, dsum, wants_dw),
+    };
     let d = norm.d;
     let mut dx = Tensor::uninit(device, norm.x.shape());
     let n_tasks = (norm.x.n_elem() / d).div_ceil(N_ROWS);
@@ -194,7 +215,15 @@ fn backward(
 
 /// Sum over the first axis, in order: (n, d) to (d).
 pub(super) fn sum_rows(parts: &Tensor) -> Tensor {
-    let (_, d) = parts.dims2();
+    let (n_rows, d) = parts.dims2();
+    if let Device::Gpu(gpu) = parts.device() {
+        let mut sum = Tensor::uninit(parts.device(), &[d]);
+        let work = Work::groups(d.div_ceil(256), 256);
+        let mut args = [Arg::In(parts), Arg::Out(&mut sum)];
+        let consts = consts(d, None, None);
+        gpu.launch(&SUM_ROWS, work, &consts, &mut args, &[n_rows.into()]);
+        return sum;
+    }
     let mut sum = Tensor::zeros(parts.device(), &[d]);
     let total = sum.f32_mut();
     for part in parts.f32().chunks_exact(d.max(1)) {
@@ -203,6 +232,88 @@ pub(super) fn sum_rows(parts: &Tensor) -> Tensor {
         }
     }
     sum
+}
+
+static FORWARD: Kernel = Kernel {
+    entry: "norm_forward",
+    wgsl: include_str!("norm.wgsl"),
+    cuda: include_str!("norm.cu"),
+};
+static BACKWARD: Kernel = Kernel { entry: "norm_backward", ..FORWARD };
+static DW: Kernel = Kernel { entry: "norm_dw", ..FORWARD };
+static SUM_ROWS: Kernel = Kernel { entry: "norm_sum_rows", ..FORWARD };
+
+/// Threads for a row of `d` numbers.
+fn row_threads(d: usize) -> usize {
+    d.next_power_of_two().clamp(32, 256)
+}
+
+/// The sum, if there is a branch with its factor, the norm and the ratios.
+fn forward_gpu(
+    gpu: &Gpu,
+    x: &Tensor,
+    branch: Option<(&Tensor, f32)>,
+    w: Option<&Tensor>,
+    (d, eps): (usize, f32),
+) -> (Option<Tensor>, Tensor, Tensor) {
+    let n_rows = x.n_elem() / d;
+    let shape = if branch.is_some() { x.shape() } else { &[1] };
+    let mut sum = Tensor::uninit_as(x, shape);
+    let mut y = Tensor::activation(x.device(), x.shape());
+    let mut r = Tensor::uninit(x.device(), &[n_rows]);
+    let (branch_value, factor) = branch.unwrap_or((x, 0.0));
+    let consts = consts(d, w, branch.map(|it| it.0));
+    let mut args = [
+        Arg::In(x),
+        Arg::In(branch_value),
+        Arg::In(w.unwrap_or(x)),
+        Arg::Out(&mut sum),
+        Arg::Out(&mut y),
+        Arg::Out(&mut r),
+    ];
+    let work = Work::groups(n_rows, row_threads(d));
+    let params = [n_rows.into(), eps.into(), factor.into()];
+    gpu.launch(&FORWARD, work, &consts, &mut args, &params);
+    (branch.map(|_| sum), y, r)
+}
+
+/// Constants of all entries: the width of rows, whether there is a weight, and whether something is
+/// added: a branch on the way forward, another gradient on the way back.
+fn consts(d: usize, w: Option<&Tensor>, added: Option<&Tensor>) -> [Const; 4] {
+    let has = |it: Option<&Tensor>| usize::from(it.is_some());
+    [("D", d), ("HAS_W", has(w)), ("HAS_ADDED", has(added)), ("N_ROWS", N_ROWS)]
+}
+
+fn backward_gpu(
+    gpu: &Gpu,
+    norm: &Normed,
+    dy: &Tensor,
+    dsum: Option<&Tensor>,
+    wants_dw: bool,
+) -> (Tensor, Option<Tensor>) {
+    let Normed { x, w, r, d } = *norm;
+    let n_rows = x.n_elem() / d;
+    let mut dx = Tensor::uninit_as(x, x.shape());
+    let consts = consts(d, w, dsum);
+    let mut args = [
+        Arg::In(x),
+        Arg::In(w.unwrap_or(x)),
+        Arg::In(r),
+        Arg::In(dy),
+        Arg::In(dsum.unwrap_or(dy)),
+        Arg::Out(&mut dx),
+    ];
+    let work = Work::groups(n_rows, row_threads(d));
+    gpu.launch(&BACKWARD, work, &consts, &mut args, &[n_rows.into()]);
+    let dw = wants_dw.then(|| {
+        let n_parts = n_rows.div_ceil(N_ROWS);
+        let mut parts = Tensor::uninit(x.device(), &[n_parts, d]);
+        let mut args = [Arg::In(x), Arg::In(r), Arg::In(dy), Arg::Out(&mut parts)];
+        let work = Work::grid([d.div_ceil(256), n_parts, 1], 256);
+        gpu.launch(&DW, work, &consts, &mut args, &[n_rows.into()]);
+        sum_rows(&parts)
+    });
+    (dx, dw)
 }
 
 /// `sum = h + factor * branch`

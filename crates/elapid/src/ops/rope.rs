@@ -193,7 +193,7 @@ impl RopeTable {
 
     /// The blocks that hold the positions of `segments`.
     fn blocks(&self, device: &Device, segments: &Segments) -> Blocks {
-        let Device::Cpu(cpu) = device;
+        let cpu = device.expect_cpu();
         let mut used = Blocks::new();
         let mut missing = Vec::new();
         // The lock is not held while threads work: one of them may come here for another call.
@@ -293,7 +293,7 @@ fn backward(mut dy: Tensor, turns: &Turns) -> Tensor {
 
 /// Turns `y`, or `x` into `y`.
 fn turn(y: &mut Tensor, x: Option<&Tensor>, turns: &Turns, direction: Direction) {
-    let Device::Cpu(cpu) = y.device().clone();
+    let cpu = y.device().expect_cpu().clone();
     let (_, width) = y.dims2();
     let sign = match direction {
         Direction::Forward => 1.0,

@@ -160,7 +160,7 @@ pub fn route(tape: &Tape, logits: &Var, router: &Router, choice_bias: Option<&Te
 
 /// Experts and weights of all choices.
 fn forward(logits: &Tensor, router: &Router, bias: Option<&Tensor>) -> (Vec<u32>, Tensor) {
-    let Device::Cpu(cpu) = logits.device();
+    let cpu = logits.device().expect_cpu();
     let ((n_tok, n_expert), n_used) = (logits.dims2(), router.n_used);
     let mut experts = vec![0; n_tok * n_used];
     let mut weights = Tensor::uninit(logits.device(), &[n_tok, n_used]);
@@ -200,7 +200,7 @@ fn forward(logits: &Tensor, router: &Router, bias: Option<&Tensor>) -> (Vec<u32>
 
 /// Inverts `forward`: the gradient of the logits.
 fn backward(logits: &Tensor, router: &Router, experts: &[u32], dweights: &Tensor) -> Tensor {
-    let Device::Cpu(cpu) = logits.device();
+    let cpu = logits.device().expect_cpu();
     let ((_, n_expert), n_used) = (logits.dims2(), router.n_used);
     let mut dlogits = Tensor::uninit(logits.device(), logits.shape());
     let len = rows_per_task(n_expert);

@@ -30,7 +30,7 @@ fn sigmoid(x: f32) -> f32 {
 }
 
 fn forward(x: &Tensor, gate: &Tensor) -> Tensor {
-    let Device::Cpu(cpu) = x.device();
+    let cpu = x.device().expect_cpu();
     let (_, d) = x.dims2();
     let mut y = Tensor::uninit(x.device(), x.shape());
     cpu.each_piece(y.f32_mut(), N_ROWS * d, |idx, y| {
@@ -45,7 +45,7 @@ fn forward(x: &Tensor, gate: &Tensor) -> Tensor {
 
 /// Inverts `forward` for the gate; for x it is `forward` itself.
 fn backward_gate(x: &Tensor, gate: &Tensor, dy: &Tensor) -> Tensor {
-    let Device::Cpu(cpu) = x.device();
+    let cpu = x.device().expect_cpu();
     let (_, d) = x.dims2();
     let mut dgate = Tensor::uninit(x.device(), gate.shape());
     cpu.each_piece(dgate.f32_mut(), N_ROWS, |idx, dgate| {

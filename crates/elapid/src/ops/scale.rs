@@ -4,6 +4,7 @@
 //! Backward: `dx = factor * dy`.
 
 use crate::device::Device;
+use crate::gpu::{Arg, Gpu, Kernel, Work};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 
@@ -26,10 +27,18 @@ pub fn scale_columns(tape: &Tape, x: &Var, runs: &[(usize, f32)]) -> Var {
     tape.record("scale", &[x], y, move |dy| vec![Some(scaled(&dy, &factors))])
 }
 
+/// `factor * x`, without a record.
+pub(super) fn scaled_by(x: &Tensor, factor: f32) -> Tensor {
+    scaled(x, &vec![factor; x.dims2().1])
+}
+
 fn scaled(x: &Tensor, factors: &[f32]) -> Tensor {
-    let Device::Cpu(cpu) = x.device();
     let (_, d) = x.dims2();
     assert_eq!(d, factors.len(), "scale: columns");
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return scaled_gpu(gpu, x, factors),
+    };
     let mut y = Tensor::uninit(x.device(), x.shape());
     cpu.each_piece(y.f32_mut(), N_ROWS * d, |idx, y| {
         let x = &x.f32()[idx * N_ROWS * d..];
@@ -39,6 +48,21 @@ fn scaled(x: &Tensor, factors: &[f32]) -> Tensor {
             }
         }
     });
+    y
+}
+
+static SCALE: Kernel = Kernel {
+    entry: "scale_columns",
+    wgsl: include_str!("scale.wgsl"),
+    cuda: include_str!("scale.cu"),
+};
+
+fn scaled_gpu(gpu: &Gpu, x: &Tensor, factors: &[f32]) -> Tensor {
+    let mut y = Tensor::uninit_as(x, x.shape());
+    let factors = Tensor::from_f32(x.device(), &[factors.len()], factors);
+    let (n, d) = (x.n_elem(), factors.n_elem());
+    let mut args = [Arg::In(x), Arg::In(&factors), Arg::Out(&mut y)];
+    gpu.launch(&SCALE, Work::each(n), &[("D", d)], &mut args, &[n.into()]);
     y
 }
 

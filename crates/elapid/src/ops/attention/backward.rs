@@ -21,7 +21,7 @@ pub(super) fn backward(
     wanted: [bool; 3],
 ) -> [Option<Tensor>; 3] {
     let device = dy.device();
-    let Device::Cpu(cpu) = device;
+    let cpu = device.expect_cpu();
     let n_tok = dy.shape()[0];
     let mut dk = Tensor::uninit(device, &[n_tok, config.kv_width()]);
     let mut dv = Tensor::uninit(device, &[n_tok, config.kv_width()]);
@@ -90,7 +90,7 @@ pub(super) struct Share<'a> {
 
 pub(super) fn backward_share(saved: &Saved, dy: &Tensor, share: Share) {
     let Share { config, sequence, chunk, kv_head, wanted, dq, dk, dv } = share;
-    let Device::Cpu(cpu) = dy.device();
+    let cpu = dy.device().expect_cpu();
     let (d_head, n_group) = (config.d_head, config.n_group());
     let n_sum = chunk.keys.len() * d_head;
     let mut scratch = Tensor::uninit(dy.device(), &[2 * N_KEY * N_QUERY + 2 * n_sum]);
@@ -217,7 +217,7 @@ pub(super) fn gather_dq(
     plan: &[Vec<Chunk>],
     dq_parts: &Tensor,
 ) -> Tensor {
-    let Device::Cpu(cpu) = dq_parts.device();
+    let cpu = dq_parts.device().expect_cpu();
     let n_tok = sequences.iter().map(|sequence| sequence.segment.n_tok).sum();
     let mut dq = Tensor::uninit(dq_parts.device(), &[n_tok, config.q_width()]);
     let mut left = dq.f32_mut();

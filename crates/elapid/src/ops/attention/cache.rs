@@ -104,7 +104,7 @@ struct Page {
 
 impl Page {
     fn new(device: &Device, n_row: usize, row_bytes: usize) -> Page {
-        let Device::Cpu(cpu) = device;
+        let cpu = device.expect_cpu();
         let take = || cpu.pool().take(n_row * row_bytes);
         Page { keys: take(), values: take(), n_row }
     }
@@ -306,7 +306,7 @@ impl KvCache {
     }
 
     fn decode(&self, bytes: &[u8], out: &mut [f32]) {
-        let Device::Cpu(cpu) = &self.device;
+        let cpu = self.device.expect_cpu();
         match self.kind {
             CacheType::F32 => panic!("cache: f32 is read where it lies"),
             CacheType::F16 => cpu.simd(DecodeHalves { bytes, out }),

@@ -350,7 +350,7 @@ struct Block<'a> {
 }
 
 fn forward_blocks(q: &Tensor, config: &Attention, parts: Vec<Part>) {
-    let Device::Cpu(cpu) = q.device();
+    let cpu = q.device().expect_cpu();
     let n_group = config.n_group();
     let mut blocks = Vec::new();
     for part in parts {
@@ -387,7 +387,7 @@ fn by_kv_head<'a>(
 }
 
 fn forward_block(q: &Tensor, mut block: Block) {
-    let Device::Cpu(cpu) = q.device();
+    let cpu = q.device().expect_cpu();
     let Attention { d_head, .. } = *block.queries.config;
     let n_query = block.queries.n_query;
     let sequence = block.queries.sequence;

@@ -27,7 +27,7 @@ struct Reading<'a> {
 /// Attention of a few new tokens to long caches: what counts is to read each key and value once,
 /// in the order in which they lie.
 pub(super) fn step(q: &Tensor, config: &Attention, parts: Vec<Few>) {
-    let Device::Cpu(cpu) = q.device();
+    let cpu = q.device().expect_cpu();
     let q_width = config.q_width();
     let mut readings = Vec::new();
     let mut rows = Vec::new();

@@ -179,7 +179,7 @@ impl Operands {
         let mut input = Input { x: x.clone(), dropped: None, u: None, first_row };
         self.recall(&mut input);
         if let Some(AdapterValues { a, .. }) = &self.adapter {
-            let Device::Cpu(cpu) = x.device();
+            let cpu = x.device().expect_cpu();
             let ((n_tok, d_in), rank) = (x.dims2(), a.shape()[0]);
             let mut u = Tensor::uninit(x.device(), &[n_tok, rank]);
             let out = MatMut::new(u.f32_mut(), n_tok, rank);
@@ -193,7 +193,7 @@ impl Operands {
     /// Makes again what was put away.
     pub(super) fn recall(&self, input: &mut Input) {
         if let Some(AdapterValues { dropout: Some(dropout), .. }) = &self.adapter {
-            let Device::Cpu(cpu) = input.x.device();
+            let cpu = input.x.device().expect_cpu();
             let (_, d_in) = input.x.dims2();
             let mut dropped = Tensor::uninit(input.x.device(), input.x.shape());
             dropout.copy(cpu, input.first_row, d_in, input.x.f32(), dropped.f32_mut());
@@ -231,7 +231,7 @@ impl Operands {
     /// `y = bias` in each row; returns what of y counts.
     fn put_bias(&self, rows: &Range<usize>, y: &mut [f32]) -> f32 {
         let Some(bias) = &self.bias else { return 0.0 };
-        let Device::Cpu(cpu) = bias.device();
+        let cpu = bias.device().expect_cpu();
         let bias = &bias.f32()[rows.clone()];
         cpu.each_piece(y, N_ROWS * bias.len(), |_, y| {
             y.chunks_exact_mut(bias.len().max(1)).for_each(|y| y.copy_from_slice(bias));
@@ -248,7 +248,7 @@ impl Operands {
         y: &mut [f32],
         mut wa: Option<&mut [f32]>,
     ) {
-        let Device::Cpu(cpu) = x.device();
+        let cpu = x.device().expect_cpu();
         let ((n_tok, d_in), d_out) = (x.dims2(), rows.len());
         let x = Mat::new(x.f32(), n_tok, d_in);
         self.each_panel(rows.clone(), n_tok, |panel, w| {
@@ -268,7 +268,7 @@ impl Operands {
     /// `y += scale u @ b^T`.
     fn add_adapter(&self, rows: &Range<usize>, input: &Input, y: &mut [f32]) {
         if let (Some(adapter), Some(u)) = (&self.adapter, &input.u) {
-            let Device::Cpu(cpu) = u.device();
+            let cpu = u.device().expect_cpu();
             let ((n_tok, rank), d_out) = (u.dims2(), rows.len());
             let b = Mat::new(&adapter.b.f32()[rows.start * rank..], d_out, rank);
             let u = Mat::new(u.f32(), n_tok, rank);
@@ -286,7 +286,7 @@ impl Operands {
         y: &mut [f32],
     ) -> Scaled {
         let device = input.x.device();
-        let Device::Cpu(cpu) = device;
+        let cpu = device.expect_cpu();
         let (n_tok, d_out) = (input.n_tok(), rows.len());
         let (m, norms_of) = adapter.magnitude.as_ref().expect("asked for by the caller");
         let mut wa = match norms_of {
@@ -356,7 +356,7 @@ impl Operands {
         grads: &mut Grads,
     ) {
         let device = input.x.device();
-        let Device::Cpu(cpu) = device;
+        let cpu = device.expect_cpu();
         let rows = &pass.rows;
         let ((n_tok, d_in), d_out) = (input.x.dims2(), rows.len());
         if let Some(dw) = &mut grads.list[0] {
@@ -414,7 +414,7 @@ impl Operands {
 
     /// `dx = beta dx + dy @ w`.
     fn product_back(&self, rows: &Range<usize>, dy: &[f32], mut beta: f32, dx: &mut [f32]) {
-        let Device::Cpu(cpu) = self.weight.device();
+        let cpu = self.weight.device().expect_cpu();
         let (d_in, d_out) = (self.weight.shape()[1], rows.len());
         let n_tok = dx.len() / d_in.max(1);
         self.each_panel(rows.clone(), n_tok, |panel, w| {
@@ -437,7 +437,7 @@ impl Operands {
         let (Some(adapter), Some(u)) = (&self.adapter, &input.u) else { return };
         let AdapterValues { a, b, scale, .. } = adapter;
         let device = input.x.device();
-        let Device::Cpu(cpu) = device;
+        let cpu = device.expect_cpu();
         let ((n_tok, d_in), rank, d_out) = (input.x.dims2(), a.shape()[0], rows.len());
         let e_mat = Mat::new(e.map_or(dy, |e| e.f32()), n_tok, d_out);
         let b = Mat::new(&b.f32()[rows.start * rank..], d_out, rank);
@@ -484,7 +484,7 @@ impl Operands {
             return f(rows.clone(), &self.weight.f32()[rows.start * d_in..rows.end * d_in]);
         }
         let device = self.weight.device();
-        let Device::Cpu(cpu) = device;
+        let cpu = device.expect_cpu();
         let panel = if n_tok < N_MANY { PANEL_FEW } else { PANEL_MANY };
         let n_rows = (panel / d_in.max(1)).max(N_DECODED);
         let mut scratch = Tensor::uninit(device, &[n_rows.min(rows.len()), d_in]);
@@ -520,7 +520,7 @@ fn sum_pieces(
     d: usize,
     f: impl Fn(&mut f32, usize) + Send + Sync,
 ) -> Tensor {
-    let Device::Cpu(cpu) = device;
+    let cpu = device.expect_cpu();
     let n_rows = dy.len() / d.max(1);
     let mut parts = Tensor::zeros(device, &[n_rows.div_ceil(N_ROWS), d]);
     cpu.each_piece(parts.f32_mut(), d, |idx, part| {

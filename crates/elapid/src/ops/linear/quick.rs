@@ -110,7 +110,7 @@ struct Task<'a> {
 /// (n_tok, d_out) for each map.
 fn few(parts: &[Part], inputs: &Forms) -> Vec<Tensor> {
     let x = inputs.x;
-    let Device::Cpu(cpu) = x.device();
+    let cpu = x.device().expect_cpu();
     // With one token, rows of results and columns of results are the same.
     let shape = |part: &Part| [part.rows.len(), part.tokens.len()];
     let mut list: Vec<Tensor> =
@@ -196,7 +196,7 @@ fn many(part: &Part, inputs: &Forms) -> Tensor {
 /// are in its second level of cache.
 fn decoded_strips(weight: &Tensor, x: &[f32], y: &mut Tensor) {
     let device = weight.device();
-    let Device::Cpu(cpu) = device;
+    let cpu = device.expect_cpu();
     let ((n_tok, d_out), d_in) = (y.dims2(), weight.shape()[1]);
     let x = Mat::new(x, n_tok, d_in);
     let n_strip = d_out.div_ceil(N_DECODED);
@@ -220,7 +220,7 @@ fn decoded_strips(weight: &Tensor, x: &[f32], y: &mut Tensor) {
 
 /// A matrix in blocks with many rounded inputs, sixteen rows at a time.
 fn strips(block: BlockType, weight: &Tensor, groups: &[Group], y: &mut Tensor) {
-    let Device::Cpu(cpu) = weight.device();
+    let cpu = weight.device().expect_cpu();
     let (n_tok, d_out) = y.dims2();
     let (w, set) = (weight.bytes(), Set::best());
     let (per_tok, strip_bytes) = (groups.len() / n_tok, N_ROW * (w.len() / d_out));
@@ -255,7 +255,7 @@ fn add_bias(y: &mut Tensor, part: &Part) {
 /// `y += scale (x @ a^T) @ b^T`.
 fn add_adapter(y: &mut Tensor, x: &Tensor, part: &Part) {
     let Some(adapter) = &part.linear.adapter else { return };
-    let Device::Cpu(cpu) = x.device();
+    let cpu = x.device().expect_cpu();
     let x = x.rows(part.tokens.clone());
     let u = float_product(cpu, &x, adapter.a.value());
     let more = float_product(cpu, &u, &adapter.b.value().rows(part.rows.clone()));

@@ -252,7 +252,7 @@ fn padded(x: &Tensor, n_pad: usize) -> Tensor {
 /// `exit` receives the states after the segments; empty when nobody wants them.
 fn forward(job: &Job, exit: &mut [&mut Tensor]) -> Tensor {
     let device = job.x.device();
-    let Device::Cpu(cpu) = device;
+    let cpu = device.expect_cpu();
     let mut y = Tensor::uninit(device, job.x.shape());
     let sources = job.sources();
     let mut exits: Vec<Vec<&mut [f32]>> = Vec::with_capacity(sources.len());
@@ -277,7 +277,7 @@ fn forward(job: &Job, exit: &mut [&mut Tensor]) -> Tensor {
 /// Inverts `forward`: gradients in the order of the recorded inputs.
 fn backward(job: &Job, dy: &Tensor) -> Vec<Option<Tensor>> {
     let device = job.x.device();
-    let Device::Cpu(cpu) = device;
+    let cpu = device.expect_cpu();
     let (d_inner, d_state, n_pad) = (job.d_inner, job.d_state, job.n_pad);
     let n_tok = job.segments.n_tok();
     let n_groups = d_inner.div_ceil(GROUP);
@@ -344,7 +344,7 @@ fn backward(job: &Job, dy: &Tensor) -> Vec<Option<Tensor>> {
 /// Sums over the groups of channels, in order, and takes db and dc apart.
 fn add_groups(job: &Job, shared: &Tensor) -> (Tensor, Tensor) {
     let device = job.x.device();
-    let Device::Cpu(cpu) = device;
+    let cpu = device.expect_cpu();
     let (d_state, n_pad) = (job.d_state, job.n_pad);
     let mut db = Tensor::uninit(device, &[job.segments.n_tok(), d_state]);
     let mut dc = Tensor::uninit(device, &[job.segments.n_tok(), d_state]);

@@ -14,7 +14,7 @@ const TASK: usize = 1 << 14;
 /// As `forward`, with the states before the segments in `states`, and then those after.
 pub(super) fn step(job: &Job, states: &mut [&mut Tensor]) -> Tensor {
     let device = job.x.device();
-    let Device::Cpu(cpu) = device;
+    let cpu = device.expect_cpu();
     let (d_inner, d_state) = (job.d_inner, job.d_state);
     let rates = job.a_log.derived("scan: rates", rates);
     let mut y = Tensor::uninit(device, job.x.shape());
@@ -55,7 +55,7 @@ pub(super) fn step(job: &Job, states: &mut [&mut Tensor]) -> Tensor {
 
 /// Decay per unit of delta as a power of two, `-exp(a_log) / ln 2`: (d_state, d_inner).
 fn rates(a_log: &Tensor) -> Tensor {
-    let Device::Cpu(cpu) = a_log.device();
+    let cpu = a_log.device().expect_cpu();
     let (d_inner, d_state) = a_log.dims2();
     let mut rates = Tensor::uninit(a_log.device(), &[d_state, d_inner]);
     for (n, row) in rates.f32_mut().chunks_exact_mut(d_inner.max(1)).enumerate() {

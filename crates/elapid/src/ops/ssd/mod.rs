@@ -212,7 +212,7 @@ impl Inputs {
     }
 
     fn cpu(&self) -> &Cpu {
-        let Device::Cpu(cpu) = self.xbc.device();
+        let cpu = self.xbc.device().expect_cpu();
         cpu
     }
 

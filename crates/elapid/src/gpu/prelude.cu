@@ -1,0 +1,121 @@
+// Before every kernel: number formats, places in the grid, sums over a group in a fixed order.
+// THREADS, the constants of the kernel and the types of its arguments (T0, T1, ...) stand above.
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned long long u64;
+
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+
+#define DEVICE static __device__ __forceinline__
+#define KERNEL extern "C" __global__ __launch_bounds__(THREADS) void
+
+DEVICE float bf16_to_float(u16 bits) { return __uint_as_float((u32)bits << 16); }
+
+// To the nearest, ties to even; not a number stays one.
+DEVICE u16 float_to_bf16(float x) {
+#ifdef ELAPID_EMULATED
+    u32 bits = __float_as_uint(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)((bits >> 16) | 0x40u);
+    return (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+#else
+    u16 bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+#endif
+}
+
+// Two at once: `low` in the lower half.
+DEVICE u32 floats_to_bf16x2(float low, float high) {
+#ifdef ELAPID_EMULATED
+    return (u32)float_to_bf16(low) | ((u32)float_to_bf16(high) << 16);
+#else
+    u32 bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+#endif
+}
+
+DEVICE float f16_to_float(u16 bits) {
+#ifdef ELAPID_EMULATED
+    u32 sign = (u32)(bits & 0x8000u) << 16, exponent = (bits >> 10) & 31u, mantissa = bits & 1023u;
+    if (exponent == 31u) return __uint_as_float(sign | 0x7f800000u | (mantissa << 13));
+    if (exponent == 0u) {
+        float x = (float)mantissa * 5.9604644775390625e-08f;
+        return sign ? -x : x;
+    }
+    return __uint_as_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+#else
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+#endif
+}
+
+DEVICE float load(const float* x, size_t i) { return x[i]; }
+DEVICE float load(const bf16* x, size_t i) { return bf16_to_float(x[i].bits); }
+DEVICE float load(const f16* x, size_t i) { return f16_to_float(x[i].bits); }
+DEVICE void store(float* y, size_t i, float v) { y[i] = v; }
+DEVICE void store(bf16* y, size_t i, float v) { y[i].bits = float_to_bf16(v); }
+
+// Four at once; `i` is a multiple of four, and so is every place of the tensor (16 or 8 bytes).
+DEVICE float4 load4(const float* x, size_t i) { return *(const float4*)(x + i); }
+DEVICE float4 load4(const bf16* x, size_t i) {
+    uint2 v = *(const uint2*)(x + i);
+    return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u),
+                       __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
+}
+DEVICE void store4(float* y, size_t i, float4 v) { *(float4*)(y + i) = v; }
+DEVICE void store4(bf16* y, size_t i, float4 v) {
+    *(uint2*)(y + i) = make_uint2(floats_to_bf16x2(v.x, v.y), floats_to_bf16x2(v.z, v.w));
+}
+
+// The group, where groups are laid in a plane.
+DEVICE size_t group_of() { return (size_t)blockIdx.y * gridDim.x + blockIdx.x; }
+// This thread among all, and how many there are: `for (i = thread_of(); i < n; i += n_threads())`.
+DEVICE size_t thread_of() { return group_of() * THREADS + threadIdx.x; }
+DEVICE size_t n_threads() { return (size_t)gridDim.x * gridDim.y * THREADS; }
+
+DEVICE float warp_sum(float x) {
+#pragma unroll
+    for (int half = 16; half > 0; half /= 2) x += __shfl_xor_sync(0xffffffffu, x, half);
+    return x;
+}
+
+DEVICE float warp_max(float x) {
+#pragma unroll
+    for (int half = 16; half > 0; half /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, half));
+    return x;
+}
+
+// Sum of `x` over the threads of a group, the same in all of them. All threads must come here.
+// Whole warps: THREADS is a multiple of 32.
+DEVICE float group_sum(float x) {
+    __shared__ float parts[32];
+    x = warp_sum(x);
+    if (THREADS == 32) return x;
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < THREADS / 32; warp++) sum += parts[warp];
+    __syncthreads();
+    return sum;
+}
+
+// Largest `x` in a group, likewise.
+DEVICE float group_max(float x) {
+    __shared__ float parts[32];
+    x = warp_max(x);
+    if (THREADS == 32) return x;
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    float top = parts[0];
+#pragma unroll
+    for (int warp = 1; warp < THREADS / 32; warp++) top = fmaxf(top, parts[warp]);
+    __syncthreads();
+    return top;
+}
+
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }

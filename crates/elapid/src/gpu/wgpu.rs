@@ -1,0 +1,445 @@
+//! wgpu: Vulkan, Metal, DirectX 12, later the browser.
+//!
+//! Launches and copies are recorded into one command buffer and handed over together when the host
+//! reads something. Parameters of launches go into slots of uniform buffers that are written just
+//! before. Pipelines are made once for each kernel, its constants and its kinds of arguments.
+//!
+//! Errors that nobody asked for, and the loss of the device, end in `Failure`.
+
+use super::{Const, Failure, Launch};
+use crate::error::{Error, Result};
+use std::collections::HashMap;
+use std::num::NonZeroU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use wgpu::util::DeviceExt;
+
+/// Text before every kernel.
+const PRELUDE: &str = include_str!("prelude.wgsl");
+/// Bytes between the parameters of two launches: the alignment of uniform bindings.
+const SLOT: usize = 256;
+/// Launches whose parameters share a uniform buffer.
+const N_SLOTS: usize = 256;
+/// Launches after which work is handed over in any case.
+const N_LAUNCHES_MAX: usize = 4096;
+
+/// A device of wgpu.
+pub struct Wgpu {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    info: wgpu::AdapterInfo,
+    limits: wgpu::Limits,
+    pipelines: Mutex<HashMap<Key, Arc<Pipeline>>>,
+    pending: Mutex<Pending>,
+    failure: Failure,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct Key {
+    entry: &'static str,
+    threads: u32,
+    consts: Vec<Const>,
+    writes: Vec<bool>,
+}
+
+struct Pipeline {
+    pipeline: wgpu::ComputePipeline,
+    layout: wgpu::BindGroupLayout,
+}
+
+/// What has been recorded and not handed over.
+#[derive(Default)]
+struct Pending {
+    /// Before the encoder, so that it is dropped before it.
+    pass: Option<wgpu::ComputePass<'static>>,
+    encoder: Option<wgpu::CommandEncoder>,
+    uniforms: Vec<Uniforms>,
+    n_launches: usize,
+}
+
+/// A uniform buffer and what is to be in it.
+struct Uniforms {
+    buffer: wgpu::Buffer,
+    bytes: Vec<u8>,
+}
+
+/// What `elapid info --devices` says of an adapter.
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    /// Its name and the way to it.
+    pub name: String,
+    /// `discrete`, `integrated`, `software` or `other`.
+    pub kind: &'static str,
+    /// Vulkan, Metal, Dx12.
+    pub backend: String,
+    /// Most bytes of a buffer.
+    pub buffer_bytes_max: u64,
+    /// Most bytes of one argument of a kernel.
+    pub binding_bytes_max: u64,
+    /// Of those that kernels can use.
+    pub features: Vec<&'static str>,
+}
+
+fn adapters() -> Vec<wgpu::Adapter> {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::PRIMARY;
+    let instance = wgpu::Instance::new(descriptor);
+    let mut list = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY));
+    list.sort_by_key(|adapter| rank(adapter.get_info().device_type));
+    list
+}
+
+/// Best first.
+fn rank(kind: wgpu::DeviceType) -> usize {
+    match kind {
+        wgpu::DeviceType::DiscreteGpu => 0,
+        wgpu::DeviceType::IntegratedGpu => 1,
+        wgpu::DeviceType::VirtualGpu => 2,
+        wgpu::DeviceType::Other => 3,
+        wgpu::DeviceType::Cpu => 4,
+    }
+}
+
+/// What wgpu finds, best first.
+pub fn list() -> Vec<Adapter> {
+    adapters().iter().map(describe).collect()
+}
+
+fn describe(adapter: &wgpu::Adapter) -> Adapter {
+    let (info, limits, has) = (adapter.get_info(), adapter.limits(), adapter.features());
+    let features = [(wgpu::Features::SHADER_F16, "f16"), (wgpu::Features::SUBGROUP, "subgroups")];
+    Adapter {
+        name: info.name.clone(),
+        kind: match info.device_type {
+            wgpu::DeviceType::DiscreteGpu => "discrete",
+            wgpu::DeviceType::IntegratedGpu => "integrated",
+            wgpu::DeviceType::Cpu => "software",
+            _ => "other",
+        },
+        backend: format!("{:?}", info.backend),
+        buffer_bytes_max: limits.max_buffer_size,
+        binding_bytes_max: limits.max_storage_buffer_binding_size as u64,
+        features: features.iter().filter(|(one, _)| has.contains(*one)).map(|it| it.1).collect(),
+    }
+}
+
+/// WebGPU's own limits, with the sizes of buffers that the adapter allows.
+fn limits(adapter: &wgpu::Adapter) -> wgpu::Limits {
+    let has = adapter.limits();
+    wgpu::Limits {
+        max_buffer_size: has.max_buffer_size,
+        max_storage_buffer_binding_size: has.max_storage_buffer_binding_size,
+        max_storage_buffers_per_shader_stage: has.max_storage_buffers_per_shader_stage.min(8),
+        ..wgpu::Limits::default()
+    }
+}
+
+impl Wgpu {
+    pub(super) fn new(index: usize, failure: Failure) -> Result<Wgpu> {
+        let list = adapters();
+        let n_found = list.len();
+        let Some(adapter) = list.into_iter().nth(index) else {
+            return Err(Error::Device {
+                problem: format!("there is no wgpu adapter {index}: {n_found} found"),
+                hint: "`elapid info --devices` lists what is there; on Linux a driver of Vulkan is \
+                       needed (Debian: mesa-vulkan-drivers)"
+                    .into(),
+            });
+        };
+        let info = adapter.get_info();
+        let limits = limits(&adapter);
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some("elapid"),
+            required_limits: limits.clone(),
+            ..Default::default()
+        };
+        let opened = pollster::block_on(adapter.request_device(&descriptor));
+        let (device, queue) = opened.map_err(|error| Error::Device {
+            problem: format!("cannot open {}: {error}", info.name),
+            hint: "use `--device cpu`".into(),
+        })?;
+        let told = failure.clone();
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| told.set(error.to_string())));
+        let told = failure.clone();
+        device.set_device_lost_callback(move |reason, message| {
+            if reason != wgpu::DeviceLostReason::Destroyed {
+                told.set(format!("the device was lost: {message}"));
+            }
+        });
+        let (pipelines, pending) = (Mutex::default(), Mutex::default());
+        Ok(Wgpu { device, queue, info, limits, pipelines, pending, failure })
+    }
+
+    pub(super) fn name(&self) -> String {
+        format!("{} ({:?})", self.info.name, self.info.backend)
+    }
+
+    pub(super) fn binding_bytes_max(&self) -> usize {
+        self.limits.max_storage_buffer_binding_size as usize
+    }
+
+    pub(super) fn offset_align(&self) -> usize {
+        self.limits.min_storage_buffer_offset_alignment as usize
+    }
+
+    pub(super) fn allocate(&self, n_bytes: usize) -> std::result::Result<wgpu::Buffer, String> {
+        let max = self.limits.max_buffer_size;
+        if n_bytes as u64 > max {
+            let mib = |n: u64| n >> 20;
+            let asked = mib(n_bytes as u64);
+            return Err(format!("a buffer of {asked} MiB is asked for, {} MiB allowed", mib(max)));
+        }
+        let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: n_bytes as u64,
+            usage: wgpu::BufferUsages::STORAGE
+                | wgpu::BufferUsages::COPY_SRC
+                | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        match pollster::block_on(scope.pop()) {
+            None => Ok(buffer),
+            Some(error) => Err(format!("{} MiB of memory are not there: {error}", n_bytes >> 20)),
+        }
+    }
+
+    fn pending(&self) -> std::sync::MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Through a buffer of its own, in the order of launches.
+    pub(super) fn upload(&self, to: &wgpu::Buffer, offset: usize, bytes: &[u8]) {
+        let padded;
+        let whole = if bytes.len().is_multiple_of(4) {
+            bytes
+        } else {
+            padded = [bytes, &[0; 3][..4 - bytes.len() % 4]].concat();
+            &padded
+        };
+        let from = self.device.create_buffer_init(&wgpu::util::BufferInitDescriptor {
+            label: None,
+            contents: whole,
+            usage: wgpu::BufferUsages::COPY_SRC,
+        });
+        self.copy((&from, 0), (to, offset), whole.len());
+    }
+
+    pub(super) fn copy(
+        &self,
+        (from, from_offset): (&wgpu::Buffer, usize),
+        (to, to_offset): (&wgpu::Buffer, usize),
+        n_bytes: usize,
+    ) {
+        let mut pending = self.pending();
+        let n_bytes = n_bytes.next_multiple_of(4) as u64;
+        let encoder = pending.encoder(&self.device);
+        encoder.copy_buffer_to_buffer(from, from_offset as u64, to, to_offset as u64, n_bytes);
+    }
+
+    pub(super) fn fill(&self, buffer: &wgpu::Buffer, offset: usize, n_bytes: usize, word: u32) {
+        if word == 0 {
+            let mut pending = self.pending();
+            let encoder = pending.encoder(&self.device);
+            return encoder.clear_buffer(buffer, offset as u64, Some(n_bytes as u64));
+        }
+        let bytes = bytemuck::cast_slice(&vec![word; n_bytes.div_ceil(4)]).to_vec();
+        self.upload(buffer, offset, &bytes);
+    }
+
+    pub(super) fn download(&self, from: &wgpu::Buffer, offset: usize, bytes: &mut [u8]) {
+        // Whole words around what is wanted.
+        let begin = offset / 4 * 4;
+        let n_bytes = (offset + bytes.len() - begin).next_multiple_of(4);
+        let staging = self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: n_bytes as u64,
+            usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        self.copy((from, begin), (&staging, 0), n_bytes);
+        self.flush();
+        let slice = staging.slice(..);
+        let told = self.failure.clone();
+        slice.map_async(wgpu::MapMode::Read, move |result| {
+            if let Err(error) = result {
+                told.set(format!("cannot read a buffer: {error}"));
+            }
+        });
+        self.wait();
+        if self.failure.get().is_none() {
+            match slice.get_mapped_range() {
+                Ok(view) => bytes.copy_from_slice(&view[offset - begin..][..bytes.len()]),
+                Err(error) => self.failure.set(format!("cannot read a buffer: {error}")),
+            }
+        }
+    }
+
+    pub(super) fn launch(&self, launch: &Launch) {
+        let pipeline = self.pipeline(launch);
+        let mut guard = self.pending();
+        let pending = &mut *guard;
+        let (uniforms, at) = pending.slot(&self.device, launch);
+        let buffers = launch.args.iter().map(|arg| {
+            let super::Memory::Wgpu(buffer) = arg.memory else {
+                unreachable!("a buffer of another device")
+            };
+            let n_bytes = arg.n_bytes.next_multiple_of(4).max(4) as u64;
+            (buffer, arg.offset as u64, NonZeroU64::new(n_bytes))
+        });
+        let params = (uniforms, at as u64, NonZeroU64::new(SLOT as u64));
+        let entries: Vec<wgpu::BindGroupEntry> = buffers
+            .chain([params])
+            .enumerate()
+            .map(|(binding, (buffer, offset, size))| wgpu::BindGroupEntry {
+                binding: binding as u32,
+                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer,
+                    offset,
+                    size,
+                }),
+            })
+            .collect();
+        let bind_group = self.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: Some(launch.kernel.entry),
+            layout: &pipeline.layout,
+            entries: &entries,
+        });
+        drop(entries);
+        let pass = pending.pass(&self.device);
+        pass.set_pipeline(&pipeline.pipeline);
+        pass.set_bind_group(0, &bind_group, &[]);
+        let [x, y, z] = launch.work.groups;
+        pass.dispatch_workgroups(x, y, z);
+        pending.n_launches += 1;
+        if pending.n_launches >= N_LAUNCHES_MAX {
+            drop(guard);
+            self.flush();
+        }
+    }
+
+    /// Made once for each kernel and its constants.
+    fn pipeline(&self, launch: &Launch) -> Arc<Pipeline> {
+        let key = Key {
+            entry: launch.kernel.entry,
+            threads: launch.work.threads,
+            consts: launch.consts.to_vec(),
+            writes: launch.args.iter().map(|arg| arg.writes).collect(),
+        };
+        let mut pipelines = self.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = pipelines.get(&key) {
+            return found.clone();
+        }
+        let made = Arc::new(self.make(launch));
+        pipelines.insert(key, made.clone());
+        made
+    }
+
+    fn make(&self, launch: &Launch) -> Pipeline {
+        let mut source = format!("const THREADS: u32 = {}u;\n", launch.work.threads);
+        for (name, value) in launch.consts {
+            source.push_str(&format!("const {name}: u32 = {value}u;\n"));
+        }
+        source.push_str(PRELUDE);
+        source.push_str(launch.kernel.wgsl);
+        let entry = launch.kernel.entry;
+        let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
+            label: Some(entry),
+            source: wgpu::ShaderSource::Wgsl(source.into()),
+        });
+        let buffers = launch
+            .args
+            .iter()
+            .map(|arg| wgpu::BufferBindingType::Storage { read_only: !arg.writes })
+            .chain([wgpu::BufferBindingType::Uniform]);
+        let entries: Vec<wgpu::BindGroupLayoutEntry> = buffers
+            .enumerate()
+            .map(|(binding, ty)| wgpu::BindGroupLayoutEntry {
+                binding: binding as u32,
+                visibility: wgpu::ShaderStages::COMPUTE,
+                ty: wgpu::BindingType::Buffer { ty, has_dynamic_offset: false, min_binding_size: None },
+                count: None,
+            })
+            .collect();
+        let layout = self.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label: Some(entry),
+            entries: &entries,
+        });
+        let pipeline_layout = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: Some(entry),
+            bind_group_layouts: &[Some(&layout)],
+            ..Default::default()
+        });
+        let pipeline = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(entry),
+            layout: Some(&pipeline_layout),
+            module: &module,
+            entry_point: Some(entry),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                zero_initialize_workgroup_memory: false,
+                ..Default::default()
+            },
+            cache: None,
+        });
+        Pipeline { pipeline, layout }
+    }
+
+    pub(super) fn flush(&self) {
+        let mut pending = self.pending();
+        pending.pass = None;
+        let Some(encoder) = pending.encoder.take() else { return };
+        for uniforms in &mut pending.uniforms {
+            if !uniforms.bytes.is_empty() {
+                self.queue.write_buffer(&uniforms.buffer, 0, &uniforms.bytes);
+                uniforms.bytes.clear();
+            }
+        }
+        pending.n_launches = 0;
+        self.queue.submit([encoder.finish()]);
+    }
+
+    pub(super) fn wait(&self) {
+        self.flush();
+        if let Err(error) = self.device.poll(wgpu::PollType::wait_indefinitely()) {
+            self.failure.set(format!("waiting failed: {error}"));
+        }
+    }
+}
+
+impl Pending {
+    /// The encoder, outside a pass.
+    fn encoder(&mut self, device: &wgpu::Device) -> &mut wgpu::CommandEncoder {
+        self.pass = None;
+        self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
+    }
+
+    fn pass(&mut self, device: &wgpu::Device) -> &mut wgpu::ComputePass<'static> {
+        let encoder = self
+            .encoder
+            .get_or_insert_with(|| device.create_command_encoder(&Default::default()));
+        self.pass.get_or_insert_with(|| {
+            encoder.begin_compute_pass(&Default::default()).forget_lifetime()
+        })
+    }
+
+    /// The next slot of a uniform buffer, with the parameters of a launch in it.
+    fn slot(&mut self, device: &wgpu::Device, launch: &Launch) -> (&wgpu::Buffer, usize) {
+        let idx = self.n_launches / N_SLOTS;
+        if self.uniforms.len() <= idx {
+            let buffer = device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("parameters"),
+                size: (SLOT * N_SLOTS) as u64,
+                usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            });
+            self.uniforms.push(Uniforms { buffer, bytes: Vec::new() });
+        }
+        let uniforms = &mut self.uniforms[idx];
+        let at = uniforms.bytes.len();
+        for word in launch.params {
+            uniforms.bytes.extend(word.0.to_le_bytes());
+        }
+        assert!(uniforms.bytes.len() <= at + SLOT, "{}: parameters", launch.kernel.entry);
+        uniforms.bytes.resize(at + SLOT, 0);
+        (&uniforms.buffer, at)
+    }
+}

@@ -1,0 +1,80 @@
+// RMSNorm and the addition before it; see norm.rs. A group takes a row of D numbers.
+// HAS_W, HAS_ADDED: 0 where there is no weight, no branch or dsum; another buffer then takes its place.
+
+struct Params { u32 n_rows; float eps; float factor; };
+
+#ifdef ENTRY_norm_forward
+KERNEL norm_forward(const T0* x, const T1* branch, const T2* w, T3* sum, T4* y, T5* r, Params p) {
+    size_t row = group_of();
+    if (row >= p.n_rows) return;
+    size_t at = row * D;
+    float squares = 0.0f;
+    for (u32 i = threadIdx.x; i < D; i += THREADS) {
+        float value = load(x, at + i);
+        if (HAS_ADDED) {
+            value += p.factor * load(branch, at + i);
+            store(sum, at + i, value);
+        }
+        squares += value * value;
+    }
+    float ratio = 1.0f / sqrtf(group_sum(squares) / (float)D + p.eps);
+    if (threadIdx.x == 0) store(r, row, ratio);
+    for (u32 i = threadIdx.x; i < D; i += THREADS) {
+        float value = HAS_ADDED ? load(sum, at + i) : load(x, at + i);
+        value *= ratio;
+        if (HAS_W) value *= load(w, i);
+        store(y, at + i, value);
+    }
+}
+#endif
+
+#ifdef ENTRY_norm_backward
+KERNEL norm_backward(const T0* x, const T1* w, const T2* r, const T3* dy, const T4* dsum, T5* dx,
+                     Params p) {
+    size_t row = group_of();
+    if (row >= p.n_rows) return;
+    size_t at = row * D;
+    float ratio = load(r, row);
+    float dot = 0.0f;
+    for (u32 i = threadIdx.x; i < D; i += THREADS) {
+        float wdy = load(dy, at + i);
+        if (HAS_W) wdy *= load(w, i);
+        dot += wdy * load(x, at + i);
+    }
+    float pull = -ratio * ratio * group_sum(dot) / (float)D;
+    for (u32 i = threadIdx.x; i < D; i += THREADS) {
+        float wdy = load(dy, at + i);
+        if (HAS_W) wdy *= load(w, i);
+        float out = ratio * (wdy + load(x, at + i) * pull);
+        if (HAS_ADDED) out += load(dsum, at + i);
+        store(dx, at + i, out);
+    }
+}
+#endif
+
+#ifdef ENTRY_norm_dw
+// A group sums N_ROWS rows for THREADS columns.
+KERNEL norm_dw(const T0* x, const T1* r, const T2* dy, T3* parts, Params p) {
+    u32 col = blockIdx.x * THREADS + threadIdx.x;
+    if (col >= D) return;
+    u32 first = blockIdx.y * N_ROWS;
+    u32 end = min(first + N_ROWS, p.n_rows);
+    float total = 0.0f;
+    for (u32 row = first; row < end; row++) {
+        size_t at = (size_t)row * D + col;
+        total += load(dy, at) * load(x, at) * load(r, row);
+    }
+    store(parts, (size_t)blockIdx.y * D + col, total);
+}
+#endif
+
+#ifdef ENTRY_norm_sum_rows
+// Sum over the rows of x, in order.
+KERNEL norm_sum_rows(const T0* x, T1* y, Params p) {
+    u32 col = blockIdx.x * THREADS + threadIdx.x;
+    if (col >= D) return;
+    float total = 0.0f;
+    for (u32 row = 0; row < p.n_rows; row++) total += load(x, (size_t)row * D + col);
+    store(y, col, total);
+}
+#endif

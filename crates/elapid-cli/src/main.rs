@@ -1,6 +1,7 @@
 //! The one binary `elapid`: commands, files, reports. What models compute is in the engine.
 
 mod commands;
+mod compute;
 mod files;
 mod machine;
 mod report;

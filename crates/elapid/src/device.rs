@@ -31,7 +31,7 @@ impl Device {
     ///
     /// `gpu` is CUDA where there is one, else wgpu. `auto` takes a GPU that is no software, else the
     /// processor.
-    pub fn by_name(name: &str, n_threads: usize) -> Result<Device> {
+    pub fn by_name(name: &str, precision: Precision, n_threads: usize) -> Result<Device> {
         let host = || match Device::cpu(n_threads)? {
             Device::Cpu(cpu) => Ok(cpu),
             Device::Gpu(gpu) => Ok(gpu.host().clone()),
@@ -40,10 +40,17 @@ impl Device {
             None => (name, Some(0)),
             Some((kind, index)) => (kind, index.parse().ok()),
         };
-        let precision = Precision::default();
         match (kind, index) {
             ("cpu", Some(0)) => Device::cpu(n_threads),
-            ("auto", Some(0)) => Device::cpu(n_threads),
+            ("auto", Some(0)) => match Gpu::cuda(0, host()?, precision) {
+                Ok(gpu) => Ok(Device::Gpu(gpu)),
+                Err(_)
+                    if crate::gpu::list_wgpu().first().is_some_and(|it| it.kind == "discrete") =>
+                {
+                    Gpu::wgpu(0, host()?).map(Device::Gpu)
+                }
+                Err(_) => Device::cpu(n_threads),
+            },
             ("gpu", Some(index)) => {
                 let found = Gpu::cuda(index, host()?, precision);
                 let found = found.or_else(|_| Gpu::wgpu(index, host()?));
@@ -53,7 +60,8 @@ impl Device {
             ("wgpu", Some(index)) => Gpu::wgpu(index, host()?).map(Device::Gpu),
             _ => Err(Error::Device {
                 problem: format!("there is no device `{name}`"),
-                hint: "use `auto`, `cpu`, `gpu`, `wgpu`, `cuda`, or one of several: `cuda:1`".into(),
+                hint: "use `auto`, `cpu`, `gpu`, `wgpu`, `cuda`, or one of several: `cuda:1`"
+                    .into(),
             }),
         }
     }
@@ -64,6 +72,11 @@ impl Device {
             Device::Cpu(cpu) => cpu,
             Device::Gpu(gpu) => gpu.host(),
         }
+    }
+
+    /// The processor as a device of its own.
+    pub fn host_device(&self) -> Device {
+        Device::Cpu(self.host().clone())
     }
 
     /// The processor, for an op that has no other kernel.
@@ -79,6 +92,15 @@ impl Device {
         match self {
             Device::Cpu(_) => None,
             Device::Gpu(gpu) => Some(gpu),
+        }
+    }
+
+    /// Whether tensors of one can be used with tensors of the other.
+    pub fn is_same(&self, other: &Device) -> bool {
+        match (self, other) {
+            (Device::Cpu(_), Device::Cpu(_)) => true,
+            (Device::Gpu(a), Device::Gpu(b)) => a.is_same(b),
+            _ => false,
         }
     }
 

@@ -109,5 +109,7 @@ pub(crate) fn advance(
         return Ok(Vec::new());
     }
     let hidden = Var::constant(hidden.value().gather(&rows));
-    Ok(model.logits(&tape, weights, &hidden).value().f32().to_vec())
+    let logits = model.logits(&tape, weights, &hidden).value().to_vec();
+    weights.device().check()?;
+    Ok(logits)
 }

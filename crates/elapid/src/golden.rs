@@ -186,7 +186,7 @@ fn forward(
         let logits = model.logits(&tape, weights, &forward.hidden);
         list.push(Comparison {
             quantity: "logits".into(),
-            error: largest_difference(logits.value().f32(), want.f32()),
+            error: largest_difference(&logits.value().to_vec(), want.f32()),
             tolerance: LOGITS_TOLERANCE,
             note: "largest difference".into(),
         });
@@ -202,7 +202,7 @@ fn forward(
         let mut n_found = 0;
         for (idx, at) in alignment.into_iter().enumerate() {
             if let Some(want) = reference(device, golden, &format!("hidden.{idx}"))? {
-                worst = worst.max(largest_difference(forward.stream[at].f32(), want.f32()));
+                worst = worst.max(largest_difference(&forward.stream[at].to_vec(), want.f32()));
                 n_found += 1;
             }
         }
@@ -261,7 +261,7 @@ fn loss_and_gradients(model: &Model, weights: &Weights, case: &Case) -> Result<(
     let options = ForwardOptions::default();
     let loss = model.loss(&tape, weights, &case.batch, &case.targets(), options)?.loss;
     let mut grads = Gradients::default();
-    let value = loss.value().f32()[0];
+    let value = loss.value().to_vec()[0];
     tape.backward(&loss, 1.0, &mut grads);
     Ok((value, grads))
 }
@@ -277,14 +277,14 @@ fn stored(
     let parts: Vec<_> = specs.filter(|(_, spec)| spec.stored_name == name).collect();
     let Some((_, first)) = parts.first() else {
         let id = weights.find(name);
-        return id.and_then(tensor_of).map(|tensor| tensor.f32().to_vec()).unwrap_or_default();
+        return id.and_then(tensor_of).map(|tensor| tensor.to_vec()).unwrap_or_default();
     };
     let n_cols = first.stored_shape.last().copied().unwrap_or(1);
     let mut whole = vec![0.0; first.stored_shape.iter().product()];
     for (idx, spec) in parts {
         if let Some(tensor) = tensor_of(ParamId(idx)) {
             let begin = spec.stored_rows.as_ref().map_or(0, |rows| rows.start * n_cols);
-            whole[begin..begin + tensor.n_elem()].copy_from_slice(tensor.f32());
+            whole[begin..begin + tensor.n_elem()].copy_from_slice(&tensor.to_vec());
         }
     }
     whole

@@ -228,7 +228,7 @@ fn lora(settings: &LoraSettings, model: &Model, weights: &mut Weights, seed: u64
     for &id in &ids {
         let base = weights.tensor(id);
         let (d_out, d_in) = base.dims2();
-        let (rank, device) = (settings.rank, base.device());
+        let (rank, device) = (settings.rank, base.device().host_device());
         if rank == 0 || rank > d_in.min(d_out) {
             let problem = format!("rank {rank} for `{}` of {d_out} x {d_in}", weights.name(id));
             return Err(Error::input(problem, "choose `--rank` between 1 and the smaller side"));
@@ -239,8 +239,8 @@ fn lora(settings: &LoraSettings, model: &Model, weights: &mut Weights, seed: u64
         let a: Vec<f32> = (0..rank * d_in).map(number).collect();
         modules.push(Module {
             param: weights.name(id).to_string(),
-            a: Tensor::from_f32(device, &[rank, d_in], &a),
-            b: Tensor::zeros(device, &[d_out, rank]),
+            a: Tensor::from_f32(&device, &[rank, d_in], &a),
+            b: Tensor::zeros(&device, &[d_out, rank]),
             alpha: settings.alpha,
             magnitude: None,
         });
@@ -311,12 +311,13 @@ fn bc(model: &Model, weights: &mut Weights) -> Result<()> {
         let param = format!("{module}.weight");
         let id = weights.find(&param).expect("a state-space layer has its projection");
         let base = weights.tensor(id);
-        let (device, (d_out, d_in), rank) = (base.device(), base.dims2(), rows.len());
-        let mut b = Tensor::zeros(device, &[d_out, rank]);
+        let (device, rank) = (base.device().host_device(), rows.len());
+        let (d_out, d_in) = base.dims2();
+        let mut b = Tensor::zeros(&device, &[d_out, rank]);
         for (idx, row) in rows.enumerate() {
             b.f32_mut()[row * rank + idx] = 1.0;
         }
-        let a = Tensor::zeros(device, &[rank, d_in]);
+        let a = Tensor::zeros(&device, &[rank, d_in]);
         modules.push(Module { param, a, b, alpha: rank as f64, magnitude: None });
     }
     if modules.is_empty() {

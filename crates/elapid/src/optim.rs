@@ -168,7 +168,7 @@ impl Optimizer {
     /// As before the first step.
     pub fn reset(&mut self) {
         for (_, state) in self.states.values_mut() {
-            state.tensors_mut().into_iter().for_each(|(_, x)| x.f32_mut().fill(0.0));
+            state.tensors_mut().into_iter().for_each(|(_, x)| x.fill_zero());
         }
         self.n_steps = 0;
     }
@@ -205,7 +205,7 @@ impl Optimizer {
         }
         let places = self.states.values_mut().flat_map(|(_, state)| state.tensors_mut());
         for ((_, place), found) in places.zip(kept) {
-            place.f32_mut().copy_from_slice(found.f32());
+            place.write_f32(&found.to_vec());
         }
         self.n_steps = n_steps;
         Ok(())

@@ -76,7 +76,7 @@ pub fn compare(pair: [(&Model, &Weights); 2], prompts: &[Vec<u32>]) -> Result<Pa
         let [a, b] = pair.map(|(model, weights)| logits(model, weights, ids));
         let (a, b) = (a?, b?);
         let n_vocab = a.dims2().1;
-        for (a, b) in a.f32().chunks(n_vocab).zip(b.f32().chunks(n_vocab)) {
+        for (a, b) in a.to_vec().chunks(n_vocab).zip(b.to_vec().chunks(n_vocab)) {
             parity.add(a, b);
         }
     }

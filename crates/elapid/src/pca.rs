@@ -10,7 +10,6 @@
 //! in a fixed order, on one thread. About 7 d^3 operations.
 
 use crate::cpu::{Mat, MatMut, Scope};
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::rng::Rng;
 use crate::tensor::Tensor;
@@ -265,6 +264,7 @@ fn sweep(d: &mut [f64], e: &mut [f64], v: &mut [f64], l: usize, m: usize) -> f64
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Device;
 
     /// n rows around a mean, in the span of the first of d random orthogonal directions; the
     /// deviation along direction i is `size(i)`.

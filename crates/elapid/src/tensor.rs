@@ -233,8 +233,11 @@ impl Tensor {
         }
     }
 
-    /// The same numbers on another device.
-    pub fn to(&self, device: &Device) -> Tensor {
+    /// The same numbers on another device; shared where they are there already.
+    pub fn moved(&self, device: &Device) -> Tensor {
+        if self.device.is_same(device) {
+            return self.clone();
+        }
         let mut out = Tensor::raw(device, &self.shape, self.dtype);
         let bytes = self.to_bytes();
         match &out.storage.memory {

@@ -185,9 +185,10 @@ impl Weights {
     /// Fresh parameters from a seed. Each number depends on seed, parameter and place alone.
     pub fn init(device: &Device, specs: &[Spec], seed: u64) -> Weights {
         let tensors = specs.iter().enumerate().map(|(idx, spec)| {
-            let mut tensor = Tensor::uninit(device, &spec.shape);
+            // On the processor, whatever the device: the same numbers everywhere.
+            let mut tensor = Tensor::uninit(&device.host_device(), &spec.shape);
             fill(&mut tensor, spec.init, &Rng::new(seed, idx as u64));
-            tensor
+            tensor.moved(device)
         });
         Weights::from_tensors(specs, tensors)
     }
@@ -203,8 +204,12 @@ impl Weights {
         files: &[&dyn TensorFile],
         ignored: &[&str],
     ) -> Result<Weights> {
-        let tensors = params::read_all(device, specs, places, files, ignored)?;
-        Ok(Weights::from_tensors(specs, tensors.into_iter()))
+        let host = device.host_device();
+        let tensors = params::read_all(&host, specs, places, files, ignored)?;
+        let tensors = tensors.into_iter().map(|tensor| tensor.moved(device));
+        let weights = Weights::from_tensors(specs, tensors);
+        device.check()?;
+        Ok(weights)
     }
 
     /// The same numbers under the same names, frozen: tensors share their bytes, and what is
@@ -214,6 +219,19 @@ impl Weights {
         let params = self.params.iter().map(frozen).collect();
         let (by_name, arithmetic) = (self.by_name.clone(), self.arithmetic);
         Weights { params, by_name, dropout: 0.0, noise: None, arithmetic }
+    }
+
+    /// The same on another device; what is there already is shared.
+    pub fn moved(&self, device: &Device) -> Weights {
+        let mut weights = self.share();
+        for (param, from) in weights.params.iter_mut().zip(&self.params) {
+            param.policy = from.policy;
+            param.tensor = param.tensor.moved(device);
+            if let Some(magnitude) = param.adapter.as_mut().and_then(|it| it.magnitude.as_mut()) {
+                magnitude.squares = magnitude.squares.moved(device);
+            }
+        }
+        Weights { dropout: self.dropout, noise: self.noise, ..weights }
     }
 
     /// The parameter of this name.
@@ -318,6 +336,7 @@ impl Weights {
     /// Adds a trained parameter behind all others.
     pub fn push(&mut self, name: &str, role: Role, tensor: Tensor) -> ParamId {
         let id = ParamId(self.params.len());
+        let tensor = tensor.moved(self.device());
         self.by_name.insert(name.into(), id);
         let (name, policy) = (name.into(), Policy::Trained);
         self.params.push(Param { name, role, tensor, policy, adapter: None });
@@ -336,16 +355,18 @@ impl Weights {
             let (shape, dtype) = (param.tensor.shape(), param.tensor.dtype().name());
             let head = format!("{} {shape:?} {dtype}\n", param.name);
             hasher.update(head.as_bytes());
-            hasher.update_rayon(param.tensor.bytes());
+            hasher.update_rayon(&param.tensor.to_bytes());
         }
         hasher.finalize().to_hex().to_string()
     }
 
-    /// The adapter of a matrix, if it has one.
+    /// The adapter of a matrix, if it has one, on the processor: as files have it.
     pub fn adapter_of(&self, id: ParamId) -> Option<AdapterTensors> {
         let ids = self.params[id.0].adapter.as_ref()?;
-        let magnitude = ids.magnitude.as_ref().map(|magnitude| self.tensor(magnitude.m).clone());
-        let [a, b] = [ids.a, ids.b].map(|id| self.tensor(id).clone());
+        let host = self.device().host_device();
+        let at_hand = |id: ParamId| self.tensor(id).moved(&host);
+        let magnitude = ids.magnitude.as_ref().map(|magnitude| at_hand(magnitude.m));
+        let [a, b] = [ids.a, ids.b].map(at_hand);
         Some(AdapterTensors { a, b, magnitude })
     }
 
@@ -363,7 +384,9 @@ impl Weights {
         halves[0].expect_shape("adapter: a", &[rank, *d_in]);
         halves[1].expect_shape("adapter: b", &[*d_out, rank]);
         let first = self.params.len();
+        let device = self.device().clone();
         for (name, tensor) in names.into_iter().zip(halves) {
+            let tensor = tensor.moved(&device);
             self.by_name.insert(name.clone(), ParamId(self.params.len()));
             let role = Role::Matrix;
             self.params.push(Param { name, role, tensor, policy: Policy::Frozen, adapter: None });
@@ -378,10 +401,10 @@ impl Weights {
         let m = ParamId(self.params.len());
         let squares = row_squares(&self.params[id.0].tensor);
         let tensor = lengths.unwrap_or_else(|| {
-            let mut lengths = squares.to_f32();
-            lengths.f32_mut().iter_mut().for_each(|x| *x = x.sqrt());
-            lengths
+            let lengths: Vec<f32> = squares.to_vec().iter().map(|x| x.sqrt()).collect();
+            Tensor::from_f32(squares.device(), squares.shape(), &lengths)
         });
+        let tensor = tensor.moved(squares.device());
         tensor.expect_shape("adapter: magnitude", squares.shape());
         let param = &mut self.params[id.0];
         let adapter = param.adapter.as_mut().expect("a magnitude stands beside an adapter");
@@ -456,7 +479,8 @@ impl Weights {
 fn encoded(tensor: &Tensor, block: BlockType) -> Tensor {
     const N_ROWS: usize = 64;
     let device = tensor.device();
-    let cpu = device.expect_cpu();
+    let cpu = device.host();
+    let tensor = tensor.moved(&device.host_device());
     let (n_rows, n_cols) = tensor.dims2();
     let row_bytes = n_cols / block.n_elem() * block.n_bytes();
     let pieces = cpu.map((0..n_rows).step_by(N_ROWS).collect(), |row: usize| {

@@ -1,6 +1,7 @@
 //! `elapid bench`: training speed beside PyTorch and beside the limit of the machine.
 
 use super::bench_generate;
+use crate::compute::Compute;
 use crate::machine;
 use crate::report::{Done, Failure, between, count, line, n_threads_default};
 use elapid::batch::{Batch, Targets};
@@ -60,9 +61,8 @@ pub struct Bench {
     /// Timed steps; the median and the best are printed
     #[arg(long, default_value_t = 9, value_parser = between(1, 1000))]
     reps: usize,
-    /// Threads [default: all]
-    #[arg(long, value_parser = between(1, 1024))]
-    threads: Option<usize>,
+    #[command(flatten)]
+    compute: Compute,
     /// Command that runs the PyTorch script, to measure beside
     #[arg(long)]
     torch: Option<String>,
@@ -92,7 +92,7 @@ impl Bench {
                 n_prompt: self.prompt,
                 n_answer: self.gen_tokens,
                 n_reps: self.reps,
-                n_threads: self.n_threads(),
+                compute: self.compute.clone(),
                 llama: self.llama.as_deref(),
                 json: self.json,
             };
@@ -134,7 +134,7 @@ impl Bench {
     }
 
     fn n_threads(&self) -> usize {
-        self.threads.unwrap_or_else(n_threads_default)
+        self.compute.n_threads()
     }
 
     /// Ours in a process of its own, then PyTorch's, with ratios.
@@ -186,7 +186,7 @@ impl Bench {
     }
 
     fn measure(&self, name: &str) -> Done<Value> {
-        let device = Device::cpu(self.n_threads())?;
+        let device = self.compute.open()?;
         let config = Config::from_json("bench", &self.config(name)?)?;
         let model = Model::new(config);
         let weights = Weights::init(&device, model.specs(), 0);

@@ -6,6 +6,7 @@
 //! exceed.
 
 use super::bench::{last_json_line, peak_mib};
+use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, line};
 use elapid::batch::Batch;
@@ -26,7 +27,7 @@ pub struct Settings<'a> {
     pub n_prompt: usize,
     pub n_answer: usize,
     pub n_reps: usize,
-    pub n_threads: usize,
+    pub compute: Compute,
     /// A command that takes a file and prints llama.cpp's figures.
     pub llama: Option<&'a str>,
     pub json: bool,
@@ -50,7 +51,8 @@ pub fn run(path: &Path, settings: &Settings) -> Done<Vec<Value>> {
     })?;
     let mut command = Command::new(program);
     command.args(words).arg(path);
-    let (threads, prompt) = (settings.n_threads.to_string(), settings.n_prompt.to_string());
+    let (threads, prompt) =
+        (settings.compute.n_threads().to_string(), settings.n_prompt.to_string());
     let (answer, reps) = (settings.n_answer.to_string(), settings.n_reps.to_string());
     command.args(["--threads", &threads, "--prompt", &prompt, "--gen", &answer, "--reps", &reps]);
     let theirs = last_json_line(command)?;
@@ -119,7 +121,8 @@ impl Reader<'_> {
             }
             let hidden = hidden.expect("at least one token");
             let logits = self.model.logits(&tape, self.weights, &hidden);
-            let best = logits.value().f32().iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+            let logits = logits.value().to_vec();
+            let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
             Ok(best.map_or(0, |best| best.0 as u32))
         };
         let done = if ids.len() == 1 { self.device.run_awake(work) } else { self.device.run(work) };
@@ -129,7 +132,7 @@ impl Reader<'_> {
 
 fn measure(path: &Path, settings: &Settings) -> Done<Value> {
     let begin = Instant::now();
-    let device = Device::cpu(settings.n_threads)?;
+    let device = settings.compute.open()?;
     let checkpoint = files::open(path)?;
     let mut weights = checkpoint.weights(&device)?;
     weights.set_arithmetic(Arithmetic::Quick);
@@ -187,7 +190,7 @@ fn measure(path: &Path, settings: &Settings) -> Done<Value> {
     let prompt_rate = n_prompt / median(&prompt_s);
     Ok(json!({
         "bench": "generate", "engine": "elapid", "model": path.display().to_string(),
-        "device": device.describe(), "threads": settings.n_threads,
+        "device": device.describe(), "threads": settings.compute.n_threads(),
         "decode_tok_s_med": decode, "decode_tok_s_best": 1.0 / token_s[0],
         "prompt_tok_s_med": prompt_rate, "prompt_tok_s_best": n_prompt / prompt_s[0],
         "token_bytes": token_bytes, "read_gb_s": read_gb_s,

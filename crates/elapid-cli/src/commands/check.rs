@@ -1,5 +1,6 @@
 //! `elapid check`: a model directory against the reference values beside it.
 
+use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, between, line, n_threads_default};
 use elapid::config::Config;
@@ -28,12 +29,8 @@ pub struct Check {
     /// Take the model from this file or directory instead, to see whether it is the same
     #[arg(long, value_name = "MODEL")]
     model: Option<PathBuf>,
-    /// Where to compute
-    #[arg(long, default_value = "auto")]
-    device: String,
-    /// Threads [default: all]
-    #[arg(long, value_parser = between(1, 1024))]
-    threads: Option<usize>,
+    #[command(flatten)]
+    compute: Compute,
     /// Print every gradient, not only the worst
     #[arg(long)]
     all: bool,
@@ -44,8 +41,7 @@ pub struct Check {
 
 impl Check {
     pub fn run(&self) -> Done<ExitCode> {
-        let threads = self.threads.unwrap_or_else(n_threads_default);
-        let device = Device::by_name(&self.device, threads)?;
+        let device = self.compute.open_exact()?;
         let (comparisons, skipped) = device.run(|| self.compare(&device))?;
         self.print(&comparisons, skipped);
         let all_hold = comparisons.iter().all(Comparison::holds);

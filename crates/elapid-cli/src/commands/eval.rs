@@ -1,5 +1,6 @@
 //! `elapid eval`: how well a model foresees text, and whether it does so better than another.
 
+use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, between, count, line, n_threads_default};
 use crate::source::walk::{Walk, chat_of, collect, divide};
@@ -55,9 +56,8 @@ pub struct Eval {
     /// Tokens that a window reads again from the one before [default: half a window]
     #[arg(long, value_parser = between(0, 1 << 20))]
     overlap: Option<usize>,
-    /// Threads [default: all]
-    #[arg(long, value_parser = between(1, 1024))]
-    threads: Option<usize>,
+    #[command(flatten)]
+    compute: Compute,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -101,7 +101,7 @@ struct Measured {
 
 impl Eval {
     pub fn run(&self) -> Done<ExitCode> {
-        let device = Device::cpu(self.threads.unwrap_or_else(n_threads_default))?;
+        let device = self.compute.open_exact()?;
         let checkpoint = files::open(&self.model)?;
         let source = self.source(&checkpoint)?;
         let name = match &self.adapter {

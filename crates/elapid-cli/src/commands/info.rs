@@ -18,11 +18,16 @@ use std::process::ExitCode;
 
 /// Show this machine, or what a model is.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  elapid info\n  elapid info golden/sets/jamba\n  \
-    elapid info model.gguf --json")]
+#[command(
+    after_help = "Examples:\n  elapid info\n  elapid info --devices\n  elapid info golden/sets/jamba\n  \
+    elapid info model.gguf --json"
+)]
 pub struct Info {
     /// Directory, .gguf or .elapid file
     model: Option<PathBuf>,
+    /// List the devices to compute on, with memory, limits and features
+    #[arg(long, conflicts_with = "model")]
+    devices: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -32,6 +37,7 @@ impl Info {
     pub fn run(&self) -> Done<ExitCode> {
         match &self.model {
             Some(dir) => self.model(dir)?,
+            None if self.devices => self.devices()?,
             None => self.machine()?,
         }
         Ok(ExitCode::SUCCESS)
@@ -46,6 +52,46 @@ impl Info {
             line(format!("elapid  {version}"));
             line(format!("device  {}", device.describe()));
             line(format!("models  {}", elapid::config::FAMILIES.join(", ")));
+        }
+        Ok(())
+    }
+
+    /// One line for each device, under the name that `--device` takes.
+    fn devices(&self) -> Done<()> {
+        let cpu = Device::cpu(n_threads_default())?;
+        let mut list = vec![json!({"device": "cpu", "name": cpu.describe()})];
+        for (idx, cuda) in elapid::gpu::cuda::list().into_iter().enumerate() {
+            list.push(json!({
+                "device": format!("cuda:{idx}"), "name": cuda.name, "memory": cuda.memory,
+                "memory_free": cuda.memory_free, "compute_capability": cuda.capability,
+                "multiprocessors": cuda.n_multiprocessors,
+            }));
+        }
+        for (idx, adapter) in elapid::gpu::list_wgpu().into_iter().enumerate() {
+            list.push(json!({
+                "device": format!("wgpu:{idx}"), "name": adapter.name, "kind": adapter.kind,
+                "backend": adapter.backend, "buffer_max": adapter.buffer_bytes_max,
+                "binding_max": adapter.binding_bytes_max, "features": adapter.features,
+            }));
+        }
+        if self.json {
+            line(format!("{}", json!({"devices": list})));
+            return Ok(());
+        }
+        for one in &list {
+            let text = |name: &str| one[name].as_str().unwrap_or_default().to_string();
+            let size = |name: &str| one[name].as_u64().map(|n| mebibytes(n as usize));
+            let mut facts = vec![text("name"), text("kind"), text("backend")];
+            facts.extend(size("memory").map(|n| format!("{n} of memory")));
+            facts.extend(size("memory_free").map(|n| format!("{n} free")));
+            let capability = one["compute_capability"].as_str();
+            facts.extend(capability.map(|it| format!("compute capability {it}")));
+            facts.extend(size("buffer_max").map(|n| format!("buffers to {n}")));
+            facts.extend(size("binding_max").map(|n| format!("bindings to {n}")));
+            let features = one["features"].as_array().into_iter().flatten();
+            facts.extend(features.filter_map(|it| it.as_str().map(String::from)));
+            facts.retain(|fact| !fact.is_empty());
+            line(format!("{:<8}{}", text("device"), facts.join(", ")));
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! `elapid serve`: a model behind HTTP, for editors, scripts and a page in the browser.
 
+use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, between, line};
 use crate::serve::{Guard, Limits, Parts, listen};
@@ -78,12 +79,8 @@ pub struct Serve {
     /// Origin of another web page that may ask, such as `https://editor.example`; may be repeated
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
-    /// Threads [default: all]
-    #[arg(long, short = 't', value_name = "N", value_parser = between(1, 1024))]
-    threads: Option<usize>,
-    /// auto or cpu
-    #[arg(long, default_value = "auto")]
-    device: String,
+    #[command(flatten)]
+    compute: Compute,
     /// Print where it listens as one JSON object on stdout
     #[arg(long)]
     json: bool,
@@ -119,8 +116,7 @@ impl Serve {
 
     fn load_settings(&self) -> LoadSettings {
         LoadSettings {
-            device: self.device.clone(),
-            n_threads: self.threads,
+            compute: self.compute.clone(),
             context: self.context,
             context_max: CONTEXT_MAX,
             n_slots: self.parallel,

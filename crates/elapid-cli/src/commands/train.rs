@@ -1,5 +1,6 @@
 //! `elapid train` and `elapid plan`: what a person may say about a run.
 
+use crate::compute::Compute;
 use crate::report::{Done, Failure, between};
 use crate::run::config::{Origin, RunConfig};
 use crate::run::{self, Budget, Wishes};
@@ -217,12 +218,8 @@ struct Flags {
     /// Compute activations again in backward instead of keeping them
     #[arg(long, value_enum, default_value_t = Checkpointing::Auto)]
     checkpointing: Checkpointing,
-    /// Threads [default: all]
-    #[arg(long, value_name = "N", value_parser = between(1, 1024))]
-    threads: Option<usize>,
-    /// Device
-    #[arg(long, value_name = "D", default_value = "auto")]
-    device: String,
+    #[command(flatten)]
+    compute: Compute,
     /// List every file that is left out
     #[arg(long)]
     verbose: bool,
@@ -351,8 +348,7 @@ impl Flags {
             save_every: self.save_every,
             n_warmup: self.warmup,
             memory: self.memory,
-            n_threads: self.threads,
-            device: self.device.clone(),
+            compute: self.compute.clone(),
             verbose: self.verbose,
             json: self.json,
         })

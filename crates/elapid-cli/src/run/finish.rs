@@ -159,7 +159,8 @@ fn export(run: &Run) -> Done<std::path::PathBuf> {
     let Some(mut lora) = method::adapter(&run.config.method, weights) else {
         let dir = run.dir.join("model");
         files::make_directory(&dir)?;
-        let export = Export::directory(&prepared.checkpoint, weights);
+        let weights = weights.moved(&weights.device().host_device());
+        let export = Export::directory(&prepared.checkpoint, &weights);
         for file in export.directory_files(None)? {
             files::write(&dir.join(&file.name), |sink| file.write(sink))?;
         }

@@ -22,8 +22,9 @@ pub mod plan;
 mod prepare;
 
 use crate::commands::train::Checkpointing;
+use crate::compute::Compute;
 use crate::files;
-use crate::report::{Done, Failure, count, line, n_threads_default};
+use crate::report::{Done, Failure, count, line};
 use crate::run_report::live::{Live, Mode};
 use crate::source::left_out;
 use crate::source::walk::{self, Walk};
@@ -66,10 +67,8 @@ pub struct Wishes {
     pub n_warmup: Option<u64>,
     /// Bytes to stay within.
     pub memory: Option<u64>,
-    /// Threads.
-    pub n_threads: Option<usize>,
-    /// Device by name.
-    pub device: String,
+    /// Device and threads.
+    pub compute: Compute,
     /// List every file that is left out.
     pub verbose: bool,
     /// JSON lines.
@@ -78,7 +77,7 @@ pub struct Wishes {
 
 impl Wishes {
     fn device(&self) -> Done<Device> {
-        Ok(Device::by_name(&self.device, self.n_threads.unwrap_or_else(n_threads_default))?)
+        self.compute.open()
     }
 
     fn live(&self) -> Live {

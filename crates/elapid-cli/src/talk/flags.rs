@@ -4,6 +4,7 @@
 //! a temperature of 0.8 among the likeliest tokens.
 
 use super::load::{AdapterPath, LoadSettings, Loaded, Suggested};
+use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, between};
 use elapid::sample::Sampling;
@@ -35,20 +36,15 @@ pub struct ModelFlags {
     /// Numbers of the key-value cache: f32, f16 or q8_0, the smaller the less memory
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = cache_type)]
     pub cache_type: CacheType,
-    /// Threads [default: all]
-    #[arg(long, short = 't', value_name = "N", value_parser = between(1, 1024))]
-    pub threads: Option<usize>,
-    /// auto or cpu
-    #[arg(long, default_value = "auto")]
-    pub device: String,
+    #[command(flatten)]
+    pub compute: Compute,
 }
 
 impl ModelFlags {
     /// How to load for one conversation.
     pub fn settings(&self) -> LoadSettings {
         LoadSettings {
-            device: self.device.clone(),
-            n_threads: self.threads,
+            compute: self.compute.clone(),
             context: self.context,
             cache: self.cache_type,
             adapters: self.adapter.clone(),

@@ -7,8 +7,9 @@
 //! Not here: flags (`flags.rs`), requests (`answer.rs`, the server).
 
 use crate::commands::adapter;
+use crate::compute::Compute;
 use crate::files;
-use crate::report::{Done, Failure, n_threads_default};
+use crate::report::{Done, Failure};
 use crate::run::config::{Origin, RunConfig};
 use elapid::chat::{ChatOptions, ChatTemplate, Message, Moment};
 use elapid::device::Device;
@@ -29,10 +30,8 @@ const CONTEXT: usize = 1 << 17;
 /// How a model is to be loaded.
 #[derive(Clone, Debug)]
 pub struct LoadSettings {
-    /// As a person types it.
-    pub device: String,
-    /// All the machine has where there is none.
-    pub n_threads: Option<usize>,
+    /// Device and threads.
+    pub compute: Compute,
     /// Tokens of prompt and answer; what the model was made for where there is none.
     pub context: Option<usize>,
     /// No more than this where nobody says.
@@ -53,8 +52,7 @@ impl Default for LoadSettings {
     /// For one conversation.
     fn default() -> LoadSettings {
         LoadSettings {
-            device: "auto".into(),
-            n_threads: None,
+            compute: Compute::default(),
             context: None,
             context_max: usize::MAX,
             n_slots: 1,
@@ -216,8 +214,7 @@ impl Loaded {
 pub fn load(path: &Path, settings: &LoadSettings) -> Done<Loaded> {
     let (base, of_run) = resolve(path)?;
     let checkpoint = files::open(&base)?;
-    let n_threads = settings.n_threads.unwrap_or_else(n_threads_default);
-    let device = Device::by_name(&settings.device, n_threads)?;
+    let device = settings.compute.open()?;
     let tokenizer = tokenizer(&base, &checkpoint)?;
     let chat_source = checkpoint.chat_template()?;
     let chat = chat_source.as_deref().map(|source| chat(source, &tokenizer)).transpose()?;

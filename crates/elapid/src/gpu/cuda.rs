@@ -8,6 +8,26 @@ pub struct Cuda {
     failure: Failure,
 }
 
+/// What `elapid info --devices` says of a GPU.
+#[derive(Clone, Debug)]
+pub struct CudaDevice {
+    /// Its name.
+    pub name: String,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Bytes of memory that nobody uses.
+    pub memory_free: u64,
+    /// Compute capability, as in `9.0`.
+    pub capability: String,
+    /// Multiprocessors.
+    pub n_multiprocessors: u32,
+}
+
+/// What CUDA finds.
+pub fn list() -> Vec<CudaDevice> {
+    Vec::new()
+}
+
 /// Memory of one buffer.
 pub(crate) struct Memory;
 

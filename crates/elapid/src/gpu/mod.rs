@@ -33,6 +33,7 @@ use crate::cpu::{Cpu, MemoryUse};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use self::wgpu::list as list_wgpu;
@@ -53,6 +54,10 @@ pub enum Arg<'a> {
     In(&'a Tensor),
     /// Written, every number of it, or read and written.
     Out(&'a mut Tensor),
+    /// These numbers of a tensor, read; for one that is larger than a binding.
+    InPart(&'a Tensor, Range<usize>),
+    /// These numbers of a tensor, written.
+    OutPart(&'a mut Tensor, Range<usize>),
 }
 
 /// How many groups of how many threads.
@@ -245,6 +250,11 @@ impl Gpu {
         self.0.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether both are handles of one device.
+    pub fn is_same(&self, other: &Gpu) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Threads for what only the host can do.
     pub fn host(&self) -> &Arc<Cpu> {
         &self.0.host
@@ -277,6 +287,15 @@ impl Gpu {
             Backend::Wgpu(wgpu) => wgpu.binding_bytes_max(),
             Backend::Cuda(_) => usize::MAX,
         }
+    }
+
+    /// Ranges of numbers, none of which takes more bytes than a binding may have.
+    pub fn parts(&self, tensor: &Tensor) -> impl Iterator<Item = Range<usize>> + use<> {
+        let n_elem = tensor.n_elem();
+        let (per_block, bytes) = tensor.dtype().block();
+        // Whole blocks, and a multiple of every alignment.
+        let most = (self.binding_bytes_max() / bytes / 256).max(1) * 256 * per_block;
+        (0..n_elem).step_by(most.min(n_elem.max(1))).map(move |at| at..n_elem.min(at + most))
     }
 
     /// Tells what went wrong since the beginning, if anything did; waits for nothing.
@@ -440,7 +459,7 @@ impl Gpu {
         params: &[Word],
     ) {
         for arg in args.iter_mut() {
-            if let Arg::Out(tensor) = arg {
+            if let Arg::Out(tensor) | Arg::OutPart(tensor, _) = arg {
                 tensor.expect_unique();
             }
         }
@@ -452,13 +471,21 @@ impl Gpu {
         let copies: Vec<Option<Tensor>> = args.iter().map(|arg| arg.aligned(align)).collect();
         let mut resolved = Vec::with_capacity(args.len());
         for (arg, copy) in args.iter().zip(&copies) {
-            let (tensor, writes) = match arg {
-                Arg::In(tensor) => (copy.as_ref().unwrap_or(tensor), false),
-                Arg::Out(tensor) => (&**tensor, true),
+            let (tensor, part, writes) = match arg {
+                Arg::In(tensor) => (copy.as_ref().unwrap_or(tensor), None, false),
+                Arg::Out(tensor) => (&**tensor, None, true),
+                Arg::InPart(tensor, part) => (*tensor, Some(part), false),
+                Arg::OutPart(tensor, part) => (&**tensor, Some(part), true),
             };
-            let (buffer, offset) = tensor.gpu_buffer();
+            let (buffer, mut offset) = tensor.gpu_buffer();
             let Some(memory) = &buffer.memory else { return };
-            let (n_bytes, dtype) = (tensor.n_bytes(), tensor.dtype());
+            let (mut n_bytes, dtype) = (tensor.n_bytes(), tensor.dtype());
+            if let Some(part) = part {
+                let bytes = |n: usize| dtype.n_bytes(n).expect("parts on block boundaries");
+                offset += bytes(part.start);
+                n_bytes = bytes(part.len());
+                assert!(offset.is_multiple_of(align), "a part at byte {offset}");
+            }
             resolved.push(Resolved { memory, offset, n_bytes, dtype, writes });
         }
         if self.is_broken() {
@@ -498,7 +525,7 @@ impl Arg<'_> {
                 assert!(tensor.gpu_buffer().1 == 0, "a kernel writes whole tensors");
                 None
             }
-            Arg::In(_) => None,
+            _ => None,
         }
     }
 }

@@ -12,8 +12,7 @@ use super::{Arg, Gpu, Kernel, Work};
 use crate::tensor::{DType, Tensor};
 use std::ops::Range;
 
-static PRODUCT: Kernel =
-    Kernel { entry: "product", wgsl: include_str!("product.wgsl"), cuda: "" };
+static PRODUCT: Kernel = Kernel { entry: "product", wgsl: include_str!("product.wgsl"), cuda: "" };
 
 /// A matrix on the left or right of a product.
 #[derive(Clone, Copy)]

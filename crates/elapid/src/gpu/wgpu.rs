@@ -140,9 +140,10 @@ impl Wgpu {
         let Some(adapter) = list.into_iter().nth(index) else {
             return Err(Error::Device {
                 problem: format!("there is no wgpu adapter {index}: {n_found} found"),
-                hint: "`elapid info --devices` lists what is there; on Linux a driver of Vulkan is \
+                hint:
+                    "`elapid info --devices` lists what is there; on Linux a driver of Vulkan is \
                        needed (Debian: mesa-vulkan-drivers)"
-                    .into(),
+                        .into(),
             });
         };
         let info = adapter.get_info();
@@ -356,7 +357,11 @@ impl Wgpu {
             .map(|(binding, ty)| wgpu::BindGroupLayoutEntry {
                 binding: binding as u32,
                 visibility: wgpu::ShaderStages::COMPUTE,
-                ty: wgpu::BindingType::Buffer { ty, has_dynamic_offset: false, min_binding_size: None },
+                ty: wgpu::BindingType::Buffer {
+                    ty,
+                    has_dynamic_offset: false,
+                    min_binding_size: None,
+                },
                 count: None,
             })
             .collect();
@@ -413,9 +418,8 @@ impl Pending {
     }
 
     fn pass(&mut self, device: &wgpu::Device) -> &mut wgpu::ComputePass<'static> {
-        let encoder = self
-            .encoder
-            .get_or_insert_with(|| device.create_command_encoder(&Default::default()));
+        let encoder =
+            self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()));
         self.pass.get_or_insert_with(|| {
             encoder.begin_compute_pass(&Default::default()).forget_lifetime()
         })

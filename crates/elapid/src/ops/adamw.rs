@@ -13,6 +13,7 @@
 
 use crate::cpu::F32s;
 use crate::device::Device;
+use crate::gpu::{Arg, Gpu, Kernel, Word, Work};
 use crate::optim::AdamW;
 use crate::tensor::Tensor;
 use pulp::{Simd, WithSimd};
@@ -24,8 +25,11 @@ pub fn adamw(p: &mut Tensor, g: &Tensor, m: &mut Tensor, v: &mut Tensor, t: u64,
     for (what, tensor) in [("g", g), ("m", &*m), ("v", &*v)] {
         tensor.expect_shape(&format!("adamw: {what}"), p.shape());
     }
-    let cpu = p.device().expect_cpu().clone();
     let scalars = Scalars::new(t, config);
+    let cpu = match p.device().clone() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return step_gpu(&gpu, p, g, [m, v], &scalars),
+    };
     let pieces = p.f32_mut().chunks_mut(PIECE).zip(g.f32().chunks(PIECE));
     let moments = m.f32_mut().chunks_mut(PIECE).zip(v.f32_mut().chunks_mut(PIECE));
     cpu.map(pieces.zip(moments).collect(), |((p, g), (m, v))| {
@@ -48,8 +52,16 @@ pub fn adamw_sizes(
     for (what, tensor) in [("g", g), ("m", m), ("v", v)] {
         tensor.expect_shape(&format!("adamw: {what}"), p.shape());
     }
-    let cpu = p.device().expect_cpu();
     let scalars = Scalars::new(t, config);
+    let cpu = match p.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => {
+            let (ratios, sizes) = sizes_gpu(gpu, [p, g, m, v], &scalars);
+            let mean = |sum: f64| (sum / p.n_elem().max(1) as f64).sqrt();
+            let step = config.lr / (1.0 - config.beta1.powi(exponent(t)));
+            return (step * mean(ratios), mean(sizes));
+        }
+    };
     let pieces = p.f32().chunks(PIECE).zip(g.f32().chunks(PIECE));
     let moments = m.f32().chunks(PIECE).zip(v.f32().chunks(PIECE));
     let sums = cpu.map(pieces.zip(moments).collect(), |((p, g), (m, v))| {
@@ -60,6 +72,50 @@ pub fn adamw_sizes(
     };
     let step = config.lr / (1.0 - config.beta1.powi(exponent(t)));
     (step * mean(|sums| sums.0).sqrt(), mean(|sums| sums.1).sqrt())
+}
+
+static STEP: Kernel = Kernel {
+    entry: "adamw_step",
+    wgsl: include_str!("adamw.wgsl"),
+    cuda: include_str!("adamw.cu"),
+};
+static SIZES: Kernel = Kernel { entry: "adamw_sizes", ..STEP };
+
+fn step_gpu(gpu: &Gpu, p: &mut Tensor, g: &Tensor, [m, v]: [&mut Tensor; 2], scalars: &Scalars) {
+    for part in gpu.parts(p) {
+        let n = part.len();
+        let mut args = [
+            Arg::InPart(g, part.clone()),
+            Arg::OutPart(p, part.clone()),
+            Arg::OutPart(m, part.clone()),
+            Arg::OutPart(v, part),
+        ];
+        gpu.launch(&STEP, Work::each(n.div_ceil(4)), &[], &mut args, &scalars.words(n));
+    }
+}
+
+/// Sums of the squares of the ratio and of p.
+fn sizes_gpu(gpu: &Gpu, [p, g, m, v]: [&Tensor; 4], scalars: &Scalars) -> (f64, f64) {
+    let (mut ratios, mut sizes) = (0.0, 0.0);
+    for part in gpu.parts(p) {
+        let n = part.len();
+        let n_groups = n.div_ceil(PIECE).min(1024);
+        let mut sums = Tensor::uninit(p.device(), &[n_groups, 2]);
+        let mut args = [
+            Arg::InPart(g, part.clone()),
+            Arg::InPart(p, part.clone()),
+            Arg::InPart(m, part.clone()),
+            Arg::InPart(v, part),
+            Arg::Out(&mut sums),
+        ];
+        let work = Work::grid([n_groups, 1, 1], 256);
+        gpu.launch(&SIZES, work, &[], &mut args, &scalars.words(n));
+        for pair in sums.to_vec().as_chunks::<2>().0 {
+            ratios += f64::from(pair[0]);
+            sizes += f64::from(pair[1]);
+        }
+    }
+    (ratios, sizes)
 }
 
 /// A step number as an exponent: past this one both corrections are one.
@@ -93,6 +149,24 @@ impl Scalars {
             eps: config.eps as f32,
             step: (config.lr / correction1) as f32,
         }
+    }
+}
+
+impl Scalars {
+    /// As the kernels have them.
+    fn words(&self, n: usize) -> [Word; 10] {
+        [
+            n.into(),
+            self.grad_scale.into(),
+            self.keep.into(),
+            self.new1.into(),
+            (1.0 - self.new1).into(),
+            self.beta2.into(),
+            self.new2.into(),
+            self.root2.into(),
+            self.eps.into(),
+            self.step.into(),
+        ]
     }
 }
 
@@ -203,7 +277,7 @@ impl WithSimd for Sizes<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::Input;
+    use crate::check::{Input, compare_devices, devices};
     use crate::formats::safetensors::SafeTensors;
     use std::sync::Arc;
 
@@ -319,5 +393,36 @@ mod tests {
         };
         let want = run(1);
         assert!(want == run(2) && want == run(3), "other bits on other threads");
+    }
+
+    #[test]
+    fn a_graphics_processor_makes_the_same_steps() {
+        // A tail behind the last four, slow and quick moments, gradients of all sizes.
+        let n = 10_007;
+        let wild = |x: f32| x * 10f32.powf(6.0 * x.sin());
+        for beta1 in [0.9, 0.3] {
+            let config = AdamW { beta1, grad_scale: 0.7, lr: 1e-2, ..AdamW::default() };
+            let run = |device: &Device| {
+                let mut p = Input::normal(1, &[n], 1.0).tensor(device);
+                let (mut m, mut v) = (Tensor::zeros(device, &[n]), Tensor::zeros(device, &[n]));
+                let mut sizes = (0.0, 0.0);
+                for t in 1..4 {
+                    let g = Input::map(1 + t, &[n], wild).tensor(device);
+                    sizes = adamw_sizes(&p, &g, [&m, &v], t, &config);
+                    adamw(&mut p, &g, &mut m, &mut v, t, &config);
+                }
+                ([p.to_vec(), m.to_vec(), v.to_vec()], sizes)
+            };
+            let (want, sizes) = run(&Device::cpu(1).unwrap());
+            for (device, _) in devices() {
+                let (got, sizes_there) = run(device);
+                device.check().unwrap();
+                for (what, (want, got)) in ["p", "m", "v"].iter().zip(want.iter().zip(&got)) {
+                    compare_devices(&format!("{device:?}: {what}"), want, got, 1e-5);
+                }
+                assert!((sizes_there.0 / sizes.0 - 1.0).abs() < 1e-4, "{device:?}");
+                assert!((sizes_there.1 / sizes.1 - 1.0).abs() < 1e-4, "{device:?}");
+            }
+        }
     }
 }

@@ -51,11 +51,8 @@ fn sum(a: &Tensor, b: &Tensor) -> Tensor {
     y
 }
 
-static ADD: Kernel = Kernel {
-    entry: "add_forward",
-    wgsl: include_str!("add.wgsl"),
-    cuda: include_str!("add.cu"),
-};
+static ADD: Kernel =
+    Kernel { entry: "add_forward", wgsl: include_str!("add.wgsl"), cuda: include_str!("add.cu") };
 static ADD_INTO: Kernel = Kernel { entry: "add_into", ..ADD };
 
 fn sum_gpu(gpu: &Gpu, a: &Tensor, b: &Tensor) -> Tensor {

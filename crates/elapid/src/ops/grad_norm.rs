@@ -2,16 +2,53 @@
 //!
 //! Squares are summed in f64 over fixed pieces, the pieces in order: the same bits on any number
 //! of threads, and no overflow below 1e154. There is no backward.
+//!
+//! A graphics processor sums pieces in f32, the host adds them up: squares overflow past 1e19.
 //! (tidy: allow unchecked)
 
 use crate::device::Device;
+use crate::gpu::{Arg, Gpu, Kernel, Work};
 use crate::tensor::Tensor;
 
 const PIECE: usize = 1 << 14;
 
 /// The norm of all tensors together.
 pub fn grad_norm<'a>(grads: impl Iterator<Item = &'a Tensor>) -> f64 {
-    grads.map(sum_of_squares).sum::<f64>().sqrt()
+    let mut grads = grads.peekable();
+    let gpu = grads.peek().and_then(|grad| grad.device().gpu()).cloned();
+    match gpu {
+        None => grads.map(sum_of_squares).sum::<f64>().sqrt(),
+        Some(gpu) => norm_gpu(&gpu, &grads.collect::<Vec<_>>()),
+    }
+}
+
+static SUM_SQUARES: Kernel = Kernel {
+    entry: "sum_squares",
+    wgsl: include_str!("grad_norm.wgsl"),
+    cuda: include_str!("grad_norm.cu"),
+};
+/// Numbers of a group; a whole tensor may not need more groups than a grid has.
+const PIECE_GPU: usize = 1 << 16;
+
+/// All partial sums into one tensor, which the host reads once.
+fn norm_gpu(gpu: &Gpu, grads: &[&Tensor]) -> f64 {
+    let device = Device::Gpu(gpu.clone());
+    let n_pieces = |x: &Tensor| gpu.parts(x).map(|part| part.len().div_ceil(PIECE_GPU)).sum();
+    let n_sums: usize = grads.iter().map(|x| -> usize { n_pieces(x) }).sum();
+    let mut sums = Tensor::uninit(&device, &[n_sums]);
+    let mut first = 0;
+    for x in grads {
+        for part in gpu.parts(x) {
+            let n = part.len();
+            let n_groups = n.div_ceil(PIECE_GPU);
+            let mut args = [Arg::InPart(x, part), Arg::Out(&mut sums)];
+            let work = Work::grid([n_groups, 1, 1], 256);
+            let params = [n.into(), first.into()];
+            gpu.launch(&SUM_SQUARES, work, &[("PIECE", PIECE_GPU)], &mut args, &params);
+            first += n_groups;
+        }
+    }
+    sums.to_vec().iter().map(|&sum| f64::from(sum)).sum::<f64>().sqrt()
 }
 
 fn sum_of_squares(x: &Tensor) -> f64 {
@@ -33,7 +70,7 @@ fn sum_of_squares(x: &Tensor) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::Input;
+    use crate::check::{Input, devices};
 
     #[test]
     fn the_norm_is_right_and_has_the_same_bits_on_any_number_of_threads() {
@@ -47,5 +84,17 @@ mod tests {
         assert!((small - 3.0 * 50_001f64.sqrt()).abs() < 10.0);
         assert!((large / (5f64.sqrt() * 1e30) - 1.0).abs() < 1e-6);
         assert!(norm_on(2) == (small, large) && norm_on(3) == (small, large));
+    }
+
+    #[test]
+    fn a_graphics_processor_finds_the_same_norm() {
+        let (x, y) = (Input::normal(1, &[70_001], 3.0), Input::normal(2, &[5], 1e-6));
+        let norm_on = |device: &Device| grad_norm([x.tensor(device), y.tensor(device)].iter());
+        let want = norm_on(&Device::cpu(1).unwrap());
+        for (device, _) in devices() {
+            let got = norm_on(device);
+            device.check().unwrap();
+            assert!((got / want - 1.0).abs() < 1e-5, "{device:?}: {got}, not {want}");
+        }
     }
 }

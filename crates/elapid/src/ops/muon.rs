@@ -24,8 +24,11 @@
 //! (tidy: allow unchecked)
 
 use super::grad_norm::grad_norm;
+use super::scale::scaled_by;
 use crate::cpu::{F32s, Mat, MatMut, Scope};
 use crate::device::Device;
+use crate::gpu::product::Side;
+use crate::gpu::{Arg, Gpu, Kernel, Work};
 use crate::optim::AdamW;
 use crate::tensor::Tensor;
 use pulp::{Simd, WithSimd};
@@ -53,17 +56,29 @@ pub fn muon(p: &mut Tensor, g: &Tensor, mu: &mut Tensor, config: &AdamW) {
         let rms = |x: &Tensor| grad_norm(std::iter::once(x)) / (x.n_elem().max(1) as f64).sqrt();
         lr *= config.trust_factor(lr * factor * rms(&update), rms(p));
     }
-    let cpu = p.device().expect_cpu().clone();
     let keep = (1.0 - lr * config.weight_decay) as f32;
     let step = -(lr * factor) as f32;
+    let cpu = match p.device().clone() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return combine_gpu(&gpu, p, keep, &update, step),
+    };
     let pieces = p.f32_mut().chunks_mut(PIECE).zip(update.f32().chunks(PIECE));
     cpu.map(pieces.collect(), |(y, x)| cpu.simd(Combine { y, keep, x, factor: step }));
 }
 
 /// Moves the momentum, and returns where it would be one step later.
 fn look_ahead(g: &Tensor, mu: &mut Tensor, grad_scale: f64) -> Tensor {
-    let cpu = g.device().expect_cpu();
     let mut n = Tensor::uninit(g.device(), g.shape());
+    let cpu = match g.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => {
+            let mut args = [Arg::In(g), Arg::Out(mu), Arg::Out(&mut n)];
+            let (n_elem, new) = (g.n_elem(), (1.0 - MOMENTUM) as f32);
+            let params = [n_elem.into(), new.into(), (grad_scale as f32).into()];
+            gpu.launch(&LOOK_AHEAD, Work::each(n_elem), &[], &mut args, &params);
+            return n;
+        }
+    };
     let pieces = mu.f32_mut().chunks_mut(PIECE).zip(n.f32_mut().chunks_mut(PIECE));
     let pieces = pieces.zip(g.f32().chunks(PIECE)).collect();
     let (momentum, new) = (MOMENTUM as f32, (1.0 - MOMENTUM) as f32);
@@ -80,9 +95,12 @@ fn look_ahead(g: &Tensor, mu: &mut Tensor, grad_scale: f64) -> Tensor {
 /// The orthogonal matrix that `x` is near to, about.
 fn orthogonal(mut x: Tensor) -> Tensor {
     let device = x.device().clone();
-    let cpu = device.expect_cpu();
     let (rows, cols) = x.dims2();
     let inverse = (1.0 / grad_norm(std::iter::once(&x)).max(NORM_MIN)) as f32;
+    let cpu = match &device {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return orthogonal_gpu(gpu, scaled_by(&x, inverse)),
+    };
     cpu.each_piece(x.f32_mut(), PIECE, |_, x| x.iter_mut().for_each(|x| *x *= inverse));
     let short = rows.min(cols);
     let [a, b, c] = COEFFICIENTS;
@@ -111,6 +129,43 @@ fn orthogonal(mut x: Tensor) -> Tensor {
     x
 }
 
+static COMBINE: Kernel = Kernel {
+    entry: "muon_combine",
+    wgsl: include_str!("muon.wgsl"),
+    cuda: include_str!("muon.cu"),
+};
+static LOOK_AHEAD: Kernel = Kernel { entry: "muon_look_ahead", ..COMBINE };
+
+/// `y = keep y + factor x`.
+fn combine_gpu(gpu: &Gpu, y: &mut Tensor, keep: f32, x: &Tensor, factor: f32) {
+    let n = x.n_elem();
+    let mut args = [Arg::In(x), Arg::Out(y)];
+    gpu.launch(&COMBINE, Work::each(n), &[], &mut args, &[n.into(), keep.into(), factor.into()]);
+}
+
+/// The iterations of `orthogonal`.
+fn orthogonal_gpu(gpu: &Gpu, mut x: Tensor) -> Tensor {
+    let (rows, cols) = x.dims2();
+    let short = rows.min(cols);
+    let [a, b, c] = COEFFICIENTS;
+    let mut gram = Tensor::uninit(x.device(), &[short, short]);
+    for _ in 0..N_ITER {
+        match rows <= cols {
+            true => gpu.product(&mut gram, 0.0, 1.0, Side::Plain(&x), Side::Transposed(&x)),
+            false => gpu.product(&mut gram, 0.0, 1.0, Side::Transposed(&x), Side::Plain(&x)),
+        }
+        let mut square = gram.copied();
+        gpu.product(&mut square, b, c, Side::Plain(&gram), Side::Plain(&gram));
+        let mut next = x.copied();
+        match rows <= cols {
+            true => gpu.product(&mut next, a, 1.0, Side::Plain(&square), Side::Plain(&x)),
+            false => gpu.product(&mut next, a, 1.0, Side::Plain(&x), Side::Plain(&square)),
+        }
+        x = next;
+    }
+    x
+}
+
 /// `y = keep y + factor x`
 struct Combine<'a> {
     y: &'a mut [f32],
@@ -135,7 +190,7 @@ impl WithSimd for Combine<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::Input;
+    use crate::check::{Input, compare_devices, devices};
     use crate::formats::safetensors::SafeTensors;
     use std::sync::Arc;
 
@@ -215,5 +270,29 @@ mod tests {
         assert!(free > 0.01 && (bound / (0.1 * 0.02) - 1.0).abs() < 0.05, "{free} {bound}");
         let wide = rms(&step(1, &[30, 50], &AdamW { trust: Some(10.0), ..config }).1);
         assert_eq!(wide, free);
+    }
+
+    #[test]
+    fn a_graphics_processor_makes_the_same_steps() {
+        for shape in [[7, 5], [33, 70]] {
+            let config = AdamW { trust: Some(0.1), ..AdamW::default() };
+            let run = |device: &Device| {
+                let mut p = Input::normal(1, &shape, 1.0).tensor(device);
+                let mut mu = Tensor::zeros(device, &shape);
+                for step in 0..3 {
+                    let g = Input::normal(2 + step, &shape, 1.0).tensor(device);
+                    muon(&mut p, &g, &mut mu, &config);
+                }
+                [p.to_vec(), mu.to_vec()]
+            };
+            let want = run(&Device::cpu(1).unwrap());
+            for (device, tolerance) in devices() {
+                let got = run(device);
+                device.check().unwrap();
+                for (want, got) in want.iter().zip(&got) {
+                    compare_devices(&format!("{device:?}"), want, got, *tolerance);
+                }
+            }
+        }
     }
 }

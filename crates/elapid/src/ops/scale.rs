@@ -28,7 +28,7 @@ pub fn scale_columns(tape: &Tape, x: &Var, runs: &[(usize, f32)]) -> Var {
 }
 
 /// `factor * x`, without a record.
-pub(super) fn scaled_by(x: &Tensor, factor: f32) -> Tensor {
+pub(crate) fn scaled_by(x: &Tensor, factor: f32) -> Tensor {
     scaled(x, &vec![factor; x.dims2().1])
 }
 

@@ -500,7 +500,7 @@ impl Engine {
                 let out = model.forward(&tape, weights, &batch, Some(&mut states), options)?;
                 Ok::<_, Error>(out.hidden.value().clone())
             })?;
-            for row in hidden.f32().chunks_exact(sum.len()) {
+            for row in hidden.to_vec().chunks_exact(sum.len()) {
                 sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
             }
         }

@@ -14,6 +14,7 @@
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::ops::linear::{Linear, linear};
+use crate::ops::scale::scaled_by;
 use crate::pca::principal_components;
 use crate::tape::{Gradients, Tape, Var};
 use crate::tensor::Tensor;
@@ -42,29 +43,30 @@ impl Lens {
             let problem = format!("the donor embeds {n_rows} tokens, the model knows {n_vocab}");
             return Err(Error::input(problem, "take the donor's own tokenizer"));
         }
-        let donor = donor.rows(0..config.n_vocab).to_f32();
+        let device = weights.device().clone();
+        let donor = donor.rows(0..config.n_vocab).to_f32().moved(&device.host_device());
         let mut w = principal_components(&donor, config.d_model, seed)?.directions;
         let embed = weights.find(&config.embed_name).expect("a model has an embedding");
         let made = product(&donor, &w);
-        let square: f64 = made.f32().iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+        let square: f64 = made.to_vec().iter().map(|&x| f64::from(x) * f64::from(x)).sum();
         let rms = (square / made.n_elem() as f64).sqrt();
         if !(rms.is_finite() && rms > 0.0) {
             let problem = format!("the donor's embedding has a mean square of {rms}");
             return Err(Error::input(problem, "choose another `--donor`"));
         }
         let factor = (f64::from(config.init_std) / rms) as f32;
-        w.f32_mut().iter_mut().for_each(|x| *x *= factor);
+        w = scaled_by(&w, factor);
         w.expect_shape("lens: projection", &[config.d_model, d_donor]);
         let projection = weights.push(PROJECTION, Role::Matrix, w);
         weights.derive(embed);
-        let lens = Lens { donor, projection, embed };
+        let lens = Lens { donor: donor.moved(&device), projection, embed };
         lens.forward(weights);
         Ok(lens)
     }
 
     /// A hash of the donor's part.
     pub(super) fn hash(&self) -> String {
-        blake3::Hasher::new().update_rayon(self.donor.bytes()).finalize().to_hex().to_string()
+        blake3::Hasher::new().update_rayon(&self.donor.to_bytes()).finalize().to_hex().to_string()
     }
 
     /// Makes the embedding anew.

@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::model::{ForwardOptions, Model};
 use crate::optim::{AdamW, Optimizer, OptimizerKind, global_norm};
 use crate::tape::{Gradients, Tape};
+use crate::tensor::Tensor;
 use crate::weights::{Noise, ParamId, Role, Weights};
 use lens::Lens;
 pub use run::{Outcome, Progress, Settings, Training};
@@ -86,8 +87,20 @@ impl Trainer {
     pub fn gradients(&self, batch: &Batch, targets: &Targets) -> Result<(StepReport, Gradients)> {
         let mut grads = Gradients::default();
         let (loss, tape_bytes) = self.add_gradients(batch, targets, self.options, &mut grads)?;
+        self.report(&[loss], grads, tape_bytes)
+    }
+
+    /// What was found, read from the device at last: nothing before waits for it.
+    fn report(
+        &self,
+        losses: &[Tensor],
+        grads: Gradients,
+        tape_bytes: usize,
+    ) -> Result<(StepReport, Gradients)> {
         let grads = self.through_lens(grads);
         let grad_norm = global_norm(&grads);
+        let loss = losses.iter().map(|loss| f64::from(loss.to_vec()[0])).sum::<f64>() as f32;
+        self.weights.device().check()?;
         Ok((StepReport { loss, grad_norm, tape_bytes }, grads))
     }
 
@@ -100,7 +113,7 @@ impl Trainer {
     ) -> Result<(StepReport, Gradients)> {
         let all: f64 = parts.iter().map(PackedBatch::weight).sum();
         let mut grads = Gradients::default();
-        let (mut loss, mut tape_bytes) = (0.0f64, 0);
+        let (mut losses, mut tape_bytes) = (Vec::new(), 0);
         for (idx, part) in parts.iter().enumerate() {
             let of_part = |noise: Noise| {
                 let counter = noise.counter * parts.len() as u64 + idx as u64;
@@ -113,12 +126,10 @@ impl Trainer {
             let found = self.add_gradients(&part.batch, &targets, options, &mut grads);
             self.weights.set_noise(None);
             let (of_part, bytes) = found?;
-            loss += f64::from(of_part);
+            losses.push(of_part);
             tape_bytes = tape_bytes.max(bytes);
         }
-        let grads = self.through_lens(grads);
-        let grad_norm = global_norm(&grads);
-        Ok((StepReport { loss: loss as f32, grad_norm, tape_bytes }, grads))
+        self.report(&losses, grads, tape_bytes)
     }
 
     /// Adds the gradients of one batch; returns its loss and what the tape held.
@@ -128,13 +139,12 @@ impl Trainer {
         targets: &Targets,
         options: ForwardOptions,
         grads: &mut Gradients,
-    ) -> Result<(f32, usize)> {
+    ) -> Result<(Tensor, usize)> {
         let tape = Tape::new();
         let loss = self.model.loss(&tape, &self.weights, batch, targets, options)?.loss;
-        let value = loss.value().f32()[0];
         let tape_bytes = tape.bytes_held();
         tape.backward(&loss, 1.0, grads);
-        Ok((value, tape_bytes))
+        Ok((loss.value().clone(), tape_bytes))
     }
 
     fn through_lens(&self, grads: Gradients) -> Gradients {

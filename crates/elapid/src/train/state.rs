@@ -16,7 +16,6 @@ use crate::formats::{Outgoing, Sink};
 use crate::tensor::{DType, SharedBytes, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::borrow::Cow;
 
 const JSON: &str = "state.json";
 const TENSORS: &str = "state.safetensors";
@@ -50,7 +49,7 @@ pub fn write(training: &Training, extra: &Value, sink: &mut Sink) -> Result<()> 
 }
 
 fn outgoing(name: String, tensor: &Tensor) -> Outgoing<'_> {
-    let bytes = move || Ok(Cow::Borrowed(tensor.bytes()));
+    let bytes = move || Ok(tensor.to_bytes());
     Outgoing { name, shape: tensor.shape().to_vec(), dtype: DType::F32, bytes: Box::new(bytes) }
 }
 
@@ -113,7 +112,7 @@ impl Saved {
                 let (got, want) = (saved.shape().to_vec(), want.to_vec());
                 return Err(Error::WrongShape { name, file, got, want });
             }
-            weights.tensor_mut(id).f32_mut().copy_from_slice(saved.f32());
+            weights.tensor_mut(id).write_f32(&saved.to_vec());
         }
         training.trainer.refresh();
         Ok(())

@@ -289,6 +289,11 @@ impl Gpu {
         }
     }
 
+    /// Work for kernels that on CUDA take eight numbers at a time.
+    pub fn each_eight(&self, n: usize) -> Work {
+        Work::each(if self.as_cuda().is_some() { n.div_ceil(8) } else { n })
+    }
+
     /// Ranges of numbers, none of which takes more bytes than a binding may have.
     pub fn parts(&self, tensor: &Tensor) -> impl Iterator<Item = Range<usize>> + use<> {
         let n_elem = tensor.n_elem();

@@ -71,6 +71,33 @@ DEVICE void store4(bf16* y, size_t i, float4 v) {
     *(uint2*)(y + i) = make_uint2(floats_to_bf16x2(v.x, v.y), floats_to_bf16x2(v.z, v.w));
 }
 
+// Eight at once, likewise: 16 bytes of bf16, 32 of f32.
+struct Eight { float v[8]; };
+DEVICE Eight load8(const float* x, size_t i) {
+    float4 a = load4(x, i), b = load4(x, i + 4);
+    return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
+}
+DEVICE Eight load8(const bf16* x, size_t i) {
+    uint4 u = *(const uint4*)(x + i);
+    Eight y;
+    u32 words[4] = {u.x, u.y, u.z, u.w};
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        y.v[2 * k] = __uint_as_float(words[k] << 16);
+        y.v[2 * k + 1] = __uint_as_float(words[k] & 0xffff0000u);
+    }
+    return y;
+}
+DEVICE void store8(float* y, size_t i, const Eight& x) {
+    store4(y, i, make_float4(x.v[0], x.v[1], x.v[2], x.v[3]));
+    store4(y, i + 4, make_float4(x.v[4], x.v[5], x.v[6], x.v[7]));
+}
+DEVICE void store8(bf16* y, size_t i, const Eight& x) {
+    *(uint4*)(y + i) = make_uint4(
+        floats_to_bf16x2(x.v[0], x.v[1]), floats_to_bf16x2(x.v[2], x.v[3]),
+        floats_to_bf16x2(x.v[4], x.v[5]), floats_to_bf16x2(x.v[6], x.v[7]));
+}
+
 // The group, where groups are laid in a plane.
 DEVICE size_t group_of() { return (size_t)blockIdx.y * gridDim.x + blockIdx.x; }
 // This thread among all, and how many there are: `for (i = thread_of(); i < n; i += n_threads())`.
@@ -118,4 +145,4 @@ DEVICE float group_max(float x) {
     return top;
 }
 
-DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+DEVICE float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }

@@ -12,7 +12,7 @@
 
 use crate::cpu::F32s;
 use crate::device::Device;
-use crate::gpu::{Arg, Const, Gpu, Kernel, Work};
+use crate::gpu::{Arg, Const, Gpu, Kernel};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use pulp::{Simd, WithSimd};
@@ -116,7 +116,7 @@ fn forward_gpu(gpu: &Gpu, kind: Kind, gate: &Tensor, up: Option<&Tensor>) -> Ten
     let mut y = Tensor::activation(gate.device(), gate.shape());
     let n = gate.n_elem();
     let mut args = [Arg::In(gate), Arg::In(up.unwrap_or(gate)), Arg::Out(&mut y)];
-    gpu.launch(&FORWARD, Work::each(n), &consts(kind, up), &mut args, &[n.into()]);
+    gpu.launch(&FORWARD, gpu.each_eight(n), &consts(kind, up), &mut args, &[n.into()]);
     y
 }
 
@@ -140,7 +140,7 @@ fn backward_gpu(
         Arg::Out(&mut dgate),
         Arg::Out(&mut dup),
     ];
-    gpu.launch(&BACKWARD, Work::each(n), &consts(kind, up), &mut args, &[n.into()]);
+    gpu.launch(&BACKWARD, gpu.each_eight(n), &consts(kind, up), &mut args, &[n.into()]);
     (dgate, up.map(|_| dup))
 }
 

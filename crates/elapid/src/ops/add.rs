@@ -4,7 +4,7 @@
 
 use crate::cpu::AddInto;
 use crate::device::Device;
-use crate::gpu::{Arg, Gpu, Kernel, Work};
+use crate::gpu::{Arg, Gpu, Kernel};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 
@@ -59,14 +59,14 @@ fn sum_gpu(gpu: &Gpu, a: &Tensor, b: &Tensor) -> Tensor {
     let mut y = Tensor::uninit_as(a, a.shape());
     let n = a.n_elem();
     let mut args = [Arg::In(a), Arg::In(b), Arg::Out(&mut y)];
-    gpu.launch(&ADD, Work::each(n), &[], &mut args, &[n.into()]);
+    gpu.launch(&ADD, gpu.each_eight(n), &[], &mut args, &[n.into()]);
     y
 }
 
 fn add_into_gpu(gpu: &Gpu, sum: &mut Tensor, x: &Tensor) {
     let n = x.n_elem();
     let mut args = [Arg::In(x), Arg::Out(sum)];
-    gpu.launch(&ADD_INTO, Work::each(n), &[], &mut args, &[n.into()]);
+    gpu.launch(&ADD_INTO, gpu.each_eight(n), &[], &mut args, &[n.into()]);
 }
 
 #[cfg(test)]

@@ -3,7 +3,94 @@
 
 struct Params { u32 n_rows; float eps; float factor; };
 
-#ifdef ENTRY_norm_forward
+// Where rows are of whole eights and not too long (WARPED is 1) a warp takes a row, which it keeps in
+// registers: every number is read once.
+#if WARPED
+#define N_EIGHT ((D + 255) / 256) // eights of a lane
+#define WARP_ROW ((size_t)group_of() * (THREADS / 32) + threadIdx.x / 32)
+#define LANE (threadIdx.x % 32)
+#endif
+
+#if defined(ENTRY_norm_forward) && WARPED
+KERNEL norm_forward(const T0* x, const T1* branch, const T2* w, T3* sum, T4* y, T5* r, Params p) {
+    size_t row = WARP_ROW;
+    if (row >= p.n_rows) return;
+    size_t at = row * D;
+    Eight values[N_EIGHT];
+    float squares = 0.0f;
+#pragma unroll
+    for (int n = 0; n < N_EIGHT; n++) {
+        u32 i = (n * 32 + LANE) * 8;
+        if (i >= D) break;
+        values[n] = load8(x, at + i);
+        if (HAS_ADDED) {
+            Eight more = load8(branch, at + i);
+#pragma unroll
+            for (int k = 0; k < 8; k++) values[n].v[k] += p.factor * more.v[k];
+            store8(sum, at + i, values[n]);
+        }
+#pragma unroll
+        for (int k = 0; k < 8; k++) squares += values[n].v[k] * values[n].v[k];
+    }
+    float ratio = 1.0f / sqrtf(warp_sum(squares) / (float)D + p.eps);
+    if (LANE == 0) store(r, row, ratio);
+#pragma unroll
+    for (int n = 0; n < N_EIGHT; n++) {
+        u32 i = (n * 32 + LANE) * 8;
+        if (i >= D) break;
+        Eight scale;
+        if (HAS_W) scale = load8(w, i);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            values[n].v[k] *= ratio;
+            if (HAS_W) values[n].v[k] *= scale.v[k];
+        }
+        store8(y, at + i, values[n]);
+    }
+}
+#endif
+
+#if defined(ENTRY_norm_backward) && WARPED
+KERNEL norm_backward(const T0* x, const T1* w, const T2* r, const T3* dy, const T4* dsum, T5* dx,
+                     Params p) {
+    size_t row = WARP_ROW;
+    if (row >= p.n_rows) return;
+    size_t at = row * D;
+    float ratio = load(r, row);
+    Eight xs[N_EIGHT], wdys[N_EIGHT];
+    float dot = 0.0f;
+#pragma unroll
+    for (int n = 0; n < N_EIGHT; n++) {
+        u32 i = (n * 32 + LANE) * 8;
+        if (i >= D) break;
+        xs[n] = load8(x, at + i);
+        wdys[n] = load8(dy, at + i);
+        if (HAS_W) {
+            Eight scale = load8(w, i);
+#pragma unroll
+            for (int k = 0; k < 8; k++) wdys[n].v[k] *= scale.v[k];
+        }
+#pragma unroll
+        for (int k = 0; k < 8; k++) dot += wdys[n].v[k] * xs[n].v[k];
+    }
+    float pull = -ratio * ratio * warp_sum(dot) / (float)D;
+#pragma unroll
+    for (int n = 0; n < N_EIGHT; n++) {
+        u32 i = (n * 32 + LANE) * 8;
+        if (i >= D) break;
+        Eight out;
+        if (HAS_ADDED) out = load8(dsum, at + i);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            float through = ratio * (wdys[n].v[k] + xs[n].v[k] * pull);
+            out.v[k] = HAS_ADDED ? out.v[k] + through : through;
+        }
+        store8(dx, at + i, out);
+    }
+}
+#endif
+
+#if defined(ENTRY_norm_forward) && !WARPED
 KERNEL norm_forward(const T0* x, const T1* branch, const T2* w, T3* sum, T4* y, T5* r, Params p) {
     size_t row = group_of();
     if (row >= p.n_rows) return;
@@ -28,7 +115,7 @@ KERNEL norm_forward(const T0* x, const T1* branch, const T2* w, T3* sum, T4* y, 
 }
 #endif
 
-#ifdef ENTRY_norm_backward
+#if defined(ENTRY_norm_backward) && !WARPED
 KERNEL norm_backward(const T0* x, const T1* w, const T2* r, const T3* dy, const T4* dsum, T5* dx,
                      Params p) {
     size_t row = group_of();

@@ -220,7 +220,7 @@ pub(super) fn sum_rows(parts: &Tensor) -> Tensor {
         let mut sum = Tensor::uninit(parts.device(), &[d]);
         let work = Work::groups(d.div_ceil(256), 256);
         let mut args = [Arg::In(parts), Arg::Out(&mut sum)];
-        let consts = consts(d, None, None);
+        let consts = consts(gpu, d, None, None);
         gpu.launch(&SUM_ROWS, work, &consts, &mut args, &[n_rows.into()]);
         return sum;
     }
@@ -243,9 +243,16 @@ static BACKWARD: Kernel = Kernel { entry: "norm_backward", ..FORWARD };
 static DW: Kernel = Kernel { entry: "norm_dw", ..FORWARD };
 static SUM_ROWS: Kernel = Kernel { entry: "norm_sum_rows", ..FORWARD };
 
-/// Threads for a row of `d` numbers.
-fn row_threads(d: usize) -> usize {
-    d.next_power_of_two().clamp(32, 256)
+/// Groups for rows of `d` numbers: one each, or on CUDA one for four rows that fit registers.
+fn row_work(gpu: &Gpu, n_rows: usize, d: usize) -> Work {
+    match is_warped(gpu, d) {
+        true => Work::groups(n_rows.div_ceil(4), 128),
+        false => Work::groups(n_rows, d.next_power_of_two().clamp(32, 256)),
+    }
+}
+
+fn is_warped(gpu: &Gpu, d: usize) -> bool {
+    gpu.as_cuda().is_some() && d.is_multiple_of(8) && d <= 2048
 }
 
 /// The sum, if there is a branch with its factor, the norm and the ratios.
@@ -262,7 +269,7 @@ fn forward_gpu(
     let mut y = Tensor::activation(x.device(), x.shape());
     let mut r = Tensor::uninit(x.device(), &[n_rows]);
     let (branch_value, factor) = branch.unwrap_or((x, 0.0));
-    let consts = consts(d, w, branch.map(|it| it.0));
+    let consts = consts(gpu, d, w, branch.map(|it| it.0));
     let mut args = [
         Arg::In(x),
         Arg::In(branch_value),
@@ -271,7 +278,7 @@ fn forward_gpu(
         Arg::Out(&mut y),
         Arg::Out(&mut r),
     ];
-    let work = Work::groups(n_rows, row_threads(d));
+    let work = row_work(gpu, n_rows, d);
     let params = [n_rows.into(), eps.into(), factor.into()];
     gpu.launch(&FORWARD, work, &consts, &mut args, &params);
     (branch.map(|_| sum), y, r)
@@ -279,9 +286,10 @@ fn forward_gpu(
 
 /// Constants of all entries: the width of rows, whether there is a weight, and whether something is
 /// added: a branch on the way forward, another gradient on the way back.
-fn consts(d: usize, w: Option<&Tensor>, added: Option<&Tensor>) -> [Const; 4] {
+fn consts(gpu: &Gpu, d: usize, w: Option<&Tensor>, added: Option<&Tensor>) -> [Const; 5] {
     let has = |it: Option<&Tensor>| usize::from(it.is_some());
-    [("D", d), ("HAS_W", has(w)), ("HAS_ADDED", has(added)), ("N_ROWS", N_ROWS)]
+    let warped = usize::from(is_warped(gpu, d));
+    [("D", d), ("HAS_W", has(w)), ("HAS_ADDED", has(added)), ("N_ROWS", N_ROWS), ("WARPED", warped)]
 }
 
 fn backward_gpu(
@@ -294,7 +302,7 @@ fn backward_gpu(
     let Normed { x, w, r, d } = *norm;
     let n_rows = x.n_elem() / d;
     let mut dx = Tensor::uninit_as(x, x.shape());
-    let consts = consts(d, w, dsum);
+    let consts = consts(gpu, d, w, dsum);
     let mut args = [
         Arg::In(x),
         Arg::In(w.unwrap_or(x)),
@@ -303,7 +311,7 @@ fn backward_gpu(
         Arg::In(dsum.unwrap_or(dy)),
         Arg::Out(&mut dx),
     ];
-    let work = Work::groups(n_rows, row_threads(d));
+    let work = row_work(gpu, n_rows, d);
     gpu.launch(&BACKWARD, work, &consts, &mut args, &[n_rows.into()]);
     let dw = wants_dw.then(|| {
         let n_parts = n_rows.div_ceil(N_ROWS);

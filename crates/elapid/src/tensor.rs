@@ -153,6 +153,11 @@ impl Tensor {
         Tensor::raw(&other.device, shape, other.dtype)
     }
 
+    /// The same in any dtype.
+    pub(crate) fn in_dtype(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
+        Tensor::raw(device, shape, dtype)
+    }
+
     /// f32 zeros.
     pub fn zeros(device: &Device, shape: &[usize]) -> Tensor {
         let mut tensor = Tensor::uninit(device, shape);
@@ -180,6 +185,18 @@ impl Tensor {
         match &self.unique().memory {
             Memory::Gpu(buffer) => buffer.gpu().fill(buffer, 0, n_bytes.next_multiple_of(4), 0),
             _ => self.f32_mut().fill(0.0),
+        }
+    }
+
+    /// Sets rows to zero.
+    pub fn zero_rows(&mut self, rows: Range<usize>) {
+        let (_, d) = self.dims2();
+        match &self.unique().memory {
+            Memory::Gpu(buffer) => {
+                let n_bytes = rows.len() * d * 4;
+                buffer.gpu().fill(buffer, rows.start * d * 4, n_bytes, 0);
+            }
+            _ => self.f32_mut()[rows.start * d..rows.end * d].fill(0.0),
         }
     }
 
@@ -212,6 +229,21 @@ impl Tensor {
         }
     }
 
+    /// Some of the bytes as they are, in words of four that begin at a multiple of `align` bytes of
+    /// the buffer, before the first of them where need be; and the place of that one. Whole runs of
+    /// four words, for those who read them so: buffers are longer.
+    pub(crate) fn words(&self, bytes: Range<usize>, align: usize) -> (Tensor, usize) {
+        let begin = self.offset + bytes.start;
+        let lead = begin % align;
+        let shape = vec![(lead + bytes.len()).div_ceil(16).max(1) * 4];
+        (Tensor { shape, dtype: DType::F32, offset: begin - lead, ..self.clone() }, lead)
+    }
+
+    /// A number that tensors have in common only if they share their storage.
+    pub(crate) fn memory_id(&self) -> usize {
+        Arc::as_ptr(&self.storage) as usize
+    }
+
     /// Panics when another handle shares the storage, as `f32_mut` does.
     pub(crate) fn expect_unique(&mut self) {
         self.unique();
@@ -234,7 +266,7 @@ impl Tensor {
     }
 
     /// The same numbers on another device; shared where they are there already.
-    pub fn moved(&self, device: &Device) -> Tensor {
+    pub fn to(&self, device: &Device) -> Tensor {
         if self.device.is_same(device) {
             return self.clone();
         }
@@ -377,7 +409,7 @@ impl Tensor {
                 out
             }
             Device::Gpu(_) if self.dtype == DType::F32 => self.copied(),
-            Device::Gpu(_) => Tensor::from_f32(&self.device, &self.shape, &self.to_vec()),
+            Device::Gpu(gpu) => gpu.cast(self, DType::F32),
         }
     }
 

@@ -25,8 +25,18 @@
 //!
 //! Not here: any op, and anything about models.
 
+#[cfg(not(target_family = "wasm"))]
 pub mod cuda;
+#[cfg(target_family = "wasm")]
+#[path = "no_cuda.rs"]
+pub mod cuda;
+mod decode;
+pub mod graph;
 pub mod product;
+pub mod profile;
+#[cfg(test)]
+mod tests;
+pub mod vector;
 mod wgpu;
 
 use crate::cpu::{Cpu, MemoryUse};
@@ -36,6 +46,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use self::cuda::list as list_cuda;
 pub use self::wgpu::list as list_wgpu;
 
 /// A kernel of an op, in both languages.
@@ -54,10 +65,9 @@ pub enum Arg<'a> {
     In(&'a Tensor),
     /// Written, every number of it, or read and written.
     Out(&'a mut Tensor),
-    /// These numbers of a tensor, read; for one that is larger than a binding.
-    InPart(&'a Tensor, Range<usize>),
-    /// These numbers of a tensor, written.
-    OutPart(&'a mut Tensor, Range<usize>),
+    /// Some bytes of a tensor, written or read and written: for what is larger than a binding. The
+    /// first is at a multiple of `Gpu::offset_align`.
+    Window(&'a mut Tensor, Range<usize>),
 }
 
 /// How many groups of how many threads.
@@ -133,6 +143,17 @@ pub enum Precision {
     Bf16,
 }
 
+impl Precision {
+    /// As people type it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::F32 => "f32",
+            Precision::Tf32 => "tf32",
+            Precision::Bf16 => "bf16",
+        }
+    }
+}
+
 /// A graphics processor; clones share it.
 #[derive(Clone)]
 pub struct Gpu(Arc<Inner>);
@@ -147,8 +168,8 @@ struct Inner {
 }
 
 enum Backend {
-    Wgpu(wgpu::Wgpu),
-    Cuda(cuda::Cuda),
+    Wgpu(Box<wgpu::Wgpu>),
+    Cuda(Box<cuda::Cuda>),
 }
 
 /// Memory of one buffer.
@@ -157,11 +178,16 @@ pub(crate) enum Memory {
     Cuda(cuda::Memory),
 }
 
-/// Free buffers by class, and the accounts.
+/// Free buffers by class.
+type Free = HashMap<usize, Vec<Memory>>;
+
+/// Free buffers, and the accounts.
 #[derive(Default)]
 struct Shelf {
-    free: HashMap<usize, Vec<Memory>>,
+    free: Free,
     usage: MemoryUse,
+    /// Where buffers come from while a graph is recorded.
+    recording: Option<Arc<graph::Reserve>>,
 }
 
 /// The first thing that went wrong.
@@ -182,9 +208,10 @@ impl Failure {
 pub(crate) struct Buffer {
     /// There until the buffer is dropped, unless none could be had.
     memory: Option<Memory>,
-    n_bytes: usize,
     class: usize,
     gpu: Gpu,
+    /// The graph it was taken for: it returns there.
+    reserve: Option<Arc<graph::Reserve>>,
 }
 
 impl Buffer {
@@ -198,7 +225,10 @@ impl Drop for Buffer {
         let Some(memory) = self.memory.take() else { return };
         let mut shelf = self.gpu.shelf();
         shelf.usage.live -= self.class;
-        shelf.free.entry(self.class).or_default().push(memory);
+        match &self.reserve {
+            Some(reserve) => reserve.give(self.class, memory),
+            None => shelf.free.entry(self.class).or_default().push(memory),
+        }
     }
 }
 
@@ -230,15 +260,22 @@ impl Gpu {
     /// The `index`-th adapter that wgpu finds, best first.
     pub fn wgpu(index: usize, host: Arc<Cpu>) -> Result<Gpu> {
         let failure = Failure::default();
-        let backend = wgpu::Wgpu::new(index, failure.clone())?;
-        Ok(Gpu::with(Backend::Wgpu(backend), host, failure, Precision::F32))
+        let backend = wgpu::Wgpu::new(index, failure.clone(), None)?;
+        Ok(Gpu::with(Backend::Wgpu(Box::new(backend)), host, failure, Precision::F32))
+    }
+
+    /// The same, with bindings of at most so many bytes: for tests of what is split.
+    pub fn wgpu_with_bindings(index: usize, host: Arc<Cpu>, bytes_max: usize) -> Result<Gpu> {
+        let failure = Failure::default();
+        let backend = wgpu::Wgpu::new(index, failure.clone(), Some(bytes_max))?;
+        Ok(Gpu::with(Backend::Wgpu(Box::new(backend)), host, failure, Precision::F32))
     }
 
     /// The `index`-th GPU that CUDA finds.
     pub fn cuda(index: usize, host: Arc<Cpu>, precision: Precision) -> Result<Gpu> {
         let failure = Failure::default();
         let backend = cuda::Cuda::new(index, failure.clone())?;
-        Ok(Gpu::with(Backend::Cuda(backend), host, failure, precision))
+        Ok(Gpu::with(Backend::Cuda(Box::new(backend)), host, failure, precision))
     }
 
     fn with(backend: Backend, host: Arc<Cpu>, failure: Failure, precision: Precision) -> Gpu {
@@ -253,6 +290,11 @@ impl Gpu {
     /// Whether both are handles of one device.
     pub fn is_same(&self, other: &Gpu) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Keeps what an op found wrong, as if the device had said it.
+    pub(crate) fn fail(&self, problem: String) {
+        self.0.failure.set(problem);
     }
 
     /// Threads for what only the host can do.
@@ -303,6 +345,27 @@ impl Gpu {
         (0..n_elem).step_by(most.min(n_elem.max(1))).map(move |at| at..n_elem.min(at + most))
     }
 
+    /// What the first byte of an argument is a multiple of.
+    pub fn offset_align(&self) -> usize {
+        match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.offset_align(),
+            // Four numbers in one read.
+            Backend::Cuda(_) => 16,
+        }
+    }
+
+    /// Runs of rows that fit into a binding, for kernels that go row by row: each begins where an
+    /// argument may, whatever the rows are (of whole numbers).
+    pub fn windows(&self, n_rows: usize, row_bytes: usize) -> Vec<Range<usize>> {
+        let max = self.binding_bytes_max() / row_bytes.max(1);
+        // The largest power of two in a row's bytes: so many rows begin at a multiple of `align`.
+        let align = self.offset_align();
+        let step = align >> row_bytes.trailing_zeros().min(align.trailing_zeros());
+        let n = if max >= n_rows { n_rows } else { max / step * step };
+        assert!(n > 0 || n_rows == 0, "{n_rows} rows of {row_bytes} bytes");
+        (0..n_rows).step_by(n.max(1)).map(|at| at..n_rows.min(at + n)).collect()
+    }
+
     /// Tells what went wrong since the beginning, if anything did; waits for nothing.
     pub fn check(&self) -> Result<()> {
         match self.0.failure.get() {
@@ -323,7 +386,7 @@ impl Gpu {
     pub fn name(&self) -> String {
         match &self.0.backend {
             Backend::Wgpu(wgpu) => wgpu.name(),
-            Backend::Cuda(cuda) => cuda.name(),
+            Backend::Cuda(cuda) => format!("{}, {}", cuda.name(), self.0.precision.name()),
         }
     }
 
@@ -352,7 +415,11 @@ impl Gpu {
     pub(crate) fn take(&self, n_bytes: usize) -> Buffer {
         let class = class(n_bytes);
         let mut shelf = self.shelf();
-        let found = shelf.free.get_mut(&class).and_then(Vec::pop);
+        let reserve = shelf.recording.clone();
+        let found = match &reserve {
+            Some(reserve) => reserve.take(class),
+            None => shelf.free.get_mut(&class).and_then(Vec::pop),
+        };
         let is_new = found.is_none();
         drop(shelf);
         let memory = found.or_else(|| self.allocate(class));
@@ -366,7 +433,7 @@ impl Gpu {
                 usage.n_alloc += 1;
             }
         }
-        let buffer = Buffer { memory, n_bytes, class, gpu: self.clone() };
+        let buffer = Buffer { memory, class, gpu: self.clone(), reserve };
         if cfg!(debug_assertions) {
             // Not a number in every format: who reads before writing is found out in tests.
             self.fill(&buffer, 0, n_bytes.next_multiple_of(4), u32::MAX);
@@ -464,32 +531,25 @@ impl Gpu {
         params: &[Word],
     ) {
         for arg in args.iter_mut() {
-            if let Arg::Out(tensor) | Arg::OutPart(tensor, _) = arg {
+            if let Arg::Out(tensor) | Arg::Window(tensor, _) = arg {
                 tensor.expect_unique();
             }
         }
         // What begins off the alignment of a binding is copied: a row of a stacked tensor.
-        let align = match &self.0.backend {
-            Backend::Wgpu(wgpu) => wgpu.offset_align(),
-            Backend::Cuda(_) => 4,
-        };
+        let align = self.offset_align();
         let copies: Vec<Option<Tensor>> = args.iter().map(|arg| arg.aligned(align)).collect();
         let mut resolved = Vec::with_capacity(args.len());
         for (arg, copy) in args.iter().zip(&copies) {
-            let (tensor, part, writes) = match arg {
-                Arg::In(tensor) => (copy.as_ref().unwrap_or(tensor), None, false),
-                Arg::Out(tensor) => (&**tensor, None, true),
-                Arg::InPart(tensor, part) => (*tensor, Some(part), false),
-                Arg::OutPart(tensor, part) => (&**tensor, Some(part), true),
+            let (tensor, writes) = match arg {
+                Arg::In(tensor) => (copy.as_ref().unwrap_or(tensor), false),
+                Arg::Out(tensor) | Arg::Window(tensor, _) => (&**tensor, true),
             };
             let (buffer, mut offset) = tensor.gpu_buffer();
             let Some(memory) = &buffer.memory else { return };
             let (mut n_bytes, dtype) = (tensor.n_bytes(), tensor.dtype());
-            if let Some(part) = part {
-                let bytes = |n: usize| dtype.n_bytes(n).expect("parts on block boundaries");
-                offset += bytes(part.start);
-                n_bytes = bytes(part.len());
-                assert!(offset.is_multiple_of(align), "a part at byte {offset}");
+            if let Arg::Window(_, bytes) = arg {
+                assert!(bytes.end <= n_bytes && bytes.start.is_multiple_of(align), "{bytes:?}");
+                (offset, n_bytes) = (bytes.start, bytes.len());
             }
             resolved.push(Resolved { memory, offset, n_bytes, dtype, writes });
         }
@@ -526,7 +586,7 @@ impl Arg<'_> {
             Arg::In(tensor) if !tensor.gpu_buffer().1.is_multiple_of(align) => {
                 Some(tensor.copied())
             }
-            Arg::Out(tensor) => {
+            Arg::Out(tensor) | Arg::Window(tensor, _) => {
                 assert!(tensor.gpu_buffer().1 == 0, "a kernel writes whole tensors");
                 None
             }

@@ -1,5 +1,6 @@
 // Before every kernel: number formats, places in the grid, sums over a group in a fixed order.
-// THREADS, the constants of the kernel and the types of its arguments (T0, T1, ...) stand above.
+// THREADS stands above; the constants of the kernel and the types of its arguments (T0, T1, ...:
+// one of float, bf16, f16; unsigned char for blocks) stand between this and the op's own file.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -8,7 +9,7 @@ typedef unsigned long long u64;
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
 
-#define DEVICE static __device__ __forceinline__
+#define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__ __launch_bounds__(THREADS) void
 
 DEVICE float bf16_to_float(u16 bits) { return __uint_as_float((u32)bits << 16); }
@@ -65,6 +66,11 @@ DEVICE float4 load4(const bf16* x, size_t i) {
     uint2 v = *(const uint2*)(x + i);
     return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u),
                        __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
+}
+DEVICE float4 load4(const f16* x, size_t i) {
+    uint2 v = *(const uint2*)(x + i);
+    return make_float4(f16_to_float((u16)v.x), f16_to_float((u16)(v.x >> 16)),
+                       f16_to_float((u16)v.y), f16_to_float((u16)(v.y >> 16)));
 }
 DEVICE void store4(float* y, size_t i, float4 v) { *(float4*)(y + i) = v; }
 DEVICE void store4(bf16* y, size_t i, float4 v) {

@@ -39,3 +39,16 @@ fn group_max(thread: u32, x: f32) -> f32 {
 fn sigmoid(x: f32) -> f32 {
     return 1.0 / (1.0 + exp(-max(x, -80.0)));
 }
+
+// The number with these sixteen bits as an IEEE half, exactly: what is below the least normal half
+// is not rounded to zero, as the built-in functions may.
+fn f16_to_f32(bits: u32) -> f32 {
+    let sign = (bits & 0x8000u) << 16u;
+    let exponent = (bits >> 10u) & 31u;
+    let mantissa = bits & 1023u;
+    if exponent == 0u {
+        return bitcast<f32>(bitcast<u32>(f32(mantissa) * 5.9604644775390625e-08) | sign);
+    }
+    let wide = select(exponent + 112u, 255u, exponent == 31u);
+    return bitcast<f32>(sign | (wide << 23u) | (mantissa << 13u));
+}

@@ -117,7 +117,7 @@ fn describe(adapter: &wgpu::Adapter) -> Adapter {
         },
         backend: format!("{:?}", info.backend),
         buffer_bytes_max: limits.max_buffer_size,
-        binding_bytes_max: limits.max_storage_buffer_binding_size as u64,
+        binding_bytes_max: limits.max_storage_buffer_binding_size,
         features: features.iter().filter(|(one, _)| has.contains(*one)).map(|it| it.1).collect(),
     }
 }
@@ -134,7 +134,12 @@ fn limits(adapter: &wgpu::Adapter) -> wgpu::Limits {
 }
 
 impl Wgpu {
-    pub(super) fn new(index: usize, failure: Failure) -> Result<Wgpu> {
+    /// With `binding_bytes_max` bindings are at most so large: for tests of what is split.
+    pub(super) fn new(
+        index: usize,
+        failure: Failure,
+        binding_bytes_max: Option<usize>,
+    ) -> Result<Wgpu> {
         let list = adapters();
         let n_found = list.len();
         let Some(adapter) = list.into_iter().nth(index) else {
@@ -147,7 +152,10 @@ impl Wgpu {
             });
         };
         let info = adapter.get_info();
-        let limits = limits(&adapter);
+        let mut limits = limits(&adapter);
+        if let Some(max) = binding_bytes_max {
+            limits.max_storage_buffer_binding_size = max as _;
+        }
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("elapid"),
             required_limits: limits.clone(),

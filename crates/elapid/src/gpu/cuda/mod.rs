@@ -1,0 +1,343 @@
+//! CUDA: opened at run time, kernels compiled by NVRTC, products by cuBLASLt.
+//!
+//! One device, its primary context and one stream, on which everything happens in order. Nothing of
+//! CUDA is linked: a machine without its libraries gets an error with words.
+//!
+//! | file         |                                                                  |
+//! |--------------|------------------------------------------------------------------|
+//! | `context.rs` | the libraries, devices, the context, memory of the host          |
+//! | `module.rs`  | kernels: their text, compilation, and the functions it gives     |
+//! | `product.rs` | matrix products of tensors: formats, places and strides          |
+//! | `blas.rs`    | matrix products of what lies somewhere, by cuBLASLt              |
+//! | `profile.rs` | time of kernels                                                  |
+//!
+//! Failures of calls end in `Failure`, as with wgpu.
+
+mod blas;
+mod context;
+mod module;
+mod product;
+mod profile;
+
+use self::blas::Blas;
+use self::context::{Context, Pinned, words};
+use self::module::{Functions, PARAMS_MAX};
+use self::profile::Profile;
+use super::profile::KernelTime;
+use super::{Failure, Launch};
+use crate::error::Result;
+use cudarc::driver::{result, sys};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub use self::context::{CudaDevice, list};
+
+/// A device of CUDA.
+pub struct Cuda {
+    functions: Functions,
+    /// Opened by the first product.
+    blas: Mutex<Option<Blas>>,
+    profile: Mutex<Option<Profile>>,
+    n_launches: AtomicU64,
+    /// Small reads of the host go through it.
+    staging: Mutex<Pinned>,
+    /// What a graph being recorded must keep; nothing where none is.
+    recording: Mutex<Option<Vec<Pinned>>>,
+    failure: Failure,
+    context: Arc<Context>,
+}
+
+/// Memory of one buffer.
+pub(crate) struct Memory {
+    at: sys::CUdeviceptr,
+}
+
+impl Memory {
+    /// Address of a byte.
+    fn at(&self, offset: usize) -> sys::CUdeviceptr {
+        self.at + offset as sys::CUdeviceptr
+    }
+}
+
+/// Work that was recorded once and is started as one.
+pub(crate) struct Recorded {
+    exec: sys::CUgraphExec,
+    /// Bytes from the host that are uploaded again at every start.
+    _kept: Vec<Pinned>,
+    context: Arc<Context>,
+}
+
+// SAFETY: handles of the driver may be used from any thread.
+unsafe impl Send for Recorded {}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        self.context.enter();
+        // SAFETY: the graph is ours and destroyed once; what runs of it is waited for first: it
+        // reads the memory that is freed next.
+        unsafe {
+            let _ = result::stream::synchronize(self.context.stream);
+            let _ = result::graph::exec_destroy(self.exec);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Bytes of the staging memory.
+const STAGING: usize = 1 << 16;
+
+impl Cuda {
+    pub(super) fn new(index: usize, failure: Failure) -> Result<Cuda> {
+        let context = Arc::new(Context::new(index)?);
+        let functions = Functions::new(context.clone())?;
+        blas::expect_library()?;
+        let staging = Pinned::new(&context, STAGING).map_err(|error| context.error(&error))?;
+        Ok(Cuda {
+            functions,
+            blas: Mutex::default(),
+            profile: Mutex::default(),
+            n_launches: AtomicU64::new(0),
+            staging: Mutex::new(staging),
+            recording: Mutex::default(),
+            failure,
+            context,
+        })
+    }
+
+    pub(super) fn name(&self) -> String {
+        format!("{}, CUDA", self.context.device.name)
+    }
+
+    /// What it is.
+    pub fn device(&self) -> &CudaDevice {
+        &self.context.device
+    }
+
+    /// Keeps an error of the driver.
+    fn tell<T>(&self, what: &str, got: std::result::Result<T, result::DriverError>) -> Option<T> {
+        got.map_err(|error| {
+            let last = self.functions.last();
+            let after = if last.is_empty() { String::new() } else { format!(", after `{last}`") };
+            self.failure.set(format!("{what}{after}: {}", words(&error)));
+        })
+        .ok()
+    }
+
+    pub(super) fn allocate(&self, n_bytes: usize) -> std::result::Result<Memory, String> {
+        self.context.enter();
+        // SAFETY: the context is current; the memory is freed once, by `free`.
+        match unsafe { result::malloc_sync(n_bytes) } {
+            Ok(at) => Ok(Memory { at }),
+            Err(error) => {
+                let (free, total) = result::mem_get_info().unwrap_or_default();
+                let mib = |n: usize| n >> 20;
+                let (asked, free, total) = (mib(n_bytes), mib(free), mib(total));
+                let problem = words(&error);
+                Err(format!(
+                    "{asked} MiB of memory are asked for, {free} of {total} free: {problem}"
+                ))
+            }
+        }
+    }
+
+    pub(super) fn free(&self, memory: Memory) {
+        self.context.enter();
+        // SAFETY: it comes from `allocate`, is given back once, and the driver waits for its users.
+        let freed = unsafe { result::free_sync(memory.at) };
+        self.tell("cannot free memory", freed);
+    }
+
+    /// In the order of launches; the bytes are taken over before it returns.
+    pub(super) fn upload(&self, to: &Memory, offset: usize, bytes: &[u8]) {
+        self.context.enter();
+        let at = to.at(offset);
+        let stream = self.context.stream;
+        let mut recording = lock(&self.recording);
+        let copied = match &mut *recording {
+            // SAFETY: the range is inside of the buffer (checked above us), and the driver takes
+            // bytes from pageable memory over before it returns.
+            None => unsafe { result::memcpy_htod_async(at, bytes, stream) },
+            // The graph reads them at every start, so that they must stay where they are.
+            Some(kept) => Pinned::new(&self.context, bytes.len()).and_then(|mut pinned| {
+                pinned.bytes_mut().copy_from_slice(bytes);
+                // SAFETY: as above; the graph keeps the source.
+                let copied = unsafe { result::memcpy_htod_async(at, pinned.bytes(), stream) };
+                kept.push(pinned);
+                copied
+            }),
+        };
+        self.tell("cannot upload", copied);
+    }
+
+    /// Waits for all work before it.
+    pub(super) fn download(&self, from: &Memory, offset: usize, bytes: &mut [u8]) {
+        if lock(&self.recording).is_some() {
+            return self.failure.set("the host reads in the middle of a recorded graph".into());
+        }
+        self.context.enter();
+        let (at, stream) = (from.at(offset), self.context.stream);
+        let mut staging = lock(&self.staging);
+        let is_small = bytes.len() <= STAGING;
+        let to = if is_small { &mut staging.bytes_mut()[..bytes.len()] } else { &mut *bytes };
+        // SAFETY: the range is inside of the buffer (checked above us), and `to` outlives the copy,
+        // because the stream is waited for.
+        let copied = unsafe {
+            result::memcpy_dtoh_async(to, at, stream)
+                .and_then(|()| result::stream::synchronize(stream))
+        };
+        if self.tell("cannot read", copied).is_none() {
+            bytes.fill(0xff);
+        } else if is_small {
+            bytes.copy_from_slice(&staging.bytes()[..bytes.len()]);
+        }
+    }
+
+    pub(super) fn copy(
+        &self,
+        (from, from_offset): (&Memory, usize),
+        (to, to_offset): (&Memory, usize),
+        n_bytes: usize,
+    ) {
+        self.context.enter();
+        let (from, to) = (from.at(from_offset), to.at(to_offset));
+        // SAFETY: both ranges are inside of their buffers (checked above us).
+        let copied = unsafe { result::memcpy_dtod_async(to, from, n_bytes, self.context.stream) };
+        self.tell("cannot copy", copied);
+    }
+
+    pub(super) fn fill(&self, buffer: &Memory, offset: usize, n_bytes: usize, word: u32) {
+        self.context.enter();
+        let (at, n_words) = (buffer.at(offset), n_bytes.div_ceil(4));
+        // SAFETY: the range is inside of the buffer, whose length is whole words.
+        let filled =
+            unsafe { sys::cuMemsetD32Async(at, word, n_words, self.context.stream) }.result();
+        self.tell("cannot fill", filled);
+    }
+
+    pub(super) fn launch(&self, launch: &Launch) {
+        self.context.enter();
+        let entry = launch.kernel.entry;
+        let function = match self.functions.get(launch) {
+            Ok(function) => function,
+            Err(problem) => return self.failure.set(problem),
+        };
+        let mut places: Vec<sys::CUdeviceptr> = Vec::with_capacity(launch.args.len());
+        for arg in launch.args {
+            let super::Memory::Cuda(memory) = arg.memory else {
+                unreachable!("a buffer of another device")
+            };
+            places.push(memory.at(arg.offset));
+        }
+        // Kernels may declare more than is given: zeros behind it.
+        let mut params = [0u32; PARAMS_MAX / 4];
+        params.iter_mut().zip(launch.params).for_each(|(to, word)| *to = word.0);
+        let places = places.iter_mut().map(|place| std::ptr::from_mut(place).cast::<c_void>());
+        let mut pointers: Vec<*mut c_void> =
+            places.chain([params.as_mut_ptr().cast::<c_void>()]).collect();
+        let [x, y, z] = launch.work.groups;
+        let (threads, shared) = (launch.work.threads, launch.work.shared);
+        self.timed(
+            || entry.into(),
+            || {
+                // SAFETY: the function was checked to take these arguments and parameters; buffers
+                // stay until the stream has passed, because a pool reuses them in its order.
+                let started = unsafe {
+                    result::launch_kernel(
+                        function.handle(),
+                        (x, y, z),
+                        (threads, 1, 1),
+                        shared,
+                        self.context.stream,
+                        &mut pointers,
+                    )
+                };
+                self.tell(&format!("cannot start `{entry}`"), started);
+            },
+        );
+    }
+
+    /// Counts what `start` starts and, where somebody asked for it, takes its time.
+    fn timed(&self, name: impl Fn() -> String, start: impl FnOnce()) {
+        self.n_launches.fetch_add(1, Ordering::Relaxed);
+        let mut profile = lock(&self.profile);
+        let Some(profile) = &mut *profile else {
+            drop(profile);
+            return start();
+        };
+        if lock(&self.recording).is_some() {
+            return start();
+        }
+        let measured = profile.measure(name(), start);
+        self.tell("cannot take the time", measured);
+    }
+
+    /// Launches so far, of kernels and products.
+    pub(super) fn n_launches(&self) -> u64 {
+        self.n_launches.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn profile_start(&self) {
+        *lock(&self.profile) = Some(Profile::new(self.context.clone()));
+    }
+
+    pub(super) fn profile_stop(&self) -> Vec<KernelTime> {
+        let Some(profile) = lock(&self.profile).take() else { return Vec::new() };
+        self.tell("cannot take the time", profile.finish()).unwrap_or_default()
+    }
+
+    pub(super) fn wait(&self) {
+        if lock(&self.recording).is_some() {
+            return self.failure.set("the host waits in the middle of a recorded graph".into());
+        }
+        self.context.enter();
+        // SAFETY: the stream is ours.
+        let waited = unsafe { result::stream::synchronize(self.context.stream) };
+        self.tell("a kernel failed", waited);
+    }
+
+    /// From here on work is recorded and not done.
+    pub(super) fn record(&self) -> bool {
+        self.context.enter();
+        // Relaxed: memory that no pool has may still be asked for.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream is ours and records nothing yet.
+        let begun = unsafe { result::stream::begin_capture(self.context.stream, mode) };
+        let begun = self.tell("cannot record a graph", begun).is_some();
+        if begun {
+            *lock(&self.recording) = Some(Vec::new());
+        }
+        begun
+    }
+
+    /// What was recorded since `record`.
+    pub(super) fn recorded(&self) -> Option<Recorded> {
+        self.context.enter();
+        let kept = lock(&self.recording).take().unwrap_or_default();
+        // SAFETY: the stream records since `record`; the graph is destroyed once, right here.
+        let made = unsafe {
+            result::stream::end_capture(self.context.stream).and_then(|graph| {
+                let made = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
+                result::graph::destroy(graph).and(made)
+            })
+        };
+        let exec = self.tell("cannot record a graph", made)?;
+        Some(Recorded { exec, _kept: kept, context: self.context.clone() })
+    }
+
+    /// Does what was recorded.
+    pub(super) fn replay(&self, recorded: &Recorded) {
+        self.context.enter();
+        self.timed(
+            || "graph".into(),
+            || {
+                // SAFETY: the graph lives, and so does the memory that it names.
+                let started = unsafe { result::graph::launch(recorded.exec, self.context.stream) };
+                self.tell("cannot start a graph", started);
+            },
+        );
+    }
+}

@@ -1,0 +1,70 @@
+//! Products of tensors: what `gpu::product` describes as cuBLASLt takes it.
+
+use super::Cuda;
+use super::blas::{Multiply, Stored};
+use crate::gpu::product::{Operand, Product};
+use crate::gpu::{Gpu, Memory, Precision};
+use crate::tensor::{DType, Tensor};
+use cudarc::driver::sys::CUdeviceptr;
+
+/// Address of a number of a tensor; nothing where memory could not be had.
+fn address(tensor: &Tensor, first: usize) -> Option<CUdeviceptr> {
+    let (buffer, offset) = tensor.gpu_buffer();
+    let Some(Memory::Cuda(memory)) = &buffer.memory else { return None };
+    let skip = tensor.dtype().n_bytes(first).expect("numbers of whole bytes");
+    Some(memory.at(offset + skip))
+}
+
+/// A side that the product sees as `rows` by `cols`.
+fn stored(operand: &Operand, (rows, cols): (usize, usize)) -> Option<Stored> {
+    let transposed = operand.is_transposed;
+    let (rows, cols) = if transposed { (cols, rows) } else { (rows, cols) };
+    let (row, matrix) = (operand.stride, operand.matrix);
+    let (at, dtype) = (address(&operand.tensor, operand.first)?, operand.tensor.dtype());
+    Some(Stored { at, dtype, rows, cols, row, matrix, transposed })
+}
+
+impl Cuda {
+    pub(in crate::gpu) fn product(&self, gpu: &Gpu, product: Product) {
+        let Product { out, out_first, out_stride, out_matrix, n_batch, a, b, m, n, k, .. } =
+            product;
+        let (alpha, beta) = (product.alpha, product.beta);
+        out.expect_unique();
+        if k == 0 {
+            return empty(out, [n_batch, m, n], beta);
+        }
+        let (dtype, to) = (a.tensor.dtype(), out.dtype());
+        let (from, into) = (dtype.name(), to.name());
+        assert!(to == DType::F32 || to == dtype, "a product of {from} into {into}");
+        let (Some(a), Some(b), Some(at)) =
+            (stored(&a, (m, k)), stored(&b, (k, n)), address(out, out_first))
+        else {
+            return;
+        };
+        if gpu.is_broken() {
+            return;
+        }
+        let out = Stored {
+            at,
+            dtype: to,
+            rows: m,
+            cols: n,
+            row: out_stride,
+            matrix: out_matrix,
+            transposed: false,
+        };
+        let tf32 = gpu.precision() == Precision::Tf32;
+        self.multiply(&Multiply { a, b, out, alpha, beta, n_batch, tf32 });
+    }
+}
+
+/// A sum of nothing, as for an expert without tokens.
+fn empty(out: &mut Tensor, size: [usize; 3], beta: f32) {
+    if beta == 1.0 {
+        return;
+    }
+    assert_eq!(beta, 0.0, "a product over nothing is added to");
+    let n_elem = size.iter().product::<usize>();
+    assert_eq!(out.n_elem(), n_elem, "a product over nothing sets a part");
+    out.fill_zero();
+}

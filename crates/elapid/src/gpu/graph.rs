@@ -1,0 +1,136 @@
+//! The same work many times over: recorded once, then started as one.
+//!
+//!     let mut step = Graph::new(&gpu);
+//!     loop {
+//!         token.write_f32(..);
+//!         let logits = step.run(|| model_step(&token, &mut state));
+//!     }
+//!
+//! The first run does the work plainly: kernels are compiled, buffers are left in the pool. The
+//! second records it on CUDA and starts what was recorded; later ones only start it, and the
+//! closure is not called. So it must do the same every time, on the same tensors: what changes from
+//! run to run is written into tensors before, and state is updated where it lies. On wgpu every run
+//! calls the closure. While it is recorded no other thread may start work on the device: that would
+//! be recorded too.
+//!
+//! Buffers that the work takes stay with the graph: nobody else may lie where it writes.
+
+use super::cuda::Recorded;
+use super::{Free, Gpu, Memory};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Work on a graphics processor that is done again and again, and what it returned.
+pub struct Graph<R> {
+    /// Dropped first: what it started is waited for before memory goes.
+    recorded: Option<Recorded>,
+    result: Option<R>,
+    reserve: Option<Arc<Reserve>>,
+    n_runs: usize,
+    gpu: Gpu,
+}
+
+impl<R> Graph<R> {
+    /// Nothing yet.
+    pub fn new(gpu: &Gpu) -> Graph<R> {
+        Graph { recorded: None, result: None, reserve: None, n_runs: 0, gpu: gpu.clone() }
+    }
+
+    /// Does the work; see above. What it returned stays the same from the second run on: tensors in
+    /// it have new numbers.
+    pub fn run(&mut self, work: impl FnOnce() -> R) -> &R {
+        match (self.gpu.as_cuda(), &self.recorded) {
+            (Some(cuda), Some(recorded)) => cuda.replay(recorded),
+            (Some(_), None) if self.n_runs == 1 => self.record(work),
+            _ => {
+                self.result = None;
+                self.result = Some(work());
+            }
+        }
+        self.n_runs += 1;
+        self.result.as_ref().expect("a result of the run before")
+    }
+
+    /// What the last run returned.
+    pub fn result(&self) -> Option<&R> {
+        self.result.as_ref()
+    }
+
+    fn record(&mut self, work: impl FnOnce() -> R) {
+        // What the first run left goes back to the pool.
+        self.result = None;
+        let gpu = self.gpu.clone();
+        let Some(cuda) = gpu.as_cuda() else { return };
+        if !cuda.record() {
+            self.result = Some(work());
+            return;
+        }
+        let reserve = Reserve::begin(&gpu);
+        self.result = Some(work());
+        reserve.end();
+        self.reserve = Some(reserve);
+        self.recorded = cuda.recorded();
+        if let Some(recorded) = &self.recorded {
+            cuda.replay(recorded);
+        }
+    }
+}
+
+/// Buffers of a graph.
+pub(super) struct Reserve {
+    lists: Mutex<Lists>,
+    gpu: Gpu,
+}
+
+#[derive(Default)]
+struct Lists {
+    /// Given back by the work, for its later needs.
+    free: Free,
+    /// From the pool of all, not yet taken.
+    spare: Free,
+}
+
+impl Reserve {
+    /// From here on buffers come from the reserve, which first gets all that lies free.
+    fn begin(gpu: &Gpu) -> Arc<Reserve> {
+        let mut shelf = gpu.shelf();
+        let lists = Lists { free: Free::new(), spare: std::mem::take(&mut shelf.free) };
+        let reserve = Arc::new(Reserve { lists: Mutex::new(lists), gpu: gpu.clone() });
+        shelf.recording = Some(reserve.clone());
+        reserve
+    }
+
+    /// What was not taken goes back.
+    fn end(&self) {
+        let spare = std::mem::take(&mut self.lists().spare);
+        let mut shelf = self.gpu.shelf();
+        shelf.recording = None;
+        put(&mut shelf.free, spare);
+    }
+
+    fn lists(&self) -> std::sync::MutexGuard<'_, Lists> {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn take(&self, class: usize) -> Option<Memory> {
+        let mut lists = self.lists();
+        let own = lists.free.get_mut(&class).and_then(Vec::pop);
+        own.or_else(|| lists.spare.get_mut(&class).and_then(Vec::pop))
+    }
+
+    pub(super) fn give(&self, class: usize, memory: Memory) {
+        self.lists().free.entry(class).or_default().push(memory);
+    }
+}
+
+impl Drop for Reserve {
+    fn drop(&mut self) {
+        let free = std::mem::take(&mut self.lists().free);
+        put(&mut self.gpu.shelf().free, free);
+    }
+}
+
+fn put(to: &mut Free, from: Free) {
+    for (class, list) in from {
+        to.entry(class).or_default().extend(list);
+    }
+}

@@ -7,11 +7,13 @@
 //! | `table` | (n_vocab, d_model) | any dtype; a table that is not f32 is frozen |
 //! | `y`     | (n_tok, d_model)   |                                              |
 //!
-//! Backward sorts the tokens by id, so that each row is summed by one task in the order of tokens.
+//! Backward sorts the tokens by id, so that each row is summed by one task in the order of tokens;
+//! on a graphics processor by one group, from lists that the host has made of the ids.
 
 use crate::device::Device;
+use crate::gpu::{Arg, Gpu, Kernel, Work};
 use crate::tape::{Tape, Var};
-use crate::tensor::Tensor;
+use crate::tensor::{DType, Tensor};
 use std::sync::Arc;
 
 /// Rows one task works on.
@@ -25,8 +27,17 @@ pub fn embedding(tape: &Tape, table: &Var, ids: &Arc<[u32]>) -> Var {
 }
 
 fn forward(table: &Tensor, ids: &[u32]) -> Tensor {
-    let cpu = table.device().expect_cpu();
     let (n_vocab, d_model) = table.dims2();
+    let cpu = match table.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => {
+            let outside = ids.iter().find(|&&id| id as usize >= n_vocab);
+            assert!(outside.is_none(), "embedding: id {outside:?} of {n_vocab}");
+            let ids = Tensor::from_u32(table.device(), ids);
+            // The residual stream begins here, and stays in f32 whatever branches are in.
+            return gpu.gather_rows(table, &ids, DType::F32);
+        }
+    };
     let mut y = Tensor::uninit(table.device(), &[ids.len(), d_model]);
     cpu.each_piece(y.f32_mut(), N_ROWS * d_model, |idx, y| {
         for (y, &id) in y.chunks_exact_mut(d_model).zip(&ids[idx * N_ROWS..]) {
@@ -39,12 +50,18 @@ fn forward(table: &Tensor, ids: &[u32]) -> Tensor {
 
 /// Inverts `forward`.
 fn backward(shape: &[usize], ids: &[u32], dy: &Tensor) -> Tensor {
-    let cpu = dy.device().expect_cpu();
     let d_model = shape[1];
     // Stable: tokens with one id stay in order.
     let mut by_id: Vec<u32> = (0..ids.len() as u32).collect();
     by_id.sort_by_key(|&tok| ids[tok as usize]);
     let mut dtable = Tensor::zeros(dy.device(), shape);
+    let cpu = match dy.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => {
+            backward_gpu(gpu, ids, &by_id, dy, &mut dtable);
+            return dtable;
+        }
+    };
     cpu.each_piece(dtable.f32_mut(), N_ROWS * d_model, |idx, rows| {
         let first = idx * N_ROWS;
         let begin = by_id.partition_point(|&tok| (ids[tok as usize] as usize) < first);
@@ -58,12 +75,49 @@ fn backward(shape: &[usize], ids: &[u32], dy: &Tensor) -> Tensor {
     dtable
 }
 
+static BACKWARD: Kernel = Kernel {
+    entry: "embedding_backward",
+    wgsl: include_str!("embedding.wgsl"),
+    cuda: include_str!("embedding.cu"),
+};
+
+/// Adds to the zeros of `dtable` the rows that have tokens.
+fn backward_gpu(gpu: &Gpu, ids: &[u32], by_id: &[u32], dy: &Tensor, dtable: &mut Tensor) {
+    let (n_vocab, d) = dtable.dims2();
+    // Where a row begins in `by_id`, and which it is.
+    let id_at = |at: usize| ids[by_id[at] as usize];
+    let mut begins: Vec<u32> = (0..by_id.len() as u32)
+        .filter(|&at| at == 0 || id_at(at as usize - 1) != id_at(at as usize))
+        .collect();
+    let rows: Vec<u32> = begins.iter().map(|&at| id_at(at as usize)).collect();
+    begins.push(by_id.len() as u32);
+    let lists = Tensor::from_u32(dy.device(), &[by_id, &rows, &begins].concat());
+    for window in gpu.windows(n_vocab, 4 * d) {
+        let first = rows.partition_point(|&row| (row as usize) < window.start);
+        let end = rows.partition_point(|&row| (row as usize) < window.end);
+        if first == end {
+            continue;
+        }
+        let bytes = window.start * 4 * d..window.end * 4 * d;
+        let mut args = [Arg::In(&lists), Arg::In(dy), Arg::Window(dtable, bytes)];
+        let params = [
+            by_id.len().into(),
+            rows.len().into(),
+            first.into(),
+            end.into(),
+            window.start.into(),
+            d.into(),
+        ];
+        let threads = d.next_power_of_two().clamp(32, 256);
+        gpu.launch(&BACKWARD, Work::groups(end - first, threads), &[], &mut args, &params);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients};
+    use crate::check::{Input, check_gradients, compare_devices, devices};
     use crate::quant::BlockType;
-    use crate::tensor::DType;
     use half::f16;
 
     #[test]
@@ -72,7 +126,39 @@ mod tests {
         let cases = [(1, vec![0u32]), (4, vec![2, 0, 2, 2, 3]), (71, vec![2, 70, 65, 63, 64, 70])];
         for (n_vocab, ids) in cases {
             let ids: Arc<[u32]> = ids.into();
-            let inputs = [Input::normal(1, &[n_vocab, 5], 1.0)];
+            for d_model in [1, 5, 300] {
+                let inputs = [Input::normal(1, &[n_vocab, d_model], 1.0)];
+                check_gradients(&inputs, |tape, v| vec![embedding(tape, &v[0], &ids)]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_table_larger_than_a_binding_goes_in_runs_of_rows() {
+        let Some(small) = crate::check::small_bindings() else { return };
+        // 700 rows of 48 numbers: 131 KiB, with 64 KiB to a binding.
+        let (n_vocab, d_model) = (700, 48);
+        let ids: Arc<[u32]> = vec![699, 0, 3, 340, 341, 342, 699, 0, 500].into();
+        let run = |device: &Device| {
+            let tape = Tape::new();
+            let table = Input::normal(1, &[n_vocab, d_model], 1.0).tensor(device);
+            let y = embedding(&tape, &tape.leaf(0, &table), &ids);
+            let dy = Input::normal(2, &[ids.len(), d_model], 1.0).tensor(device);
+            let mut out = y.value().to_vec();
+            let mut grads = crate::tape::Gradients::default();
+            tape.walk(vec![(y, dy)], &mut grads);
+            out.extend(grads.get(0).unwrap().to_vec());
+            device.check().unwrap();
+            out
+        };
+        assert!(run(small) == run(&Device::cpu(1).unwrap()));
+    }
+
+    #[test]
+    fn gradients_with_many_tokens_of_one_id() {
+        for n_tok in [33, 200] {
+            let ids: Arc<[u32]> = (0..n_tok).map(|tok| [1, 1, 2][tok % 3]).collect();
+            let inputs = [Input::normal(1, &[4, 5], 1.0)];
             check_gradients(&inputs, |tape, v| vec![embedding(tape, &v[0], &ids)]);
         }
     }
@@ -95,11 +181,18 @@ mod tests {
             [(DType::F16, halves, of_halves), (DType::Block(BlockType::Q8_0), blocks, of_blocks)]
         {
             let shape = [n_vocab, d_model];
-            let table = Tensor::from_shared(&device, &shape, dtype, Arc::new(bytes), 0);
+            let bytes = Arc::new(bytes);
+            let table = Tensor::from_shared(&device, &shape, dtype, bytes.clone(), 0);
             let y = embedding(&Tape::off(), &Var::constant(table), &ids);
             y.value().expect_shape("embedding", &[ids.len(), d_model]);
             for (row, &id) in y.value().f32().chunks(d_model).zip(ids.iter()) {
                 assert_eq!(row, &values[id as usize * d_model..][..d_model], "{dtype:?}, id {id}");
+            }
+            for (device, tolerance) in devices() {
+                let table = Tensor::from_shared(device, &shape, dtype, bytes.clone(), 0);
+                let there = embedding(&Tape::off(), &Var::constant(table), &ids);
+                let (want, got) = (y.value().f32(), there.value().to_vec());
+                compare_devices(&format!("{dtype:?}, {device:?}"), want, &got, *tolerance);
             }
         }
     }

@@ -14,23 +14,47 @@
 //! products into `dx` and the gradients of the head. So the logits are computed once, where a
 //! separate backward would have to compute them again. Backward proper only scales what is there.
 //! Tokens of weight zero are skipped: a masked prompt costs nothing.
+//!
+//! On a graphics processor everything stays there, the loss too; a group takes a row of logits.
 
 use super::linear::Linear;
+use super::linear::gpu::{Way, all};
 use crate::batch::Targets;
 use crate::cpu::F32s;
 use crate::device::Device;
+use crate::gpu::product::Rows;
+use crate::gpu::{Arg, Const, Gpu, Kernel, Work};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use pulp::{Simd, WithSimd};
+use std::ops::Range;
 
 /// The loss and what each token added to it.
 pub struct Loss {
     /// One number.
     pub loss: Var,
+    /// Token by token.
+    pub tokens: TokenLoss,
+}
+
+/// What each token added to a loss: brought over when it is asked for.
+pub struct TokenLoss {
+    /// (n_tok).
+    nll: Tensor,
+    /// (n_tok), one or zero.
+    top1: Tensor,
+}
+
+impl TokenLoss {
     /// Negative log-likelihood of each target in nats; zero where the weight is zero.
-    pub nll: Vec<f32>,
+    pub fn nll(&self) -> Vec<f32> {
+        self.nll.to_vec()
+    }
+
     /// Whether each target had the largest logit; never where the weight is zero.
-    pub top1: Vec<bool>,
+    pub fn top1(&self) -> Vec<bool> {
+        self.top1.to_vec().into_iter().map(|top1| top1 != 0.0).collect()
+    }
 }
 
 /// Numbers of a chunk of logits: 16 MiB, which keeps the products large.
@@ -43,19 +67,17 @@ pub fn head_loss(tape: &Tape, x: &Var, head: &Linear, factor: f32, targets: &Tar
     let mut inputs = head.inputs();
     inputs.insert(0, x);
     let wants_grads = tape.is_recording() && inputs.iter().any(|input| input.needs_grad());
-    let pass = forward(x, head, factor, targets, wants_grads);
-    let mut loss = Tensor::uninit(x.value().device(), &[1]);
-    loss.f32_mut()[0] = pass.loss;
-    let grads = pass.grads;
-    let loss =
-        tape.record("head loss", &inputs, loss, move |dloss| backward(grads, dloss.f32()[0]));
-    Loss { loss, nll: pass.nll, top1: pass.top1 }
+    let Pass { loss, tokens, grads } = match x.value().device() {
+        Device::Cpu(_) => forward(x, head, factor, targets, wants_grads),
+        Device::Gpu(gpu) => forward_gpu(gpu, x, head, factor, targets, wants_grads),
+    };
+    let loss = tape.record("head loss", &inputs, loss, move |dloss| backward(grads, &dloss));
+    Loss { loss, tokens }
 }
 
 struct Pass {
-    loss: f32,
-    nll: Vec<f32>,
-    top1: Vec<bool>,
+    loss: Tensor,
+    tokens: TokenLoss,
     /// Gradients for a loss gradient of one, in the order of the inputs.
     grads: Vec<Option<Tensor>>,
 }
@@ -69,7 +91,7 @@ fn forward(x: &Var, head: &Linear, factor: f32, targets: &Targets, wants_grads: 
     let operands = head.operands();
     let mut grads = wants_grads.then(|| operands.grads());
     let mut dx = (wants_grads && x.needs_grad()).then(|| Tensor::zeros(device, &[n_tok, d_model]));
-    let (mut nll, mut top1) = (vec![0.0; n_tok], vec![false; n_tok]);
+    let [mut nll, mut top1] = [(); 2].map(|()| Tensor::zeros(device, &[n_tok]));
     // One size whatever is learned: buffers of many sizes would lie beside each other in the pool.
     let mut chunk_logits = Tensor::uninit(device, &[n_chunk.min(n_tok), n_vocab]);
     for (chunk, rows) in rows.chunks(n_chunk).enumerate() {
@@ -78,7 +100,7 @@ fn forward(x: &Var, head: &Linear, factor: f32, targets: &Targets, wants_grads: 
         let pass = operands.forward_into(0..n_vocab, &input, logits);
         let found = SoftmaxRows { rows, factor, targets, wants_grads }.run(device, logits);
         for (&row, found) in rows.iter().zip(found) {
-            (nll[row], top1[row]) = found;
+            (nll.f32_mut()[row], top1.f32_mut()[row]) = (found.0, f32::from(found.1));
         }
         if let Some(grads) = &mut grads {
             let mut dx_rows = dx.is_some().then(|| Tensor::uninit(device, &[rows.len(), d_model]));
@@ -91,15 +113,20 @@ fn forward(x: &Var, head: &Linear, factor: f32, targets: &Targets, wants_grads: 
             }
         }
     }
-    let sum: f64 = nll.iter().zip(targets.weights).map(|(&n, &w)| n as f64 * w as f64).sum();
-    let loss = (sum / targets.norm as f64) as f32;
+    let sum: f64 = nll.f32().iter().zip(targets.weights).map(|(&n, &w)| n as f64 * w as f64).sum();
+    let loss = Tensor::from_f32(device, &[1], &[(sum / targets.norm as f64) as f32]);
     let mut list = vec![dx];
     list.extend(grads.map(|grads| grads.into_list(&operands)).unwrap_or_default());
-    Pass { loss, nll, top1, grads: list }
+    Pass { loss, tokens: TokenLoss { nll, top1 }, grads: list }
 }
 
 /// Scales what `forward` has prepared.
-fn backward(mut grads: Vec<Option<Tensor>>, dloss: f32) -> Vec<Option<Tensor>> {
+fn backward(mut grads: Vec<Option<Tensor>>, dloss: &Tensor) -> Vec<Option<Tensor>> {
+    if let Device::Gpu(gpu) = dloss.device() {
+        grads.iter_mut().flatten().for_each(|grad| scale_gpu(gpu, grad, dloss));
+        return grads;
+    }
+    let dloss = dloss.f32()[0];
     if dloss != 1.0 {
         for grad in grads.iter_mut().flatten() {
             let cpu = grad.device().expect_cpu().clone();
@@ -200,10 +227,175 @@ impl WithSimd for SoftmaxRow<'_> {
     }
 }
 
+static ROWS: Kernel = Kernel {
+    entry: "head_loss_rows",
+    wgsl: include_str!("head_loss.wgsl"),
+    cuda: include_str!("head_loss.cu"),
+};
+static SUM: Kernel = Kernel { entry: "head_loss_sum", ..ROWS };
+static SCATTER: Kernel = Kernel { entry: "head_loss_scatter", ..ROWS };
+static SCALE: Kernel = Kernel { entry: "head_loss_scale", ..ROWS };
+
+/// Numbers of a chunk of logits there: products of many tokens read the head seldom.
+const CHUNK_WGPU: usize = 1 << 24;
+const CHUNK_CUDA: usize = 1 << 27;
+
+/// Constants of all entries, where they matter: whether there are gradients, and in which place.
+const CONSTS: [Const; 2] = [("HAS_GRADS", 0), ("IN_PLACE", 0)];
+
+/// Tokens of a chunk of logits.
+fn n_chunk_gpu(gpu: &Gpu, n_vocab: usize) -> usize {
+    let most = if gpu.as_cuda().is_some() { CHUNK_CUDA } else { CHUNK_WGPU };
+    let fits = gpu.binding_bytes_max() / 4 / n_vocab.max(1);
+    let n = (most / n_vocab.max(1)).clamp(16, 8192).min(fits.max(1));
+    // Whole tiles of products.
+    if n < 128 { n } else { n / 128 * 128 }
+}
+
+/// `forward` on a graphics processor.
+fn forward_gpu(
+    gpu: &Gpu,
+    x: &Var,
+    head: &Linear,
+    factor: f32,
+    targets: &Targets,
+    wants_grads: bool,
+) -> Pass {
+    let device = x.value().device();
+    let (n_tok, n_vocab) = (x.value().dims2().0, head.d_out());
+    let learned = Learned::new(device, targets, factor, n_vocab);
+    let n_chunk = n_chunk_gpu(gpu, n_vocab).min(n_tok.max(1));
+    let operands = head.operands();
+    let mut grads = wants_grads.then(|| operands.grads());
+    let mut dx = (wants_grads && x.needs_grad()).then(|| {
+        let mut dx = Tensor::uninit_as(x.value(), x.value().shape());
+        if learned.rows.len() < n_tok {
+            dx.fill_zero();
+        }
+        dx
+    });
+    let [mut nll, mut top1] = [(); 2].map(|()| Tensor::zeros(device, &[n_tok]));
+    let mut logits = Tensor::uninit(device, &[n_chunk, n_vocab]);
+    // Products take what they are computed in; f32 logits become their gradient in place.
+    let in_place = gpu.activation_dtype() == logits.dtype();
+    let shape = if in_place || !wants_grads { &[1, 1] } else { logits.shape() };
+    let mut dlogits = Tensor::activation(device, shape);
+    for first in (0..learned.rows.len()).step_by(n_chunk) {
+        let chunk = first..learned.rows.len().min(first + n_chunk);
+        let n = chunk.len();
+        let input = operands.input_gpu(gpu, &learned.gather(gpu, x.value(), &chunk), first);
+        let out = Rows { tensor: &mut logits, rows: 0..n };
+        let pass = operands.forward_gpu(gpu, 0..n_vocab, &input, out, Way::Many);
+        let mut args = [
+            Arg::In(&learned.lists),
+            Arg::Out(&mut logits),
+            Arg::Out(&mut dlogits),
+            Arg::Out(&mut nll),
+            Arg::Out(&mut top1),
+        ];
+        let threads = if gpu.as_cuda().is_some() { 1024 } else { 256 };
+        let sizes = [n.into(), n_vocab.into(), first.into(), learned.rows.len().into()];
+        let params = [sizes[0], sizes[1], sizes[2], sizes[3], factor.into()];
+        let work = Work::groups(n, threads);
+        let consts = [("HAS_GRADS", usize::from(wants_grads)), ("IN_PLACE", usize::from(in_place))];
+        gpu.launch(&ROWS, work, &consts, &mut args, &params);
+        if let Some(grads) = &mut grads {
+            let dy = if in_place { logits.rows(0..n) } else { dlogits.rows(0..n) };
+            learned.each_dx(gpu, dx.as_mut(), &chunk, |dx| {
+                operands.backward_gpu(gpu, &input, &pass, &dy, dx, grads);
+            });
+        }
+    }
+    let loss = learned.sum(gpu, &nll, targets.norm);
+    let mut list = vec![dx];
+    list.extend(grads.map(|grads| grads.into_list(&operands)).unwrap_or_default());
+    Pass { loss, tokens: TokenLoss { nll, top1 }, grads: list }
+}
+
+/// Tokens whose weight is not zero.
+struct Learned {
+    rows: Vec<u32>,
+    /// The same there, then their targets, the factors of their gradients, their weights.
+    lists: Tensor,
+}
+
+impl Learned {
+    fn new(device: &Device, targets: &Targets, factor: f32, n_vocab: usize) -> Learned {
+        let Targets { ids, weights, norm } = targets;
+        let rows: Vec<u32> =
+            (0..ids.len() as u32).filter(|&row| weights[row as usize] != 0.0).collect();
+        let of = |f: &dyn Fn(usize) -> u32| rows.iter().map(|&row| f(row as usize)).collect();
+        let targets: Vec<u32> = of(&|row| ids[row]);
+        let outside = targets.iter().find(|&&id| id as usize >= n_vocab);
+        assert!(outside.is_none(), "loss: target {outside:?} of {n_vocab}");
+        let factors: Vec<u32> = of(&|row| (weights[row] / norm * factor).to_bits());
+        let weights: Vec<u32> = of(&|row| weights[row].to_bits());
+        let lists = [&rows[..], &targets, &factors, &weights].concat();
+        Learned { lists: Tensor::from_u32(device, &lists), rows }
+    }
+
+    /// Whether a chunk of them is a run of rows.
+    fn run(&self, chunk: &Range<usize>) -> Option<Range<usize>> {
+        let rows = &self.rows[chunk.clone()];
+        let (first, last) = (*rows.first()? as usize, *rows.last()? as usize);
+        (last + 1 - first == rows.len()).then_some(first..last + 1)
+    }
+
+    fn gather(&self, gpu: &Gpu, x: &Tensor, chunk: &Range<usize>) -> Tensor {
+        match self.run(chunk) {
+            // Rows in a run need no copy.
+            Some(rows) => x.rows(rows),
+            None => gpu.gather_rows(x, &self.lists.rows(chunk.clone()), x.dtype()),
+        }
+    }
+
+    /// Calls `f` with where the gradient of a chunk of rows goes, and puts it there.
+    fn each_dx(
+        &self,
+        gpu: &Gpu,
+        dx: Option<&mut Tensor>,
+        chunk: &Range<usize>,
+        mut f: impl FnMut(Option<(Rows, f32)>),
+    ) {
+        let Some(dx) = dx else { return f(None) };
+        if let Some(rows) = self.run(chunk) {
+            return f(Some((Rows { tensor: dx, rows }, 0.0)));
+        }
+        let (_, d) = dx.dims2();
+        let mut part = Tensor::uninit_as(dx, &[chunk.len(), d]);
+        f(Some((all(&mut part), 0.0)));
+        let n = chunk.len() * d;
+        let mut args = [Arg::In(&self.lists), Arg::In(&part), Arg::Out(dx)];
+        let params = [n.into(), d.into(), chunk.start.into()];
+        gpu.launch(&SCATTER, Work::each(n), &CONSTS, &mut args, &params);
+    }
+
+    /// The weighted mean, in one group.
+    fn sum(&self, gpu: &Gpu, nll: &Tensor, norm: f32) -> Tensor {
+        let mut loss = Tensor::uninit(nll.device(), &[1]);
+        let mut args = [Arg::In(&self.lists), Arg::In(nll), Arg::Out(&mut loss)];
+        let params = [self.rows.len().into(), norm.into()];
+        gpu.launch(&SUM, Work::groups(1, 256), &CONSTS, &mut args, &params);
+        loss
+    }
+}
+
+/// `grad *= dloss`; where that is one nothing is read.
+fn scale_gpu(gpu: &Gpu, grad: &mut Tensor, dloss: &Tensor) {
+    let (n_rows, d) = grad.dims2();
+    let row_bytes = grad.n_bytes() / n_rows.max(1);
+    for rows in gpu.windows(n_rows, row_bytes) {
+        let n = rows.len() * d;
+        let bytes = rows.start * row_bytes..rows.end * row_bytes;
+        let mut args = [Arg::In(dloss), Arg::Window(grad, bytes)];
+        gpu.launch(&SCALE, Work::each(n), &CONSTS, &mut args, &[n.into()]);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients};
+    use crate::check::{Input, check_gradients, compare_devices, devices, small_bindings};
     use crate::ops::linear::Adapter;
 
     fn head(v: &[Var]) -> Linear {
@@ -211,6 +403,7 @@ mod tests {
         let adapter = Adapter { a, b, scale: 0.7, dropout: None, magnitude: None };
         Linear {
             weight: v[1].clone(),
+            order: None,
             bias: Some(v[2].clone()),
             adapter: Some(adapter),
             arithmetic: Default::default(),
@@ -269,25 +462,75 @@ mod tests {
         }
     }
 
+    /// The processor and every other device.
+    fn everywhere() -> Vec<Device> {
+        let there = devices().iter().map(|it| it.0.clone());
+        std::iter::once(Device::cpu(1).unwrap()).chain(there).collect()
+    }
+
     #[test]
     fn huge_logits_give_a_finite_loss() {
-        let device = Device::cpu(1).unwrap();
-        let x = Var::constant(Tensor::from_f32(&device, &[1, 1], &[1e4]));
-        let w = Var::constant(Tensor::from_f32(&device, &[3, 1], &[-1.0, 0.5, 1.0]));
-        let targets = Targets { ids: &[1], weights: &[1.0], norm: 1.0 };
-        let out = head_loss(&Tape::off(), &x, &w.into(), 1.0, &targets);
-        assert_eq!(out.loss.value().f32(), [5000.0]);
-        assert_eq!(out.top1, [false]);
+        for device in everywhere() {
+            let x = Var::constant(Tensor::from_f32(&device, &[1, 1], &[8192.0]));
+            let w = Var::constant(Tensor::from_f32(&device, &[3, 1], &[-1.0, 0.5, 1.0]));
+            let targets = Targets { ids: &[1], weights: &[1.0], norm: 1.0 };
+            let out = head_loss(&Tape::off(), &x, &w.into(), 1.0, &targets);
+            assert_eq!(out.loss.value().to_vec(), [4096.0], "{device:?}");
+            assert_eq!(out.tokens.top1(), [false], "{device:?}");
+        }
     }
 
     #[test]
     fn each_row_says_whether_its_target_was_the_best() {
-        let device = Device::cpu(1).unwrap();
-        let x = Var::constant(Tensor::from_f32(&device, &[4, 1], &[1.0, -1.0, 1.0, 1.0]));
-        let w = Var::constant(Tensor::from_f32(&device, &[3, 1], &[-1.0, 0.5, 1.0]));
-        let targets = Targets { ids: &[2, 0, 2, 1], weights: &[1.0, 0.5, 0.0, 1.0], norm: 2.5 };
-        let out = head_loss(&Tape::off(), &x, &w.into(), 1.0, &targets);
-        assert_eq!(out.top1, [true, true, false, false]);
-        assert!(out.nll[2] == 0.0 && out.nll[3] > out.nll[0]);
+        for device in everywhere() {
+            let x = Var::constant(Tensor::from_f32(&device, &[4, 1], &[1.0, -1.0, 1.0, 1.0]));
+            let w = Var::constant(Tensor::from_f32(&device, &[3, 1], &[-1.0, 0.5, 1.0]));
+            let targets = Targets { ids: &[2, 0, 2, 1], weights: &[1.0, 0.5, 0.0, 1.0], norm: 2.5 };
+            let out = head_loss(&Tape::off(), &x, &w.into(), 1.0, &targets);
+            let nll = out.tokens.nll();
+            assert_eq!(out.tokens.top1(), [true, true, false, false], "{device:?}");
+            assert!(nll[2] == 0.0 && nll[3] > nll[0], "{device:?}");
+        }
+    }
+
+    #[test]
+    fn chunks_and_a_head_larger_than_a_binding_change_nothing() {
+        // 64 KiB to a binding: 16 tokens to a chunk, the head in two parts.
+        let (n_tok, n_vocab, d_model) = (70, 1000, 20);
+        let ids: Vec<u32> = (0..n_tok as u32).map(|tok| tok * 13 % n_vocab as u32).collect();
+        let masks: [fn(usize) -> f32; 3] = [
+            |_| 1.0,
+            // A run in the middle; holes.
+            |tok| if (20..50).contains(&tok) { 0.5 } else { 0.0 },
+            |tok| [1.0, 0.0, 2.0, 0.25][tok % 4],
+        ];
+        let run = |device: &Device, mask: fn(usize) -> f32| {
+            let weights: Vec<f32> = (0..n_tok).map(mask).collect();
+            let targets = Targets { ids: &ids, weights: &weights, norm: 31.0 };
+            let tape = Tape::new();
+            let x = tape.leaf(0, &Input::normal(1, &[n_tok, d_model], 1.0).tensor(device));
+            let w = tape.leaf(1, &Input::normal(2, &[n_vocab, d_model], 0.5).tensor(device));
+            let out = head_loss(&tape, &x, &w.into(), 1.3, &targets);
+            let mut list = vec![out.loss.value().to_vec(), out.tokens.nll()];
+            list.push(out.tokens.top1().into_iter().map(f32::from).collect());
+            let mut grads = crate::tape::Gradients::default();
+            tape.backward(&out.loss, 0.25, &mut grads);
+            list.extend(grads.iter().map(|(_, grad)| grad.to_vec()));
+            device.check().unwrap();
+            list
+        };
+        let small = small_bindings().map(|device| (device.clone(), 1e-4));
+        for mask in masks {
+            let want = run(&Device::cpu(2).unwrap(), mask);
+            for (device, tolerance) in devices().iter().cloned().chain(small.clone()) {
+                let got = run(&device, mask);
+                for (idx, (want, got)) in want.iter().zip(&got).enumerate() {
+                    if idx == 2 && tolerance > 1e-3 {
+                        continue; // two logits may be the same number there
+                    }
+                    compare_devices(&format!("{device:?}, {idx}"), want, got, tolerance);
+                }
+            }
+        }
     }
 }

@@ -39,6 +39,14 @@ impl Dropout {
         self.each(cpu, first_row, d, x, y, |y, kept| *y += kept);
     }
 
+    /// What the mask is made of: seed and stream of its random bits, below what sixteen of them
+    /// leave a number out, and what those that stay are multiplied by.
+    pub(super) fn mask(&self) -> (u64, u64, u32, f32) {
+        let dropped = (self.rate as f64 * 65536.0).round().clamp(0.0, 65535.0) as u32;
+        let factor = (65536.0 / (65536 - dropped) as f64) as f32;
+        (Rng::new(self.seed, self.stream).bits(self.counter), self.stream, dropped, factor)
+    }
+
     /// Calls `f(y, kept)` for each number, with `drop(x)` in `kept`.
     #[allow(clippy::too_many_arguments)] // `copy` and `add`, but for the last
     fn each(
@@ -50,9 +58,8 @@ impl Dropout {
         y: &mut [f32],
         f: impl Fn(&mut f32, f32) + Copy + Send + Sync,
     ) {
-        let dropped = (self.rate as f64 * 65536.0).round().clamp(0.0, 65535.0) as u32;
-        let factor = (65536.0 / (65536 - dropped) as f64) as f32;
-        let rng = Rng::new(Rng::new(self.seed, self.stream).bits(self.counter), self.stream);
+        let (key, stream, dropped, factor) = self.mask();
+        let rng = Rng::new(key, stream);
         cpu.each_piece(y, N_ROWS * d, |idx, y| {
             let x = &x[idx * N_ROWS * d..][..y.len()];
             let first_row = first_row + idx * N_ROWS;

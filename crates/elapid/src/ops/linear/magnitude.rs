@@ -46,7 +46,13 @@ const N_ROWS: usize = 64;
 
 /// The square of each row of a matrix in any dtype: (d_out).
 pub fn row_squares(weight: &Tensor) -> Tensor {
-    let cpu = weight.device().expect_cpu();
+    let cpu = match weight.device() {
+        Device::Cpu(cpu) => cpu,
+        // Once for a weight that is frozen: by the host.
+        Device::Gpu(_) => {
+            return row_squares(&weight.to(&weight.device().host_device())).to(weight.device());
+        }
+    };
     let (d_out, d_in) = weight.dims2();
     let mut squares = Tensor::uninit(weight.device(), &[d_out]);
     cpu.each_piece(squares.f32_mut(), N_ROWS, |idx, squares| {
@@ -61,7 +67,16 @@ pub fn row_squares(weight: &Tensor) -> Tensor {
 
 /// `w + scale b @ a` in f32, its rows brought to the lengths `m` where there are any.
 pub fn merge(weight: &Tensor, a: &Tensor, b: &Tensor, scale: f32, m: Option<&Tensor>) -> Tensor {
-    let cpu = weight.device().expect_cpu();
+    let cpu = match weight.device() {
+        Device::Cpu(cpu) => cpu,
+        // For a file that is written: by the host.
+        Device::Gpu(gpu) => {
+            let host = Device::Cpu(gpu.host().clone());
+            let [weight_here, a, b] = [weight, a, b].map(|tensor| tensor.to(&host));
+            let m = m.map(|m| m.to(&host));
+            return merge(&weight_here, &a, &b, scale, m.as_ref()).to(weight.device());
+        }
+    };
     let ((d_out, d_in), rank) = (weight.dims2(), a.shape()[0]);
     a.expect_shape("merge: a", &[rank, d_in]);
     b.expect_shape("merge: b", &[d_out, rank]);

@@ -23,9 +23,11 @@
 //! In generation there is a fourth, `linear_each`, several maps of one input, and all of them may
 //! be quick instead of exact (`quick.rs`).
 //!
-//! The products are in `operands.rs`, the mask in `dropout.rs`, the lengths in `magnitude.rs`.
+//! The products are in `operands.rs` and `gpu.rs`, the mask in `dropout.rs`, the lengths in
+//! `magnitude.rs`.
 
 mod dropout;
+pub(super) mod gpu;
 mod magnitude;
 mod operands;
 mod quick;
@@ -34,15 +36,19 @@ pub use self::dropout::Dropout;
 pub use self::magnitude::{Magnitude, Norms, merge, row_squares};
 
 use self::operands::{Input, Operands, Pass};
+use crate::device::Device;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The operands on the right.
 #[derive(Clone)]
 pub struct Linear {
     /// (d_out, d_in), in any dtype.
     pub weight: Var,
+    /// Output `i` is that of row `order[i]`, where rows are not in their places.
+    pub order: Option<Arc<[usize]>>,
     /// (d_out).
     pub bias: Option<Var>,
     /// Low-rank addition.
@@ -88,7 +94,8 @@ const N_ROWS: usize = 64;
 
 impl From<Var> for Linear {
     fn from(weight: Var) -> Linear {
-        Linear { weight, bias: None, adapter: None, arithmetic: Arithmetic::Exact }
+        let (order, bias, adapter) = (None, None, None);
+        Linear { weight, order, bias, adapter, arithmetic: Arithmetic::Exact }
     }
 }
 
@@ -109,7 +116,8 @@ impl Linear {
 
     /// Whether it goes the way of `quick`.
     fn is_quick(&self, tape: &Tape) -> bool {
-        self.arithmetic == Arithmetic::Quick && !tape.is_recording() && quick::can(self)
+        let is_here = self.weight.value().device().gpu().is_none();
+        self.arithmetic == Arithmetic::Quick && !tape.is_recording() && is_here && quick::can(self)
     }
 
     pub(super) fn operands(&self) -> Operands {
@@ -136,11 +144,15 @@ pub fn linear_each(tape: &Tape, x: &Var, linears: &[Linear]) -> Vec<Var> {
 /// The same, its columns cut into outputs of these widths.
 pub fn linear_split(tape: &Tape, x: &Var, linear: &Linear, widths: &[usize]) -> Vec<Var> {
     assert_eq!(widths.iter().sum::<usize>(), linear.d_out(), "linear: widths {widths:?}");
-    if linear.is_quick(tape) {
+    // Pieces of a matrix whose rows are in another order are the exact way's.
+    if linear.is_quick(tape) && (linear.order.is_none() || widths.len() == 1) {
         let tokens = 0..x.value().dims2().0;
         let part = |rows| Part { linear, rows, tokens: tokens.clone() };
         let parts: Vec<Part> = cut(widths).into_iter().map(part).collect();
         return quick::quick(x.value(), &parts).into_iter().map(Var::constant).collect();
+    }
+    if let Device::Gpu(gpu) = x.value().device() {
+        return gpu::linear_split(tape, gpu, x, linear, widths);
     }
     let operands = linear.operands();
     let mut input = operands.input(x.value(), 0);
@@ -177,8 +189,11 @@ pub fn linear_grouped(tape: &Tape, x: &Var, offsets: &[usize], experts: &[Linear
     assert_eq!((offsets[0], offsets[experts.len()]), (0, n_tok), "linear: offsets {offsets:?}");
     let d_out = experts.first().map_or(0, Linear::d_out);
     let device = x.value().device();
-    let mut y = Tensor::uninit(device, &[n_tok, d_out]);
     let runs: Vec<Range<usize>> = offsets.windows(2).map(|pair| pair[0]..pair[1]).collect();
+    if let Device::Gpu(gpu) = device {
+        return gpu::linear_grouped(tape, gpu, x, runs, experts);
+    }
+    let mut y = Tensor::uninit(device, &[n_tok, d_out]);
     if experts.iter().all(|expert| expert.is_quick(tape)) {
         let busy = || runs.iter().zip(experts).filter(|(tokens, _)| !tokens.is_empty());
         let part = |(tokens, linear): (&Range<usize>, _)| Part {

@@ -34,30 +34,30 @@ const PIECE: usize = 1 << 14;
 
 /// The values on the right, and which of them want gradients (in the order of `Linear::inputs`).
 pub(in crate::ops) struct Operands {
-    weight: Tensor,
-    bias: Option<Tensor>,
-    adapter: Option<AdapterValues>,
-    wants: Vec<bool>,
+    pub(super) weight: Tensor,
+    pub(super) bias: Option<Tensor>,
+    pub(super) adapter: Option<AdapterValues>,
+    pub(super) wants: Vec<bool>,
 }
 
 pub(super) struct AdapterValues {
     pub a: Tensor,
     pub b: Tensor,
     pub scale: f32,
-    dropout: Option<Dropout>,
+    pub dropout: Option<Dropout>,
     /// m and what it is divided by.
-    magnitude: Option<(Tensor, Norms)>,
+    pub magnitude: Option<(Tensor, Norms)>,
 }
 
 /// The left side, and what the adapter makes of it.
 pub(in crate::ops) struct Input {
-    x: Tensor,
+    pub(super) x: Tensor,
     /// `drop(x)`, where there is dropout and it is not put away.
-    dropped: Option<Tensor>,
+    pub(super) dropped: Option<Tensor>,
     /// (n_tok, rank).
-    u: Option<Tensor>,
+    pub(super) u: Option<Tensor>,
     /// What the first row of x is to the mask.
-    first_row: usize,
+    pub(super) first_row: usize,
 }
 
 impl Input {
@@ -67,11 +67,11 @@ impl Input {
     }
 
     /// What the adapter sees.
-    fn seen(&self) -> &Tensor {
+    pub(super) fn seen(&self) -> &Tensor {
         self.dropped.as_ref().unwrap_or(&self.x)
     }
 
-    fn n_tok(&self) -> usize {
+    pub(super) fn n_tok(&self) -> usize {
         self.x.dims2().0
     }
 }
@@ -94,21 +94,21 @@ struct Scaled {
 /// Gradients of the operands, summed over calls of `backward`.
 pub(in crate::ops) struct Grads {
     /// In the order of `Linear::inputs`; `None` where none is wanted.
-    list: Vec<Option<Tensor>>,
+    pub(super) list: Vec<Option<Tensor>>,
     /// Rows of the weight that have been written at least once.
-    written: Vec<Range<usize>>,
+    pub(super) written: Vec<Range<usize>>,
 }
 
 impl Grads {
     /// In the order of `Linear::inputs`; rows that no gradient reached are zero.
     pub(in crate::ops) fn into_list(mut self, operands: &Operands) -> Vec<Option<Tensor>> {
         if let Some(dw) = &mut self.list[0] {
-            let (d_out, d_in) = operands.weight.dims2();
+            let (d_out, _) = operands.weight.dims2();
             let mut at = 0;
             self.written.sort_by_key(|rows| rows.start);
             for rows in self.written.iter().chain([&(d_out..d_out)]) {
                 if rows.start > at {
-                    dw.f32_mut()[at * d_in..rows.start * d_in].fill(0.0);
+                    dw.zero_rows(at..rows.start);
                 }
                 at = at.max(rows.end);
             }
@@ -119,6 +119,15 @@ impl Grads {
 
 impl Operands {
     pub(super) fn new(linear: &Linear) -> Operands {
+        let mut operands = Operands::as_stored(linear);
+        if let Some(order) = &linear.order {
+            operands.weight = operands.weight.gather(order);
+        }
+        operands
+    }
+
+    /// Rows of the weight in the order in which they are stored.
+    pub(super) fn as_stored(linear: &Linear) -> Operands {
         let weight = linear.weight.value().clone();
         assert_eq!(weight.shape().len(), 2, "linear: weight of shape {:?}", weight.shape());
         let has_magnitude = linear.adapter.as_ref().is_some_and(|it| it.magnitude.is_some());
@@ -163,7 +172,7 @@ impl Operands {
     }
 
     /// Where the gradients of a, b and m are in the list.
-    fn at_adapter(&self) -> usize {
+    pub(super) fn at_adapter(&self) -> usize {
         1 + self.bias.is_some() as usize
     }
 

@@ -10,7 +10,6 @@
 use super::operands::Operands;
 use super::{Linear, Part};
 use crate::cpu::{Cpu, Mat, MatMut, Scope};
-use crate::device::Device;
 use crate::quant::BlockType;
 use crate::quant::dot::{Group, Inputs, Many, N_ROW, Rounded, Rounding, Rows, Set};
 use crate::tensor::{DType, Tensor};
@@ -40,6 +39,7 @@ pub(super) fn quick(x: &Tensor, parts: &[Part]) -> Vec<Tensor> {
         false => parts.iter().map(|part| many(part, &inputs)).collect(),
     };
     for (y, part) in list.iter_mut().zip(parts) {
+        put_in_order(y, part);
         add_bias(y, part);
         add_adapter(y, x, part);
     }
@@ -134,7 +134,7 @@ fn few(parts: &[Part], inputs: &Forms) -> Vec<Tensor> {
         }
     }
     let set = Set::best();
-    cpu.map(tasks, |task| set.products(task.weight, task.inputs, task.n_tok, task.y));
+    cpu.share_out(tasks, |task| set.products(task.weight, task.inputs, task.n_tok, task.y));
     let turned = list.into_iter().zip(parts).map(|(y, part)| {
         let n_tok = part.tokens.len();
         if n_tok == 1 {
@@ -178,7 +178,7 @@ fn many(part: &Part, inputs: &Forms) -> Tensor {
                 group.decode(out);
             }
             let rows = part.rows.clone();
-            Operands::new(part.linear).product(rows, &rounded, 0.0, y.f32_mut(), None);
+            Operands::as_stored(part.linear).product(rows, &rounded, 0.0, y.f32_mut(), None);
         }
         (DType::F16 | DType::BF16, Inputs::Floats(x)) => {
             decoded_strips(&weight.rows(part.rows.clone()), x, &mut y);
@@ -186,7 +186,7 @@ fn many(part: &Part, inputs: &Forms) -> Tensor {
         (_, Inputs::Floats(_)) => {
             let x = x.rows(part.tokens.clone());
             let rows = part.rows.clone();
-            Operands::new(part.linear).product(rows, &x, 0.0, y.f32_mut(), None);
+            Operands::as_stored(part.linear).product(rows, &x, 0.0, y.f32_mut(), None);
         }
     }
     y
@@ -241,6 +241,18 @@ fn strips(block: BlockType, weight: &Tensor, groups: &[Group], y: &mut Tensor) {
             }
         }
     }
+}
+
+/// Moves the outputs of a matrix whose rows are not in their places.
+fn put_in_order(y: &mut Tensor, part: &Part) {
+    let Some(order) = &part.linear.order else { return };
+    assert_eq!(part.rows, 0..order.len(), "linear: all rows of a matrix in another order");
+    let mut out = Tensor::uninit(y.device(), y.shape());
+    let rows = y.f32().chunks_exact(order.len());
+    for (y, out) in rows.zip(out.f32_mut().chunks_exact_mut(order.len())) {
+        out.iter_mut().zip(&**order).for_each(|(out, row)| *out = y[*row]);
+    }
+    *y = out;
 }
 
 fn add_bias(y: &mut Tensor, part: &Part) {

@@ -1,7 +1,7 @@
 //! Gradients of every form, blocks, groups, dropout and magnitudes.
 
 use super::*;
-use crate::check::{Input, check_gradients};
+use crate::check::{Input, check_gradients, compare_devices, devices, small_bindings};
 use crate::device::Device;
 use crate::formats::safetensors::SafeTensors;
 use crate::ops::adamw::adamw;
@@ -18,6 +18,7 @@ fn with_adapter(v: &[Var]) -> Linear {
     let adapter = Adapter { a, b, scale: 1.5, dropout: None, magnitude: None };
     Linear {
         weight: v[1].clone(),
+        order: None,
         bias: Some(v[2].clone()),
         adapter: Some(adapter),
         arithmetic: Default::default(),
@@ -36,7 +37,8 @@ fn operands(n_tok: usize, d_in: usize, d_out: usize) -> Vec<Input> {
 
 #[test]
 fn gradients() {
-    for (n_tok, d_in, d_out) in [(1, 1, 3), (5, 7, 9), (130, 33, 20)] {
+    // Few tokens and many, on and off the edges of tiles there.
+    for (n_tok, d_in, d_out) in [(1, 1, 3), (5, 7, 9), (130, 33, 20), (8, 132, 68), (66, 64, 129)] {
         let inputs = operands(n_tok, d_in, d_out);
         check_gradients(&inputs[..2], |tape, v| vec![linear(tape, &v[0], &v[1].clone().into())]);
         check_gradients(&inputs, |tape, v| vec![linear(tape, &v[0], &with_adapter(v))]);
@@ -45,7 +47,7 @@ fn gradients() {
         });
         // An output that nobody uses.
         check_gradients(&inputs, |tape, v| {
-            linear_split(tape, &v[0], &with_adapter(v), &[d_out - 2, 2]).split_off(1)
+            linear_split(tape, &v[0], &with_adapter(v), &[2, d_out - 2]).split_off(1)
         });
     }
 }
@@ -82,6 +84,49 @@ fn a_row_of_a_group_has_the_same_bits_however_many_rows_it_has() {
         let want = row(80);
         for n_tok in [1, 2, 3, 11, 40] {
             assert!(row(n_tok) == want, "{n_tok} rows, {d_in} to {d_out}");
+        }
+    }
+}
+
+#[test]
+fn a_row_of_a_group_has_the_same_bits_there_too() {
+    // Within one call: on CUDA products of other sizes may be other kernels.
+    for (device, _) in devices().iter().filter(|it| it.0.gpu().unwrap().as_cuda().is_none()) {
+        for (d_in, d_out) in [(24, 7), (300, 64)] {
+            let inputs = operands(80, d_in, d_out);
+            let vars: Vec<Var> =
+                inputs.iter().map(|input| Var::constant(input.tensor(device))).collect();
+            let row = |n_tok: usize| {
+                let experts = [with_adapter(&vars), with_adapter(&vars)];
+                let y = linear_grouped(&Tape::off(), &vars[0], &[0, n_tok, 80], &experts);
+                y.value().to_vec()[..d_out].to_vec()
+            };
+            let want = row(80);
+            for n_tok in [1, 2, 3, 11, 40] {
+                assert!(row(n_tok) == want, "{n_tok} rows, {d_in} to {d_out}, {device:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_of_any_size_come_out_as_on_the_processor() {
+    let cpu = Device::cpu(2).unwrap();
+    // From 1e-6 to 1e6, each row of its own size.
+    let (n_tok, d_in, d_out) = (65, 70, 67);
+    let sizes = |n: usize| 10f32.powi(n as i32 % 13 - 6);
+    let run = |device: &Device| {
+        let mut x = operands(n_tok, d_in, d_out)[0].tensor(&cpu);
+        x.f32_mut().iter_mut().enumerate().for_each(|(at, x)| *x *= sizes(at / d_in));
+        let w = operands(n_tok, d_in, d_out)[1].tensor(device);
+        let y = linear(&Tape::off(), &Var::constant(x.to(device)), &Var::constant(w).into());
+        y.value().to_vec()
+    };
+    let want = run(&cpu);
+    for (device, tolerance) in devices() {
+        let got = run(device);
+        for (row, (want, got)) in want.chunks(d_out).zip(got.chunks(d_out)).enumerate() {
+            compare_devices(&format!("{device:?}, row {row}"), want, got, *tolerance);
         }
     }
 }
@@ -164,29 +209,100 @@ fn decoded(dtype: DType, bytes: &[u8], n_elem: usize) -> Vec<f32> {
 fn a_weight_in_any_format_gives_what_its_decoded_values_give() {
     let device = Device::cpu(2).unwrap();
     // Two panels, the second of which does not fill its last piece.
-    let (n_tok, d_in, d_out) = (3, 256, 700);
+    let (n_tok, d_in, d_out) = (12, 256, 700);
     let inputs = operands(n_tok, d_in, d_out);
     let (x, exact) = (inputs[0].tensor(&device), inputs[1].tensor(&device));
     let dy = Input::normal(9, &[n_tok, d_out], 1.0).tensor(&device);
-    let run = |weight: Tensor| {
+    let run = |weight: Tensor, n_tok: usize| {
+        let device = weight.device().clone();
+        let (x, dy) = (x.rows(0..n_tok).to(&device), dy.rows(0..n_tok).to(&device));
         let tape = Tape::new();
         let y = linear(&tape, &tape.leaf(0, &x), &Var::constant(weight).into());
-        let mut out = y.value().f32().to_vec();
+        let mut out = y.value().to_vec();
         let mut grads = Gradients::default();
-        tape.walk(vec![(y, dy.clone())], &mut grads);
-        out.extend_from_slice(grads.get(0).unwrap().f32());
+        tape.walk(vec![(y, dy)], &mut grads);
+        out.extend(grads.get(0).unwrap().to_vec());
+        device.check().unwrap();
         out
     };
     let blocks = [BlockType::Q8_0, BlockType::Q4_0, BlockType::Q4K, BlockType::Q6K];
     for dtype in [DType::F16, DType::BF16].into_iter().chain(blocks.map(DType::Block)) {
         let bytes = encoded(dtype, exact.f32());
         let values = decoded(dtype, &bytes, d_out * d_in);
-        let stored = Tensor::from_shared(&device, &[d_out, d_in], dtype, Arc::new(bytes), 0);
-        let want = run(Tensor::from_f32(&device, &[d_out, d_in], &values));
-        let size = want.iter().fold(0.0, |size: f32, y| size.max(y.abs()));
-        assert!(size > 10.0, "{dtype:?}: {size} is too small to tell");
-        let worst = largest_difference(&run(stored), &want);
-        assert!(worst < 3e-6 * size, "{dtype:?}: {worst} of {size}");
+        let bytes = Arc::new(bytes);
+        let stored =
+            |device: &Device| Tensor::from_shared(device, &[d_out, d_in], dtype, bytes.clone(), 0);
+        for n_tok in [3, 12] {
+            let want = run(Tensor::from_f32(&device, &[d_out, d_in], &values), n_tok);
+            let size = want.iter().fold(0.0, |size: f32, y| size.max(y.abs()));
+            assert!(size > 10.0, "{dtype:?}: {size} is too small to tell");
+            let worst = largest_difference(&run(stored(&device), n_tok), &want);
+            assert!(worst < 3e-6 * size, "{dtype:?}: {worst} of {size}");
+            // There, also a panel at a time.
+            for (device, tolerance) in devices().iter().map(|it| (&it.0, it.1)).chain(small()) {
+                let got = run(stored(device), n_tok);
+                let what = format!("{dtype:?}, {n_tok} tokens, {device:?}");
+                compare_devices(&what, &want, &got, tolerance);
+            }
+        }
+    }
+}
+
+/// A device whose bindings are small, if there is one.
+fn small() -> Option<(&'static Device, f32)> {
+    small_bindings().map(|device| (device, 1e-4))
+}
+
+#[test]
+fn operands_larger_than_a_binding_go_in_parts() {
+    let Some((small, tolerance)) = small() else { return };
+    // Everything but the adapter and the bias has more than 64 KiB.
+    let (n_tok, d_in, d_out) = (160, 120, 140);
+    let inputs = operands(n_tok, d_in, d_out);
+    let run = |device: &Device, dropout: Option<Dropout>, has_magnitude: bool| {
+        let tape = Tape::new();
+        let tensors: Vec<Tensor> = inputs.iter().map(|input| input.tensor(device)).collect();
+        let mut v: Vec<Var> =
+            tensors.iter().enumerate().map(|(key, x)| tape.leaf(key, x)).collect();
+        v.push(tape.leaf(5, &Input::map(6, &[d_out], |x| 1.0 + 0.2 * x).tensor(device)));
+        let norms = has_magnitude.then(|| Norms::Followed(row_squares(&tensors[1])));
+        let y = linear_split(&tape, &v[0], &adapted(&v, dropout, norms.as_ref()), &[d_out - 9, 9]);
+        let mut list: Vec<Vec<f32>> = y.iter().map(|y| y.value().to_vec()).collect();
+        let seeds = y.into_iter().map(|y| {
+            let shape = y.value().shape().to_vec();
+            (y, Input::normal(9, &shape, 1.0).tensor(device))
+        });
+        let mut grads = Gradients::default();
+        tape.walk(seeds.collect(), &mut grads);
+        list.extend(grads.iter().map(|(_, grad)| grad.to_vec()));
+        device.check().unwrap();
+        list
+    };
+    let cpu = Device::cpu(2).unwrap();
+    for (dropout, has_magnitude) in [(None, false), (Some(DROPOUT), false), (Some(DROPOUT), true)] {
+        let want = run(&cpu, dropout, has_magnitude);
+        let got = run(small, dropout, has_magnitude);
+        assert_eq!(want.len(), got.len());
+        for (idx, (want, got)) in want.iter().zip(&got).enumerate() {
+            let what = format!("{idx}, {dropout:?}, magnitudes {has_magnitude}");
+            compare_devices(&what, want, got, tolerance);
+        }
+    }
+}
+
+#[test]
+fn the_mask_there_is_the_mask_here() {
+    let cpu = crate::cpu::Cpu::new(1).unwrap();
+    for (n_tok, d, first_row) in [(3, 5, 0), (40, 133, 17), (9, 256, 1 << 20)] {
+        let x = Input::normal(1, &[n_tok, d], 1.0).tensor(&Device::cpu(1).unwrap());
+        let mut want = vec![0.0; n_tok * d];
+        DROPOUT.copy(&cpu, first_row, d, x.f32(), &mut want);
+        for (device, _) in devices() {
+            let mut y = Tensor::uninit(device, &[n_tok, d]);
+            let gpu = device.gpu().unwrap();
+            DROPOUT.run_gpu(gpu, first_row, &x.to(device), gpu::all(&mut y), &[]);
+            assert!(y.to_vec() == want, "{n_tok} by {d} from {first_row}, {device:?}");
+        }
     }
 }
 
@@ -227,10 +343,16 @@ fn without_weight(n_tok: usize, d_in: usize, d_out: usize) -> (Tensor, Norms, Ve
     (weight, Norms::Fixed(norms), inputs)
 }
 
-fn with_weight(weight: &Tensor, v: &[Var]) -> Vec<Var> {
+/// The operands with the weight among them, and the norms, where the others are.
+fn with_weight(weight: &Tensor, norms: &Norms, v: &[Var]) -> (Vec<Var>, Norms) {
+    let device = v[0].value().device();
     let mut list = v.to_vec();
-    list.insert(1, Var::constant(weight.clone()));
-    list
+    list.insert(1, Var::constant(weight.to(device)));
+    let norms = match norms {
+        Norms::Fixed(norms) => Norms::Fixed(norms.to(device)),
+        Norms::Followed(squares) => Norms::Followed(squares.to(device)),
+    };
+    (list, norms)
 }
 
 #[test]
@@ -239,11 +361,11 @@ fn gradients_under_magnitudes() {
         let (weight, norms, inputs) = without_weight(n_tok, d_in, d_out);
         for dropout in [None, Some(DROPOUT)] {
             check_gradients(&inputs, |tape, v| {
-                let v = with_weight(&weight, v);
+                let (v, norms) = with_weight(&weight, &norms, v);
                 vec![linear(tape, &v[0], &adapted(&v, dropout, Some(&norms)))]
             });
             check_gradients(&inputs, |tape, v| {
-                let v = with_weight(&weight, v);
+                let (v, norms) = with_weight(&weight, &norms, v);
                 let widths = [d_out - 2, 2];
                 linear_split(tape, &v[0], &adapted(&v, dropout, Some(&norms)), &widths)
             });
@@ -255,7 +377,7 @@ fn gradients_under_magnitudes() {
 fn gradients_of_groups_under_dropout_and_magnitudes() {
     let (weight, norms, inputs) = without_weight(9, 5, 4);
     check_gradients(&inputs, |tape, v| {
-        let v = with_weight(&weight, v);
+        let (v, norms) = with_weight(&weight, &norms, v);
         let expert = adapted(&v, Some(DROPOUT), Some(&norms));
         let experts = [expert.clone(), with_adapter(&v), expert];
         vec![linear_grouped(tape, &v[0], &[0, 3, 3, 9], &experts)]
@@ -322,6 +444,7 @@ fn norms_are_those_of_the_adapted_weight_in_any_format() {
         }
         let plain = Linear {
             weight: Var::constant(merged),
+            order: None,
             bias: Some(v[2].clone()),
             adapter: None,
             arithmetic: Default::default(),
@@ -329,6 +452,42 @@ fn norms_are_those_of_the_adapted_weight_in_any_format() {
         let want = linear(&Tape::off(), &list[0], &plain);
         let worst = largest_difference(got.value().f32(), want.value().f32());
         assert!(worst < 1e-4, "{:?}: {worst}", weight.dtype());
+    }
+}
+
+/// Rows in another order, and the order told, give the same bits as rows in their places.
+#[test]
+fn rows_in_another_order_give_the_same_bits() {
+    let device = Device::cpu(2).unwrap();
+    let (d_in, d_out) = (64, 40);
+    let order: Vec<usize> = (0..d_out).map(|row| row * 7 % d_out).collect();
+    let mut back = vec![0; d_out];
+    order.iter().enumerate().for_each(|(row, &at)| back[at] = row);
+    let float = Input::normal(2, &[d_out, d_in], 0.5).tensor(&device);
+    let mut bytes = vec![0; d_out * d_in / 32 * 34];
+    BlockType::Q8_0.encode(float.f32(), &mut bytes);
+    let dtype = DType::Block(BlockType::Q8_0);
+    let blocks = Tensor::from_shared(&device, &[d_out, d_in], dtype, Arc::new(bytes), 0);
+    for (weight, n_tok) in [(float.clone(), 1), (float, 20), (blocks.clone(), 3), (blocks, 20)] {
+        for arithmetic in [Arithmetic::Exact, Arithmetic::Quick] {
+            let map = |weight: Tensor, order: Option<&[usize]>| {
+                let bias = Input::normal(3, &[d_out], 0.5).tensor(&device);
+                let (bias, order) = (Some(Var::constant(bias)), order.map(Arc::from));
+                Linear { order, bias, arithmetic, ..Linear::from(Var::constant(weight)) }
+            };
+            let x = Var::constant(Input::normal(1, &[n_tok, d_in], 1.0).tensor(&device));
+            let want = linear(&Tape::off(), &x, &map(weight.clone(), None));
+            let moved = map(weight.gather(&back), Some(&order));
+            let got = linear(&Tape::off(), &x, &moved);
+            assert!(got.value().f32() == want.value().f32(), "{n_tok} {arithmetic:?}");
+            let pieces = linear_split(&Tape::off(), &x, &moved, &[d_out - 9, 9]);
+            let exact = map(weight.clone(), None);
+            let exact =
+                linear(&Tape::off(), &x, &Linear { arithmetic: Arithmetic::Exact, ..exact });
+            // A product of other sizes may add in another order.
+            let (got, want) = (pieces[1].value().f32()[0], exact.value().f32()[d_out - 9]);
+            assert!((got - want).abs() < 1e-5, "{n_tok} {arithmetic:?}: {got}, not {want}");
+        }
     }
 }
 
@@ -370,11 +529,8 @@ fn magnitudes_give_the_values_gradients_steps_and_merged_weights_of_peft() {
             };
             let weight = Var::constant(weight.clone());
             let bias = golden.get(case, "bias").map(Var::constant);
-            let y = linear(
-                &tape,
-                &v[0],
-                &Linear { weight, bias, adapter: Some(adapter), arithmetic: Default::default() },
-            );
+            let map = Linear { bias, adapter: Some(adapter), ..Linear::from(weight) };
+            let y = linear(&tape, &v[0], &map);
             let value = y.value().clone();
             let mut grads = Gradients::default();
             tape.walk(vec![(y, dy.clone())], &mut grads);

@@ -1,0 +1,115 @@
+// Cross-entropy on rows of logits, and what belongs to it; see head_loss.rs.
+// HAS_GRADS: the gradient of the logits is wanted, IN_PLACE in their place, else in `dlogits`.
+
+#ifdef ENTRY_head_loss_rows
+// words: four lists of n_all: tokens that are learned, their targets, factors of gradients,
+// weights. Row 0 of the logits is number `first` of them.
+struct Params { u32 n_rows; u32 n_vocab; u32 first; u32 n_all; float factor; };
+
+// The largest number so far and the sum of exponentials under it.
+struct Softmax { float largest, sum; };
+
+DEVICE void put(Softmax* s, float l) {
+    if (l > s->largest) {
+        s->sum = s->sum * __expf(s->largest - l) + 1.0f;
+        s->largest = l;
+    } else {
+        s->sum += __expf(l - s->largest);
+    }
+}
+
+// A group takes a row: its largest number and the sum of exponentials in one pass.
+KERNEL head_loss_rows(const T0* words, T1* logits, T2* dlogits, T3* nll, T4* top1, Params p) {
+    size_t row = group_of();
+    if (row >= p.n_rows) return;
+    const u32* lists = (const u32*)words;
+    u32 n = p.n_vocab;
+    size_t begin = row * n, at = p.first + row;
+    u32 token = lists[at], id = lists[p.n_all + at];
+    float at_target = load(logits, begin + id) * p.factor;
+    Softmax s = {-3.0e38f, 0.0f};
+    bool is_even = n % 4 == 0;
+    if (is_even) {
+        for (u32 i = 4 * threadIdx.x; i < n; i += 4 * THREADS) {
+            float4 l = load4(logits, begin + i);
+            l.x *= p.factor, l.y *= p.factor, l.z *= p.factor, l.w *= p.factor;
+            float most = fmaxf(fmaxf(l.x, l.y), fmaxf(l.z, l.w));
+            if (most > s.largest) {
+                s.sum *= __expf(s.largest - most);
+                s.largest = most;
+            }
+            s.sum += (__expf(l.x - s.largest) + __expf(l.y - s.largest))
+                   + (__expf(l.z - s.largest) + __expf(l.w - s.largest));
+        }
+    } else {
+        for (u32 i = threadIdx.x; i < n; i += THREADS) put(&s, load(logits, begin + i) * p.factor);
+    }
+    float top = group_max(s.largest);
+    float total = group_sum(s.sum * __expf(s.largest - top));
+    if (threadIdx.x == 0) {
+        store(nll, token, top + logf(total) - at_target);
+        store(top1, token, at_target >= top ? 1.0f : 0.0f);
+    }
+    if (!HAS_GRADS) return;
+    float scale = __uint_as_float(lists[2 * (size_t)p.n_all + at]);
+    float over = scale / total;
+    if (is_even) {
+        for (u32 i = 4 * threadIdx.x; i < n; i += 4 * THREADS) {
+            float4 l = load4(logits, begin + i);
+            float4 dl = make_float4(__expf(l.x * p.factor - top) * over,
+                                    __expf(l.y * p.factor - top) * over,
+                                    __expf(l.z * p.factor - top) * over,
+                                    __expf(l.w * p.factor - top) * over);
+            if (id == i) dl.x -= scale;
+            if (id == i + 1) dl.y -= scale;
+            if (id == i + 2) dl.z -= scale;
+            if (id == i + 3) dl.w -= scale;
+            if (IN_PLACE) store4(logits, begin + i, dl);
+            else store4(dlogits, begin + i, dl);
+        }
+    } else {
+        for (u32 i = threadIdx.x; i < n; i += THREADS) {
+            float dl = __expf(load(logits, begin + i) * p.factor - top) * over;
+            if (id == i) dl -= scale;
+            if (IN_PLACE) store(logits, begin + i, dl);
+            else store(dlogits, begin + i, dl);
+        }
+    }
+}
+#endif
+
+#ifdef ENTRY_head_loss_sum
+// The weighted mean of n tokens, by one group: each thread its own in order, then the threads.
+struct Params { u32 n; float norm; };
+KERNEL head_loss_sum(const T0* words, const T1* nll, T2* loss, Params p) {
+    const u32* lists = (const u32*)words;
+    float sum = 0.0f;
+    for (u32 i = threadIdx.x; i < p.n; i += THREADS) {
+        sum += load(nll, lists[i]) * __uint_as_float(lists[3 * (size_t)p.n + i]);
+    }
+    float total = group_sum(sum);
+    if (threadIdx.x == 0) store(loss, 0, total / p.norm);
+}
+#endif
+
+#ifdef ENTRY_head_loss_scatter
+// Rows to where their tokens are.
+struct Params { u32 n; u32 d; u32 first; };
+KERNEL head_loss_scatter(const T0* words, const T1* part, T2* dx, Params p) {
+    const u32* lists = (const u32*)words;
+    for (size_t i = thread_of(); i < p.n; i += n_threads()) {
+        store(dx, (size_t)lists[p.first + i / p.d] * p.d + i % p.d, load(part, i));
+    }
+}
+#endif
+
+#ifdef ENTRY_head_loss_scale
+struct Params { u32 n; };
+KERNEL head_loss_scale(const T0* dloss, T1* grad, Params p) {
+    float factor = load(dloss, 0);
+    if (factor == 1.0f) return;
+    for (size_t i = thread_of(); i < p.n; i += n_threads()) {
+        store(grad, i, load(grad, i) * factor);
+    }
+}
+#endif

@@ -5,7 +5,10 @@
 //! generation. Mixers never look past a segment, so documents cannot see each other and batches
 //! need no masks and no padding.
 
-use std::sync::Arc;
+use crate::device::Device;
+use crate::tensor::Tensor;
+use std::any::Any;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// One run of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +29,15 @@ impl Segment {
 }
 
 /// All segments of a batch, in order and without gaps; clones share them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Segments(Arc<[Segment]>);
+#[derive(Clone)]
+pub struct Segments(Arc<Inner>);
+
+struct Inner {
+    list: Vec<Segment>,
+    /// What kernels were told of them, see `Segments::table`: tensors, whose type is hidden because
+    /// proving that they may cross threads leads a compiler through all of wgpu.
+    tables: Mutex<Vec<(&'static str, Box<dyn Any + Send + Sync>)>>,
+}
 
 impl Segments {
     /// Segments of these lengths, each from the beginning of its sequence. Lengths of zero vanish.
@@ -44,18 +54,54 @@ impl Segments {
             list.push(Segment { start, n_tok, offset });
             start += n_tok;
         }
-        Segments(list.into())
+        Segments(Arc::new(Inner { list, tables: Mutex::default() }))
     }
 
     /// Rows in all.
     pub fn n_tok(&self) -> usize {
-        self.0.last().map_or(0, |last| last.start + last.n_tok)
+        self.last().map_or(0, |last| last.start + last.n_tok)
+    }
+
+    /// Whole numbers on a graphics processor, under the name of who makes them: made once for all
+    /// layers of a pass.
+    pub(crate) fn table(
+        &self,
+        name: &'static str,
+        device: &Device,
+        make: impl FnOnce(&[Segment]) -> Vec<u32>,
+    ) -> Tensor {
+        let is_here = |table: &&Tensor| match (table.device().gpu(), device.gpu()) {
+            (Some(a), Some(b)) => a.is_same(b),
+            _ => false,
+        };
+        let mut tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let named = tables.iter().filter(|it| it.0 == name);
+        if let Some(table) = named.filter_map(|it| it.1.downcast_ref()).find(is_here) {
+            return table.clone();
+        }
+        let table = Tensor::from_u32(device, &make(&self.0.list));
+        tables.push((name, Box::new(table.clone())));
+        table
+    }
+}
+
+impl PartialEq for Segments {
+    fn eq(&self, other: &Segments) -> bool {
+        self[..] == other[..]
+    }
+}
+
+impl Eq for Segments {}
+
+impl std::fmt::Debug for Segments {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
     }
 }
 
 impl std::ops::Deref for Segments {
     type Target = [Segment];
     fn deref(&self) -> &[Segment] {
-        &self.0
+        &self.0.list
     }
 }

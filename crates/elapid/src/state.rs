@@ -18,8 +18,9 @@
 //! |       | shape, type and tokens say how many there are                             |
 //! | 32    | BLAKE3 of all before                                                      |
 //!
-//! Numbers are little-endian. The weights are not part of the hash: a state of another model of the
-//! same shape is read, and means nothing.
+//! Numbers are little-endian. A state may be written on one device and read on another; those of
+//! graphics processors have caches of type f32. The weights are not part of the hash: a state of
+//! another model of the same shape is read, and means nothing.
 //!
 //! Not here: who keeps states, under which key, and for how long.
 
@@ -124,6 +125,7 @@ impl State {
         put(&(self.n_tok as u64).to_le_bytes())?;
         for layer in &self.layers {
             layer.write(self.n_tok, &mut put)?;
+            layer.check_device()?;
         }
         let hash = hasher.finalize();
         sink(hash.as_bytes())
@@ -231,9 +233,8 @@ impl<'a> Source<'a> {
 
     fn tensor(&mut self, tensor: &mut Tensor) -> Result<()> {
         let bytes = self.take(tensor.n_bytes())?;
-        for (x, bytes) in tensor.f32_mut().iter_mut().zip(bytes.as_chunks().0) {
-            *x = f32::from_le_bytes(*bytes);
-        }
+        let numbers = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        tensor.write_f32(&numbers.collect::<Vec<_>>());
         Ok(())
     }
 }
@@ -285,8 +286,19 @@ impl MixerState {
         }
     }
 
+    /// Tells whether what was brought over is what was there.
+    fn check_device(&self) -> Result<()> {
+        match self {
+            MixerState::Attention(cache) => cache.check_device(),
+            MixerState::Recurrent { window, .. } | MixerState::Window(window) => {
+                window.device().check()
+            }
+            MixerState::Parallel(a, _) => a.check_device(),
+        }
+    }
+
     fn list_parts(&self, list: &mut Vec<(usize, usize)>) {
-        let part = |tensor: &Tensor| (tensor.bytes().as_ptr() as usize, tensor.n_bytes());
+        let part = |tensor: &Tensor| (tensor.memory_id(), tensor.n_bytes());
         match self {
             MixerState::Attention(cache) => list.extend(cache.pages()),
             MixerState::Recurrent { window, state } => list.extend([window, state].map(part)),
@@ -301,13 +313,13 @@ impl MixerState {
     fn write(&self, n_tok: usize, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         match self {
             MixerState::Recurrent { window, state } => {
-                put(window.bytes())?;
-                put(state.bytes())
+                put(bytemuck::cast_slice(&window.to_vec()))?;
+                put(bytemuck::cast_slice(&state.to_vec()))
             }
-            MixerState::Window(window) => put(window.bytes()),
+            MixerState::Window(window) => put(bytemuck::cast_slice(&window.to_vec())),
             MixerState::Attention(cache) if cache.n_tok() == n_tok => {
                 let sides = [Side::Keys, Side::Values].into_iter();
-                sides.flat_map(|side| cache.stored(side)).try_for_each(put)
+                sides.flat_map(|side| cache.stored(side)).try_for_each(|bytes| put(&bytes))
             }
             MixerState::Attention(cache) => Err(Error::input(
                 format!("a state of {n_tok} tokens has a cache of {}", cache.n_tok()),
@@ -516,6 +528,60 @@ mod tests {
         assert!(forged(&|body: &mut Vec<u8>| _ = body.pop()).is_err());
         assert!(forged(&|body: &mut Vec<u8>| body.truncate(60)).is_err());
         assert!(forged(&|body: &mut Vec<u8>| body.truncate(5)).is_err());
+    }
+
+    /// Sets every number of a state before the first token; keys and values of `n_tok` tokens.
+    fn fill(state: &mut State, n_tok: usize) {
+        fn fill_mixer(mixer: &mut MixerState, n_tok: usize, seed: u64) {
+            // What bf16 holds too, so that no device rounds it.
+            let number = |n: u64| Rng::new(seed, 9).below(n, 255) as f32 / 64.0 - 2.0;
+            let numbers = |n: usize| (0..n as u64).map(number).collect::<Vec<f32>>();
+            match mixer {
+                MixerState::Attention(cache) => {
+                    let width = cache.n_bytes_stored(1).unwrap() / 4;
+                    let both = numbers(2 * n_tok * width);
+                    let (keys, values) = both.split_at(n_tok * width);
+                    cache.append(keys, values);
+                }
+                MixerState::Recurrent { window, state } => {
+                    window.write_f32(&numbers(window.n_elem()));
+                    state.write_f32(&numbers(state.n_elem()));
+                }
+                MixerState::Window(window) => window.write_f32(&numbers(window.n_elem())),
+                MixerState::Parallel(a, b) => {
+                    fill_mixer(a, n_tok, seed + 100);
+                    fill_mixer(b, n_tok, seed + 200);
+                }
+            }
+        }
+        state.n_tok = n_tok;
+        for (idx, layer) in state.layers.iter_mut().enumerate() {
+            fill_mixer(layer, n_tok, idx as u64);
+        }
+    }
+
+    #[test]
+    fn a_state_is_written_on_one_device_and_read_on_another() {
+        let host = Device::cpu(1).unwrap();
+        let (model, _) = fixture(&host);
+        for n_tok in [0, 1, PAGE - 1, 2 * PAGE + 3] {
+            let mut state = State::new(&host, model.config());
+            fill(&mut state, n_tok);
+            let bytes = saved(&state);
+            for (device, _) in crate::check::devices() {
+                let there = State::read("s", &bytes, device, model.config()).unwrap();
+                assert!(saved(&there) == bytes, "{device:?}: read, {n_tok} tokens");
+                let mut made = State::new(device, model.config());
+                fill(&mut made, n_tok);
+                let bytes_there = saved(&made);
+                assert!(bytes_there == bytes, "{device:?}: written, {n_tok} tokens");
+                let back = State::read("s", &bytes_there, &host, model.config()).unwrap();
+                assert!(saved(&back) == bytes, "{device:?}: back, {n_tok} tokens");
+                assert_eq!(made.clone().parts(), made.parts());
+                let error = State::with_cache(device, model.config(), CacheType::F16).err();
+                assert!(error.unwrap().to_string().contains("not as f16"));
+            }
+        }
     }
 
     #[test]

@@ -20,17 +20,20 @@
 //!
 //! The position of a row is the offset of its segment plus its index in the segment. Frequencies
 //! are f32, rounded step by step as the reference implementation rounds them; angles are f64, so
-//! that position 1,000,000 is as good as position 1.
+//! that position 1,000,000 is as good as position 1. On a graphics processor kernels read the same
+//! cosines and sines, which go over once, a block of positions at a time.
 //!
 //! Not here: the interleaved pairing (2i, 2i + 1), which no supported family stores; the projection
 //! before and attention after.
 
 use crate::cpu::F32s;
 use crate::device::Device;
-use crate::segment::Segments;
+use crate::gpu::{Arg, Gpu, Kernel, Work};
+use crate::segment::{Segment, Segments};
 use crate::tape::{Tape, Var};
-use crate::tensor::Tensor;
+use crate::tensor::{DType, Tensor};
 use pulp::{Simd, WithSimd};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::f64::consts::TAU;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -97,10 +100,23 @@ pub struct RopeTable {
     amplitude: f32,
     /// By `position / BLOCK`; absent until used, so that one far position costs one block.
     blocks: Arc<Mutex<Blocks>>,
+    /// What went over to the graphics processor that used it last: `Uploaded`, whose type is hidden
+    /// as in `Segments`.
+    uploaded: Arc<Mutex<Option<Box<dyn Any + Send + Sync>>>>,
 }
 
 /// Each holds, per position, `d_rotary / 2` cosines and then as many sines.
 type Blocks = BTreeMap<usize, Arc<[f32]>>;
+
+/// Cosines and sines on a graphics processor.
+#[derive(Clone)]
+struct Uploaded {
+    /// (room * BLOCK, d_rotary): the blocks, in the order in which they came.
+    table: Tensor,
+    /// By `position / BLOCK`: which of them it is.
+    slots: Tensor,
+    slot_of: BTreeMap<usize, u32>,
+}
 
 /// Positions of one block of cosines and sines.
 const BLOCK: usize = 64;
@@ -136,6 +152,7 @@ impl Rope {
             frequencies: (0..self.d_rotary / 2).map(frequency).collect(),
             amplitude: self.amplitude() as f32,
             blocks: Arc::default(),
+            uploaded: Arc::default(),
         }
     }
 
@@ -193,14 +210,13 @@ impl RopeTable {
 
     /// The blocks that hold the positions of `segments`.
     fn blocks(&self, device: &Device, segments: &Segments) -> Blocks {
-        let cpu = device.expect_cpu();
+        let cpu = device.host();
         let mut used = Blocks::new();
         let mut missing = Vec::new();
         // The lock is not held while threads work: one of them may come here for another call.
         let known = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         for segment in segments.iter() {
-            let last = segment.offset + segment.n_tok - 1;
-            for idx in segment.offset / BLOCK..=last / BLOCK {
+            for idx in block_range(segment) {
                 match known.get(&idx) {
                     Some(block) => _ = used.insert(idx, block.clone()),
                     None => missing.push(idx),
@@ -218,6 +234,53 @@ impl RopeTable {
         used
     }
 
+    /// The same on a graphics processor; blocks that are there already stay where they are.
+    fn upload(&self, gpu: &Gpu, segments: &Segments) -> Uploaded {
+        let device = Device::Gpu(gpu.clone());
+        let is_here = |it: &Uploaded| it.table.device().gpu().is_some_and(|it| it.is_same(gpu));
+        let mut kept = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = kept.take().and_then(|it| it.downcast().ok()).map(|it| *it).filter(is_here);
+        let wanted = segments.iter().flat_map(block_range);
+        let missing = |it: &Uploaded| !wanted.clone().all(|idx| it.slot_of.contains_key(&idx));
+        let whole = match before {
+            Some(before) if !missing(&before) => before,
+            before => self.extended(&device, before, self.blocks(&device, segments)),
+        };
+        *kept = Some(Box::new(whole.clone()));
+        whole
+    }
+
+    /// `before` and the blocks that it lacks.
+    fn extended(&self, device: &Device, before: Option<Uploaded>, blocks: Blocks) -> Uploaded {
+        let n_bytes = BLOCK * self.d_rotary() * 4;
+        let mut slot_of = before.as_ref().map_or_else(BTreeMap::new, |it| it.slot_of.clone());
+        let n_before = slot_of.len();
+        let fresh: Vec<_> = blocks.iter().filter(|it| !slot_of.contains_key(it.0)).collect();
+        let n_slot = n_before + fresh.len();
+        let room = before.as_ref().map_or(0, |it| it.table.shape()[0] / BLOCK);
+        let table = match before {
+            Some(before) if n_slot <= room => before.table,
+            before => {
+                let shape = [n_slot.next_power_of_two() * BLOCK, self.d_rotary()];
+                let table = Tensor::uninit(device, &shape);
+                if let Some(before) = before {
+                    let (from, to) = (before.table.gpu_buffer().0, table.gpu_buffer().0);
+                    to.gpu().copy((from, 0), (to, 0), n_before * n_bytes);
+                }
+                table
+            }
+        };
+        for (slot, (idx, block)) in (n_before..).zip(fresh) {
+            let (buffer, _) = table.gpu_buffer();
+            buffer.gpu().upload(buffer, slot * n_bytes, bytemuck::cast_slice(block));
+            slot_of.insert(*idx, slot as u32);
+        }
+        let n_block = slot_of.keys().last().map_or(0, |last| last + 1);
+        let slots: Vec<u32> =
+            (0..n_block).map(|idx| slot_of.get(&idx).copied().unwrap_or(0)).collect();
+        Uploaded { table, slots: Tensor::from_u32(device, &slots), slot_of }
+    }
+
     fn block(&self, idx: usize) -> Arc<[f32]> {
         let half = self.frequencies.len();
         let mut block = vec![0.0; BLOCK * 2 * half];
@@ -232,6 +295,12 @@ impl RopeTable {
     }
 }
 
+/// The blocks that hold the positions of a segment.
+fn block_range(segment: &Segment) -> std::ops::RangeInclusive<usize> {
+    let last = segment.offset + segment.n_tok - 1;
+    segment.offset / BLOCK..=last / BLOCK
+}
+
 /// Turns the heads of `x`, each row by its position.
 pub fn rope(tape: &Tape, x: &Var, table: &RopeTable, d_head: usize, segments: &Segments) -> Var {
     let (n_tok, width) = x.value().dims2();
@@ -239,6 +308,14 @@ pub fn rope(tape: &Tape, x: &Var, table: &RopeTable, d_head: usize, segments: &S
     assert!(d_rotary <= d_head, "rope: d_rotary {d_rotary} in heads of {d_head}");
     assert!(width.is_multiple_of(d_head), "rope: width {width} in heads of {d_head}");
     assert_eq!(segments.n_tok(), n_tok, "rope: rows of the segments and of x");
+    if let Device::Gpu(gpu) = x.value().device() {
+        let dtype = x.value().dtype();
+        let turns = GpuTurns { dtype, ..GpuTurns::new(gpu, table, d_head, segments) };
+        let y = turns.turn(gpu, x.value(), Direction::Forward);
+        let gpu = gpu.clone();
+        let backward = move |dy: Tensor| vec![Some(turns.turn(&gpu, &dy, Direction::Backward))];
+        return tape.record("rope", &[x], y, backward);
+    }
     let turns = Turns {
         blocks: table.blocks(x.value().device(), segments),
         d_rotary,
@@ -274,6 +351,74 @@ enum Direction {
     Backward,
 }
 
+impl Direction {
+    /// Of the sines.
+    fn sign(self) -> f32 {
+        match self {
+            Direction::Forward => 1.0,
+            Direction::Backward => -1.0,
+        }
+    }
+}
+
+static TURN: Kernel =
+    Kernel { entry: "rope_turn", wgsl: include_str!("rope.wgsl"), cuda: include_str!("rope.cu") };
+
+/// What forward and backward share on a graphics processor.
+struct GpuTurns {
+    uploaded: Uploaded,
+    /// (n_tok), whole numbers
+    positions: Tensor,
+    d_head: usize,
+    d_rotary: usize,
+    /// Of what is turned.
+    dtype: DType,
+}
+
+impl GpuTurns {
+    fn new(gpu: &Gpu, table: &RopeTable, d_head: usize, segments: &Segments) -> GpuTurns {
+        let positions = segments.table("positions", &Device::Gpu(gpu.clone()), |segments| {
+            let rows = segments.iter().flat_map(|s| s.offset..s.offset + s.n_tok);
+            rows.map(|pos| pos as u32).collect()
+        });
+        GpuTurns {
+            uploaded: table.upload(gpu, segments),
+            positions,
+            d_head,
+            d_rotary: table.d_rotary(),
+            dtype: gpu.activation_dtype(),
+        }
+    }
+
+    fn turn(&self, gpu: &Gpu, x: &Tensor, direction: Direction) -> Tensor {
+        let (n_tok, width) = x.dims2();
+        let (d_head, half) = (self.d_head, self.d_rotary / 2);
+        // A gradient is stored as what it is the gradient of.
+        let mut y = match (direction, self.dtype) {
+            (Direction::Backward, DType::F32) => Tensor::uninit(x.device(), x.shape()),
+            _ => Tensor::activation(x.device(), x.shape()),
+        };
+        // Numbers a thread takes at once where widths allow it; CUDA alone.
+        let n_wide = if half.is_multiple_of(4) && d_head.is_multiple_of(4) { 4 } else { 1 };
+        // A thread for each pair and for each number that passes through.
+        let n = n_tok * (width / d_head) * (d_head - half);
+        let consts = [
+            ("D_HEAD", d_head),
+            ("D_ROTARY", self.d_rotary),
+            ("N_HEAD", width / d_head),
+            ("BLOCK", BLOCK),
+            ("WIDE", n_wide),
+        ];
+        let Uploaded { table, slots, .. } = &self.uploaded;
+        let positions = &self.positions;
+        let mut args =
+            [Arg::In(x), Arg::In(positions), Arg::In(slots), Arg::In(table), Arg::Out(&mut y)];
+        let params = [n.into(), direction.sign().into()];
+        gpu.launch(&TURN, Work::each(n), &consts, &mut args, &params);
+        y
+    }
+}
+
 fn forward(x: &Tensor, turns: &Turns) -> Tensor {
     let mut y = Tensor::uninit(x.device(), x.shape());
     turn(&mut y, Some(x), turns, Direction::Forward);
@@ -295,10 +440,7 @@ fn backward(mut dy: Tensor, turns: &Turns) -> Tensor {
 fn turn(y: &mut Tensor, x: Option<&Tensor>, turns: &Turns, direction: Direction) {
     let cpu = y.device().expect_cpu().clone();
     let (_, width) = y.dims2();
-    let sign = match direction {
-        Direction::Forward => 1.0,
-        Direction::Backward => -1.0,
-    };
+    let sign = direction.sign();
     cpu.each_piece(y.f32_mut(), PIECE * width, |idx, y| {
         if let Some(x) = x {
             y.copy_from_slice(&x.f32()[idx * PIECE * width..][..y.len()]);
@@ -441,6 +583,29 @@ mod tests {
             let rest = Segments::continuing(&[(130 - split, split)]);
             let second = run(&x.rows(split..130), &table, 16, &rest);
             assert_eq!([first.f32(), second.f32()].concat(), whole.f32(), "split at {split}");
+        }
+    }
+
+    #[test]
+    fn every_device_turns_by_the_same_cosines_and_sines() {
+        let host = Device::cpu(1).unwrap();
+        let passes = [
+            vec![(130, 0), (1, 0), (3, 63), (70, 1_000_000)],
+            // Blocks that are there, one between, and more than there was room for.
+            vec![(1, 130), (1, 500_000)],
+            vec![(700, 0), (1, 192)],
+        ];
+        let numbers = Input::normal(1, &[800, 3 * 64], 1.0);
+        for (device, tolerance) in crate::check::devices() {
+            let table = plain(1e4, 32).table();
+            for parts in &passes {
+                let segments = Segments::continuing(parts);
+                let [here, there] = [&host, device].map(|device| {
+                    let x = numbers.tensor(device).rows(0..segments.n_tok());
+                    run(&x, &table, 64, &segments).to_vec()
+                });
+                crate::check::compare_devices(&format!("{device:?}"), &here, &there, *tolerance);
+            }
         }
     }
 

@@ -12,13 +12,18 @@
 //! Arithmetic is in f32: what is stored otherwise is decoded into scratch where it is read. What
 //! is larger than f16 can hold becomes the largest it can. A block of Q8_0 with a number that is
 //! not finite has no meaning.
+//!
+//! On a graphics processor there are no pages, see `rows.rs`: keys and values are kept in what
+//! activations are stored in, and are read and restored as f32.
 
+use super::rows::GpuRows;
 use super::*;
 use crate::cpu::Buffer;
 use crate::error::{Error, Result};
 use crate::quant::BlockType;
 use crate::tensor::DType;
 use half::slice::HalfFloatSliceExt;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Tokens of a page.
@@ -136,8 +141,10 @@ pub struct KvCache {
     kind: CacheType,
     /// Numbers of a row.
     width: usize,
-    /// As many as `n_tok` tokens need, all but the last of them full.
+    /// As many as `n_tok` tokens need, all but the last of them full; none on a graphics processor.
     pages: Vec<Arc<Page>>,
+    /// What a graphics processor has instead.
+    on_gpu: GpuRows,
     n_tok: usize,
 }
 
@@ -145,7 +152,8 @@ impl KvCache {
     /// Nothing yet; to be kept in f32.
     pub fn new(device: &Device, n_kv_head: usize, d_head: usize) -> KvCache {
         let (device, width) = (device.clone(), n_kv_head * d_head);
-        KvCache { device, kind: CacheType::F32, width, pages: Vec::new(), n_tok: 0 }
+        let (kind, pages, on_gpu) = (CacheType::F32, Vec::new(), GpuRows::default());
+        KvCache { device, kind, width, pages, on_gpu, n_tok: 0 }
     }
 
     /// Nothing yet; to be kept as `kind`, if rows of this width can be.
@@ -155,6 +163,13 @@ impl KvCache {
         d_head: usize,
         kind: CacheType,
     ) -> Result<KvCache> {
+        if kind != CacheType::F32 && device.gpu().is_some() {
+            let problem = format!(
+                "a graphics processor keeps keys and values as it keeps activations, not as {}",
+                kind.name()
+            );
+            return Err(Error::input(problem, "leave out the cache type, or use `--device cpu`"));
+        }
         if kind == CacheType::Q8_0 && !(n_kv_head * d_head).is_multiple_of(N_BLOCK) {
             let problem = format!(
                 "a key-value cache of type q8_0 stores {N_BLOCK} numbers at a time; {n_kv_head} \
@@ -176,14 +191,20 @@ impl KvCache {
         self.n_tok
     }
 
+    /// Tells what went wrong on its device, if anything did.
+    pub fn check_device(&self) -> Result<()> {
+        self.device.check()
+    }
+
     /// Bytes held; what clones share is counted for each of them.
     pub fn n_bytes(&self) -> usize {
-        self.pages.iter().map(|page| page.n_bytes()).sum()
+        self.pages().map(|page| page.1).sum()
     }
 
     /// Its pages: a number that two pages have in common only if they are one, and the bytes.
     pub fn pages(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.pages.iter().map(|page| (Arc::as_ptr(page) as usize, page.n_bytes()))
+        let pages = self.pages.iter().map(|page| (Arc::as_ptr(page) as usize, page.n_bytes()));
+        pages.chain(self.on_gpu.part())
     }
 
     /// Forgets all tokens but the first `n_tok`.
@@ -191,11 +212,19 @@ impl KvCache {
         assert!(n_tok <= self.n_tok, "cache: truncated to {n_tok} of {} tokens", self.n_tok);
         self.n_tok = n_tok;
         self.pages.truncate(n_tok.div_ceil(PAGE));
+        if n_tok == 0 {
+            self.on_gpu = GpuRows::default();
+        }
     }
 
     /// Adds rows of keys and of values.
     pub fn append(&mut self, keys: &[f32], values: &[f32]) {
         assert!(keys.len() == values.len() && keys.len().is_multiple_of(self.width));
+        if self.device.gpu().is_some() {
+            let shape = [keys.len() / self.width, self.width];
+            let [k, v] = [keys, values].map(|x| Tensor::from_f32(&self.device, &shape, x));
+            return self.append_rows(&k, &v, 0..shape[0]);
+        }
         let (kind, row) = (self.kind, self.row_bytes());
         let mut rows = 0..keys.len() / self.width;
         while !rows.is_empty() {
@@ -211,8 +240,31 @@ impl KvCache {
         }
     }
 
+    /// Adds some rows of keys and of values that are on the same device.
+    pub(super) fn append_rows(&mut self, k: &Tensor, v: &Tensor, rows: Range<usize>) {
+        match &self.device {
+            Device::Cpu(_) => {
+                let numbers = rows.start * self.width..rows.end * self.width;
+                self.append(&k.f32()[numbers.clone()], &v.f32()[numbers]);
+            }
+            Device::Gpu(gpu) if !rows.is_empty() => {
+                self.on_gpu.append(gpu, k, v, rows.clone(), self.n_tok);
+                self.n_tok += rows.len();
+            }
+            Device::Gpu(_) => {}
+        }
+    }
+
+    /// All keys and values on a graphics processor.
+    pub(super) fn on_gpu(&self) -> Option<(Tensor, Tensor)> {
+        self.on_gpu.tensors(self.n_tok)
+    }
+
     /// The keys or values of some tokens, decoded: (rows, n_kv_head * d_head).
     pub fn read(&self, side: Side, rows: Range<usize>) -> Vec<f32> {
+        if self.device.gpu().is_some() {
+            return self.on_gpu.read(side, rows);
+        }
         let mut out = Vec::with_capacity(rows.len() * self.width);
         let mut scratch = vec![0.0; PAGE * self.width];
         for run in page_runs(rows) {
@@ -223,12 +275,16 @@ impl KvCache {
     }
 
     /// All that is stored of keys or of values, as it is stored, page by page.
-    pub fn stored(&self, side: Side) -> impl Iterator<Item = &[u8]> {
+    pub fn stored(&self, side: Side) -> impl Iterator<Item = Cow<'_, [u8]>> {
         let row = self.row_bytes();
-        page_runs(0..self.n_tok).zip(&self.pages).map(move |(run, page)| {
+        let is_on_gpu = self.device.gpu().is_some();
+        let numbers = is_on_gpu.then(|| self.on_gpu.read(side, 0..self.n_tok));
+        let numbers = numbers.map(|x| Cow::Owned(bytemuck::cast_slice(&x).to_vec()));
+        let pages = page_runs(0..self.n_tok).zip(&self.pages).map(move |(run, page)| {
             let bytes = page.side(side);
-            &bytes[..run.len() * row]
-        })
+            Cow::Borrowed(&bytes[..run.len() * row])
+        });
+        numbers.into_iter().chain(pages)
     }
 
     /// Bytes of `stored`, if `n_tok` tokens were there; none if they cannot be counted.
@@ -239,6 +295,13 @@ impl KvCache {
     /// Adds `n_tok` tokens to an empty cache, from what `stored` gave.
     pub fn restore(&mut self, n_tok: usize, keys: &[u8], values: &[u8]) {
         assert_eq!(self.n_tok, 0, "cache: restored twice");
+        if self.device.gpu().is_some() {
+            let [keys, values] = [keys, values].map(|bytes| {
+                let numbers = bytes.as_chunks().0.iter();
+                numbers.map(|x| f32::from_le_bytes(*x)).collect::<Vec<_>>()
+            });
+            return self.append(&keys, &values);
+        }
         let row = self.row_bytes();
         for run in page_runs(0..n_tok) {
             let bytes = run.start * row..run.end * row;
@@ -322,8 +385,13 @@ pub(super) fn scratch_width(n_column: usize) -> usize {
 
 /// Cuts rows where pages end.
 pub(super) fn page_runs(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    let pages = rows.start / PAGE..rows.end.div_ceil(PAGE);
-    pages.map(move |page| rows.start.max(page * PAGE)..rows.end.min((page + 1) * PAGE))
+    runs(rows, PAGE)
+}
+
+/// Cuts rows at the multiples of `len`.
+pub(super) fn runs(rows: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
+    let idxs = rows.start / len..rows.end.div_ceil(len);
+    idxs.map(move |idx| rows.start.max(idx * len)..rows.end.min((idx + 1) * len))
 }
 
 /// Rows of a cache as f32.

@@ -29,10 +29,14 @@
 //! dot products and no matrix products, pages side by side, partial softmaxes merged in the order
 //! of the keys.
 //!
+//! Graphics processors have kernels of their own, see `gpu.rs`; the mathematics is the same.
+//!
 //! Not here: projections, rotary embedding, norms of q and k.
 
 mod backward;
 mod cache;
+mod gpu;
+mod rows;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -48,7 +52,7 @@ use std::ops::Range;
 
 use backward::{Saved, backward};
 pub use cache::{CacheType, KvCache, PAGE, Side};
-use cache::{page_runs, scratch_width};
+use cache::{page_runs, runs, scratch_width};
 use step::{Few, step};
 
 /// The sizes of an attention.
@@ -76,8 +80,10 @@ const N_CHUNK_MAX: usize = 8;
 const N_STEP_MAX: usize = 4;
 /// Keys, then values, that `step` takes up at a time: their rows stay in the first level of cache.
 const N_ROW: usize = 16;
+/// Keys of a reading of `step`, what its tasks are made of.
+const N_READ: usize = 32;
 /// Numbers of keys that a task of `step` reads, about: enough to hide its start.
-const STEP_PIECE: usize = 1 << 15;
+const STEP_PIECE: usize = 1 << 12;
 /// Below every score, and finite, so that differences to it are numbers.
 const SCORE_MIN: f32 = -1e30;
 
@@ -126,9 +132,22 @@ pub fn attention(
     if let Some(caches) = caches {
         assert_eq!(caches.len(), segments.len(), "attention: caches and segments");
         assert!(![q, k, v].iter().any(|x| x.needs_grad()), "attention: gradients with a cache");
-        return Var::constant(forward_cached([q, k, v].map(Var::value), config, segments, caches));
+        let values = [q, k, v].map(Var::value);
+        return Var::constant(match q.value().device() {
+            Device::Cpu(_) => forward_cached(values, config, segments, caches),
+            Device::Gpu(gpu) => gpu::forward_cached(gpu, values, config, segments, caches),
+        });
     }
     let (q_value, k_value, v_value) = (q.value().clone(), k.value().clone(), v.value().clone());
+    if let Device::Gpu(gpu) = q.value().device() {
+        let (y, log_sum) = gpu::forward(gpu, [&q_value, &k_value, &v_value], config, segments);
+        let (gpu, config, segments) = (gpu.clone(), config.clone(), segments.clone());
+        let wanted = [q, k, v].map(Var::needs_grad);
+        let saved = gpu::Saved { q: q_value, k: k_value, v: v_value, y: y.clone(), log_sum };
+        return tape.record("attention", &[q, k, v], y, move |dy| {
+            gpu::backward(&gpu, &saved, &config, &segments, (&dy, wanted)).into()
+        });
+    }
     let (y, log_sum) = forward(&q_value, config, &sequences(&k_value, &v_value, segments));
     let saved_y = y.clone();
     let (config, segments) = (config.clone(), segments.clone());

@@ -16,7 +16,7 @@ pub(super) struct Few<'a> {
     pub y: &'a mut [f32],
 }
 
-/// One new token and the keys it sees in one page.
+/// One new token and some of the keys it sees, of one page.
 struct Reading<'a> {
     /// (n_head, d_head)
     q: &'a [f32],
@@ -36,20 +36,21 @@ pub(super) fn step(q: &Tensor, config: &Attention, parts: Vec<Few>) {
             let q = &q.f32()[(segment.start + tok) * q_width..][..q_width];
             let n_before = readings.len();
             let seen = config.seen(&(n_past + tok..n_past + tok + 1));
-            readings.extend(page_runs(seen).map(|keys| Reading { q, cache, keys }));
+            readings.extend(runs(seen, N_READ).map(|keys| Reading { q, cache, keys }));
             rows.push((n_before..readings.len(), y));
         }
     }
     // How readings are dealt out does not change what each of them gives.
     let n_key: usize = readings.iter().map(|reading| reading.keys.len()).sum();
     let n_task = (n_key * config.kv_width() / STEP_PIECE).max(1);
-    let per_task = readings.len().div_ceil(n_task);
+    let per_task = readings.len().div_ceil(n_task).max(1);
     let d_result = config.n_head * (config.d_head + 2);
-    let n_scratch = config.n_head * PAGE + N_ROW * config.kv_width();
+    let n_scratch = config.n_head * N_READ + N_ROW * config.kv_width();
     let mut results = Tensor::uninit(q.device(), &[readings.len(), d_result]);
-    cpu.each_piece(results.f32_mut(), per_task * d_result, |idx, results| {
+    let tasks = results.f32_mut().chunks_mut(per_task * d_result).enumerate().collect();
+    cpu.share_out(tasks, |(idx, results): (usize, &mut [f32])| {
         let mut scratch = Tensor::uninit(q.device(), &[n_scratch]);
-        let (scores, decoded) = scratch.f32_mut().split_at_mut(config.n_head * PAGE);
+        let (scores, decoded) = scratch.f32_mut().split_at_mut(config.n_head * N_READ);
         let readings = readings[idx * per_task..].iter();
         for (reading, result) in readings.zip(results.chunks_mut(d_result)) {
             cpu.simd(Read { reading, config, scores, decoded, result });
@@ -61,7 +62,7 @@ pub(super) fn step(q: &Tensor, config: &Attention, parts: Vec<Few>) {
     }
 }
 
-/// Merges what the pages gave to a token, in the order of the keys.
+/// Merges what the readings gave to a token, in the order of the keys.
 struct Merge<'a> {
     results: &'a [f32],
     y: &'a mut [f32],
@@ -104,7 +105,7 @@ impl WithSimd for Merge<'_> {
 struct Read<'a> {
     reading: &'a Reading<'a>,
     config: &'a Attention,
-    /// (n_head, PAGE)
+    /// (n_head, N_READ)
     scores: &'a mut [f32],
     /// (N_ROW, n_kv_head * d_head), for what is not stored as f32.
     decoded: &'a mut [f32],
@@ -128,7 +129,7 @@ impl WithSimd for Read<'_> {
                 let k = &view.data[heads.start / config.n_group() * d_head..];
                 let q = &q[heads.start * d_head..heads.end * d_head];
                 let block = Dots { q, k, stride: view.stride, n_row, d_head };
-                let scores = &mut scores[heads.start * PAGE + at..];
+                let scores = &mut scores[heads.start * N_READ + at..];
                 match heads.len() {
                     1 => block.run::<S, 1>(simd, scores),
                     2 => block.run::<S, 2>(simd, scores),
@@ -138,7 +139,7 @@ impl WithSimd for Read<'_> {
         }
         let scale = config.scale * LOG2_E;
         let results = result.chunks_exact_mut(d_head + 2);
-        for (scores, result) in scores.chunks_exact_mut(PAGE).zip(results) {
+        for (scores, result) in scores.chunks_exact_mut(N_READ).zip(results) {
             result[..d_head].fill(0.0);
             (result[d_head], result[d_head + 1]) = soften(simd, scores, keys.len(), scale);
         }
@@ -147,7 +148,7 @@ impl WithSimd for Read<'_> {
             let (n_row, view) = (rows.len(), cache.view(Side::Values, rows, all.clone(), decoded));
             for heads in shared(config) {
                 let v = &view.data[heads.start / config.n_group() * d_head..];
-                let p = &scores[heads.start * PAGE + at..];
+                let p = &scores[heads.start * N_READ + at..];
                 let y = &mut result[heads.start * (d_head + 2)..];
                 let block = Sums { p, v, stride: view.stride, n_row, d_head };
                 match heads.len() {
@@ -213,7 +214,7 @@ struct Dots<'a> {
 }
 
 impl Dots<'_> {
-    /// For `N` heads; scores of a head are `PAGE` numbers apart.
+    /// For `N` heads; scores of a head are `N_READ` numbers apart.
     #[inline(always)]
     fn run<S: Simd, const N: usize>(&self, simd: S, scores: &mut [f32]) {
         let n_whole = self.n_row - self.n_row % N_DOT;
@@ -256,7 +257,7 @@ impl Dots<'_> {
         }
         for h in 0..N {
             for r in 0..R {
-                scores[h * PAGE + row + r] = sums[h][r].sum();
+                scores[h * N_READ + row + r] = sums[h][r].sum();
             }
         }
     }
@@ -264,7 +265,7 @@ impl Dots<'_> {
 
 /// `y[h] += sum_row p[h][row] v[row]`
 struct Sums<'a> {
-    /// Weights of a head are `PAGE` numbers apart.
+    /// Weights of a head are `N_READ` numbers apart.
     p: &'a [f32],
     /// Rows `stride` numbers apart.
     v: &'a [f32],
@@ -306,7 +307,7 @@ impl Sums<'_> {
             let v = &self.v[row * self.stride + at..][..C * len];
             let v: [F32s<S>; C] = std::array::from_fn(|c| F32s::load(simd, &v[c * len..][..len]));
             for h in 0..N {
-                let p = F32s::splat(simd, self.p[h * PAGE + row]);
+                let p = F32s::splat(simd, self.p[h * N_READ + row]);
                 for c in 0..C {
                     sums[h][c] = p.mul_add(v[c], sums[h][c]);
                 }

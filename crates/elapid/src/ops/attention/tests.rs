@@ -1,7 +1,8 @@
 //! Tests of `attention`: formulas in f64, finite differences, windows, segments, caches.
 
 use super::*;
-use crate::check::{Input, check_gradients};
+use crate::check::{Input, check_gradients, compare_devices, devices};
+use crate::ops::rope::{Rope, RopeScaling, rope};
 use crate::tape::Gradients;
 
 fn sizes(n_head: usize, n_kv_head: usize, d_head: usize, window: Option<usize>) -> Attention {
@@ -98,11 +99,45 @@ fn gradients() {
         (sizes(6, 2, 19, Some(4)), vec![33, 2, 40]),
         (sizes(2, 2, 16, None), vec![N_KEY + N_QUERY + 3]),
         (sizes(1, 1, 8, Some(N_KEY)), vec![2 * N_KEY + 70]),
+        // Past the edges of the tiles of graphics processors.
+        (sizes(2, 1, 64, None), vec![1, 63, 64, 65, 130]),
+        (sizes(3, 1, 80, Some(33)), vec![66, 31]),
+        (sizes(2, 2, 128, Some(70)), vec![100, 32]),
     ];
     for (config, lengths) in cases {
         let segments = Segments::from_lengths(&lengths);
         check_gradients(&inputs(&config, segments.n_tok(), 1.0), |tape, vars| {
             vec![attention(tape, &vars[0], &vars[1], &vars[2], &config, &segments, None)]
+        });
+    }
+}
+
+/// The same numbers as an op leaves them: in bf16 where activations are. Nothing is turned at the
+/// first position of a sequence.
+fn as_activation(tape: &Tape, x: &Var, d_head: usize) -> Var {
+    let table = Rope { base: 1e4, d_rotary: d_head, scaling: RopeScaling::None }.table();
+    rope(tape, x, &table, d_head, &Segments::from_lengths(&vec![1; x.value().shape()[0]]))
+}
+
+#[test]
+fn gradients_of_activations() {
+    let cases = [
+        (sizes(1, 1, 64, None), vec![1, 63]),
+        (sizes(4, 2, 64, None), vec![64, 65, 130, 2]),
+        (sizes(3, 1, 64, Some(40)), vec![129]),
+        (sizes(2, 1, 128, None), vec![1, 63, 64, 65]),
+        (sizes(2, 2, 128, Some(70)), vec![130]),
+    ];
+    for (config, lengths) in cases {
+        let (segments, d_head) = (Segments::from_lengths(&lengths), config.d_head);
+        // Numbers that bf16 holds.
+        let rounded = |x: f32| half::bf16::from_f32(x).to_f32();
+        let inputs = [(1, config.q_width()), (2, config.kv_width()), (3, config.kv_width())]
+            .map(|(seed, width)| Input::map(seed, &[segments.n_tok(), width], rounded));
+        check_gradients(&inputs, |tape, vars| {
+            let [q, k, v] = [0, 1, 2].map(|idx: usize| as_activation(tape, &vars[idx], d_head));
+            let y = attention(tape, &q, &k, &v, &config, &segments, None);
+            vec![as_activation(tape, &y, d_head)]
         });
     }
 }
@@ -576,4 +611,175 @@ fn a_row_that_does_not_fill_blocks_is_refused_as_q8_0() {
         assert_eq!(CacheType::from_name(kind.name()), Some(kind));
     }
     assert_eq!(CacheType::from_name("q4_0"), None);
+}
+
+/// Runs of rows of `qkv` through a cache, one after the other.
+fn run_pieces(qkv: &[Tensor; 3], config: &Attention, lengths: &[usize]) -> Vec<f32> {
+    let n_tok = qkv[0].shape()[0];
+    let mut cache = KvCache::new(qkv[0].device(), config.n_kv_head, config.d_head);
+    let mut got = Vec::new();
+    for length in lengths.iter().cycle() {
+        let next = cache.n_tok()..n_tok.min(cache.n_tok() + length);
+        if next.is_empty() {
+            break;
+        }
+        got.extend(run_cached(&rows(qkv, next), config, &mut [&mut cache]).to_vec());
+    }
+    got
+}
+
+#[test]
+fn with_a_cache_any_pieces_equal_the_whole_sequence_on_every_device() {
+    let host = Device::cpu(1).unwrap();
+    let cases = [
+        (4, 2, 64, None, 135),
+        (6, 1, 19, None, 70),
+        (2, 2, 80, Some(40), 131),
+        (2, 1, 128, None, 68),
+        (1, 1, 8, Some(PAGE + 9), 2200),
+    ];
+    for (n_head, n_kv_head, d_head, window, n_tok) in cases {
+        let config = sizes(n_head, n_kv_head, d_head, window);
+        let inputs = inputs(&config, n_tok, 1.0);
+        let segments = Segments::from_lengths(&[n_tok]);
+        let want = run(&inputs.clone().map(|x| x.tensor(&host)), &config, &segments);
+        for (device, tolerance) in devices() {
+            let qkv = inputs.clone().map(|x| {
+                let x = Var::constant(x.tensor(device));
+                match d_head.is_multiple_of(2) {
+                    true => as_activation(&Tape::off(), &x, d_head).value().clone(),
+                    false => x.value().clone(),
+                }
+            });
+            let whole = run(&qkv, &config, &segments).to_vec();
+            compare_devices(&format!("{device:?}: whole"), want.f32(), &whole, *tolerance);
+            for lengths in [vec![if n_tok > 1000 { 300 } else { 1 }], vec![66, 1, 3, 64, 2]] {
+                let what = format!("{device:?}: {config:?} by {lengths:?}");
+                let got = run_pieces(&qkv, &config, &lengths);
+                let again = lengths.len() == 1 || got == run_pieces(&qkv, &config, &lengths);
+                assert!(again, "{what}: other bits");
+                compare_devices(&what, want.f32(), &got, *tolerance);
+                device.check().unwrap();
+            }
+        }
+    }
+}
+
+/// Heads so wide that differences drown in the noise of a sum of so many numbers.
+#[test]
+fn wide_heads_have_the_gradients_that_the_processor_gives() {
+    let host = Device::cpu(1).unwrap();
+    for (config, n_tok) in [(sizes(2, 1, 256, None), 70), (sizes(1, 1, 300, Some(9)), 20)] {
+        let inputs = inputs(&config, n_tok, 1.0);
+        let dy = Input::normal(4, &[n_tok, config.q_width()], 1.0);
+        let on = |device: &Device| {
+            let qkv = inputs.clone().map(|x| x.tensor(device));
+            let segments = Segments::from_lengths(&[n_tok]);
+            let (y, grads) = run_both(&qkv, &config, &segments, [true; 3], &dy.tensor(device));
+            let grads = grads.iter().flatten().map(Tensor::to_vec);
+            [y.to_vec()].into_iter().chain(grads).collect::<Vec<_>>()
+        };
+        let want = on(&host);
+        for (device, tolerance) in devices() {
+            for (idx, (want, got)) in want.iter().zip(on(device)).enumerate() {
+                compare_devices(&format!("{device:?}: {idx}"), want, &got, *tolerance);
+            }
+        }
+    }
+}
+
+#[test]
+fn large_scores_do_not_overflow_on_any_device() {
+    let host = Device::cpu(1).unwrap();
+    let config = sizes(2, 1, 64, None);
+    let thirty = |x: f32| 30.0 * x.signum();
+    let inputs = [
+        Input::map(1, &[100, 128], thirty),
+        Input::map(2, &[100, 64], thirty),
+        Input::normal(3, &[100, 64], 1.0),
+    ];
+    let want =
+        run(&inputs.clone().map(|x| x.tensor(&host)), &config, &Segments::from_lengths(&[100]));
+    for (device, tolerance) in devices() {
+        let qkv = inputs.clone().map(|x| x.tensor(device));
+        let got = run(&qkv, &config, &Segments::from_lengths(&[100])).to_vec();
+        compare_devices("whole", want.f32(), &got, 10.0 * tolerance);
+        compare_devices("steps", want.f32(), &run_pieces(&qkv, &config, &[1]), 10.0 * tolerance);
+    }
+}
+
+#[test]
+fn sequences_give_the_same_bits_whatever_is_beside_them_on_every_device() {
+    for (device, _) in devices() {
+        let config = sizes(4, 2, 64, Some(50));
+        let segments = Segments::from_lengths(&[70, 1, 129]);
+        let packed = inputs(&config, segments.n_tok(), 1.0).map(|x| x.tensor(device));
+        let both = |qkv: &[Tensor; 3], segments: &Segments| {
+            let (y, grads) = run_both(qkv, &config, segments, [true; 3], &qkv[0]);
+            [vec![y], grads.into_iter().flatten().collect()].concat()
+        };
+        let together = both(&packed, &segments);
+        let caches_of = |n_past: &[usize]| -> Vec<KvCache> {
+            let cache = |&n: &usize| {
+                let mut cache = KvCache::new(device, 2, 64);
+                run_cached(&rows(&packed, 0..n), &config, &mut [&mut cache]);
+                cache
+            };
+            n_past.iter().map(cache).collect()
+        };
+        let n_past = [10, 100, 7];
+        let mut caches = caches_of(&n_past);
+        let mut caches: Vec<&mut KvCache> = caches.iter_mut().collect();
+        let after = Segments::continuing(&[(70, 10), (1, 100), (129, 7)]);
+        let [q, k, v] = packed.clone().map(Var::constant);
+        let y = attention(&Tape::off(), &q, &k, &v, &config, &after, Some(&mut caches));
+        for (segment, n_past) in segments.iter().zip(n_past) {
+            let own = rows(&packed, segment.rows());
+            let alone = both(&own, &Segments::from_lengths(&[segment.n_tok]));
+            for (alone, together) in alone.iter().zip(&together) {
+                assert!(alone.to_vec() == together.rows(segment.rows()).to_vec(), "{segment:?}");
+            }
+            let mut cache = caches_of(&[n_past]).remove(0);
+            let alone = run_cached(&own, &config, &mut [&mut cache]).to_vec();
+            assert!(alone == y.value().rows(segment.rows()).to_vec(), "cached: {segment:?}");
+        }
+        device.check().unwrap();
+    }
+}
+
+#[test]
+fn clones_on_a_graphics_processor_share_until_one_writes_over_the_other() {
+    for (device, _) in devices() {
+        let config = sizes(2, 1, 8, None);
+        let qkv = inputs(&config, 300, 1.0).map(|x| x.tensor(device));
+        let mut trunk = KvCache::new(device, 1, 8);
+        assert_eq!(trunk.n_bytes(), 0);
+        run_cached(&rows(&qkv, 0..20), &config, &mut [&mut trunk]);
+        let snapshot = trunk.clone();
+        let keys_of = |cache: &KvCache| cache.read(Side::Keys, 0..cache.n_tok());
+        let kept = keys_of(&snapshot);
+        // The trunk has all rows and goes on where they are; the fork would write over them.
+        run_cached(&rows(&qkv, 20..30), &config, &mut [&mut trunk]);
+        assert!(trunk.pages().eq(snapshot.pages()));
+        let mut fork = snapshot.clone();
+        let by_fork = run_cached(&rows(&qkv, 40..45), &config, &mut [&mut fork]).to_vec();
+        assert!(!fork.pages().eq(snapshot.pages()));
+        let of_trunk = keys_of(&trunk);
+        run_cached(&rows(&qkv, 30..300), &config, &mut [&mut trunk]);
+        assert!(!trunk.pages().eq(snapshot.pages()), "past the room there was");
+        assert_eq!(keys_of(&trunk)[..30 * 8], of_trunk[..]);
+        assert_eq!(keys_of(&snapshot), kept);
+        assert_eq!((snapshot.n_tok(), fork.n_tok(), trunk.n_tok()), (20, 25, 300));
+        // Who is alone again writes where it is, also after it was cut.
+        let place: Vec<_> = fork.pages().collect();
+        fork.truncate(20);
+        let again = run_cached(&rows(&qkv, 40..45), &config, &mut [&mut fork]).to_vec();
+        assert!(again == by_fork && fork.pages().eq(place));
+        trunk.truncate(20);
+        let again = run_cached(&rows(&qkv, 40..45), &config, &mut [&mut trunk]).to_vec();
+        assert!(again == by_fork);
+        trunk.truncate(0);
+        assert_eq!(trunk.n_bytes(), 0);
+        device.check().unwrap();
+    }
 }

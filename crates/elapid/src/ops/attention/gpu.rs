@@ -1,0 +1,321 @@
+//! `attention` on graphics processors: launches of the kernels beside.
+//!
+//! | kernels          | for                                                                     |
+//! |------------------|-------------------------------------------------------------------------|
+//! | `attention.wgsl` | whole sequences and their gradients, and many new tokens to a cache;    |
+//! | `attention.cu`   | the same for any width, in f32                                          |
+//! | `cores.cu`       | the same in bf16 by tensor cores, for heads of 64 and 128               |
+//! | `step.*`         | a few new tokens to a cache                                             |
+//!
+//! Groups take blocks of rows that begin with their sequence, so that a sequence has the same bits
+//! whatever is beside it. Longest first: what a group has to do grows with the place of its block.
+//!
+//! | name      | shape               |                                                      |
+//! |-----------|---------------------|------------------------------------------------------|
+//! | `log_sum` | (n_head, n_tok)     | as in `mod.rs`, but by heads                         |
+//! | `stats`   | (2, n_head, n_tok)  | `log_sum`, and dy . y                                |
+//! | `blocks`  | (n_block, 4)        | first row, rows, place in the sequence, its length   |
+
+use super::*;
+use crate::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
+use crate::tensor::DType;
+
+static FORWARD: Kernel = Kernel {
+    entry: "attention_forward",
+    wgsl: include_str!("attention.wgsl"),
+    cuda: include_str!("attention.cu"),
+};
+static STATS: Kernel = Kernel { entry: "attention_stats", ..FORWARD };
+static DQ: Kernel = Kernel { entry: "attention_dq", ..FORWARD };
+static DKV: Kernel = Kernel { entry: "attention_dkv", ..FORWARD };
+/// In place of those of the same name.
+static FORWARD_CORES: Kernel =
+    Kernel { entry: "attention_forward_cores", wgsl: "", cuda: include_str!("cores.cu") };
+static DQ_CORES: Kernel = Kernel { entry: "attention_dq_cores", ..FORWARD_CORES };
+static DKV_CORES: Kernel = Kernel { entry: "attention_dkv_cores", ..FORWARD_CORES };
+static APPEND: Kernel = Kernel {
+    entry: "attention_append",
+    wgsl: include_str!("step.wgsl"),
+    cuda: include_str!("step.cu"),
+};
+static STEP: Kernel = Kernel { entry: "attention_step", ..APPEND };
+static MERGE: Kernel = Kernel { entry: "attention_merge", ..APPEND };
+
+/// Rows that a group owns.
+const N_OWN: usize = 64;
+/// Threads of a group, and of one with tensor cores.
+const N_THREAD: usize = 256;
+const N_THREAD_CORES: usize = 128;
+/// Keys of one split of `step`.
+const N_SPLIT: usize = 64;
+
+/// What forward leaves for backward.
+pub(super) struct Saved {
+    pub q: Tensor,
+    pub k: Tensor,
+    pub v: Tensor,
+    pub y: Tensor,
+    pub log_sum: Tensor,
+}
+
+/// How rows are dealt out to tensor cores; see `cores.cu`.
+#[derive(Clone, Copy)]
+struct Cores {
+    d_head: usize,
+    /// Own rows of a warp in forward, by 16.
+    m_tiles: usize,
+    /// Rows met at a time, in forward and in backward: what registers hold.
+    n_other: [usize; 2],
+}
+
+impl Cores {
+    /// Where they can be used: heads of 64 or 128, all in bf16, on CUDA.
+    fn new(gpu: &Gpu, config: &Attention, tensors: &[&Tensor]) -> Option<Cores> {
+        let d_head = config.d_head;
+        let (m_tiles, n_other) = match d_head {
+            64 => (2, [64, 64]),
+            128 => (1, [64, 32]),
+            _ => return None,
+        };
+        let is_bf16 = tensors.iter().all(|x| x.dtype() == DType::BF16);
+        let can = gpu.as_cuda().is_some() && is_bf16;
+        can.then_some(Cores { d_head, m_tiles, n_other })
+    }
+
+    fn n_own(&self) -> usize {
+        N_OWN * self.m_tiles
+    }
+
+    /// In forward: two matrices of others, twice.
+    fn forward_bytes(&self) -> usize {
+        4 * self.n_other[0] * self.d_head * 2
+    }
+
+    /// In backward: two matrices of own rows, two of others, twice, and the stats of these.
+    fn backward_bytes(&self) -> usize {
+        (2 * N_OWN + 4 * self.n_other[1]) * self.d_head * 2 + 4 * self.n_other[1] * 4
+    }
+
+    fn work(&self, n_block: usize, n_head: usize, shared: usize) -> Work {
+        let work = Work::grid([n_block, n_head, 1], N_THREAD_CORES);
+        Work { shared: shared as u32, ..work }
+    }
+
+    fn forward_consts(&self, config: &Attention, cached: usize) -> [Const; 6] {
+        let [a, b, c, d] = consts(config, cached);
+        [a, b, c, d, ("M_TILES", self.m_tiles), ("OTHER", self.n_other[0])]
+    }
+
+    fn backward_consts(&self, config: &Attention) -> [Const; 6] {
+        let [a, b, c, d] = consts(config, 0);
+        [a, b, c, d, ("M_TILES", 1), ("OTHER", self.n_other[1])]
+    }
+}
+
+/// `y` and `log_sum` of whole sequences.
+pub(super) fn forward(
+    gpu: &Gpu,
+    qkv: [&Tensor; 3],
+    config: &Attention,
+    segments: &Segments,
+) -> (Tensor, Tensor) {
+    let (device, n_tok) = (qkv[0].device(), segments.n_tok());
+    let mut y = Tensor::uninit_as(qkv[0], qkv[0].shape());
+    let mut log_sum = Tensor::uninit(device, &[config.n_head, n_tok]);
+    if n_tok > 0 {
+        let n_own = Cores::new(gpu, config, &qkv).map_or(N_OWN, |cores| cores.n_own());
+        let blocks = block_table(device, segments, n_own);
+        let (n_block, params) = (blocks.n_elem() / 4, params(config, n_tok, [0; 3]));
+        let groups = Groups { blocks: &blocks, n_block, cached: 0, params };
+        launch_forward(gpu, config, qkv, groups, [&mut y, &mut log_sum]);
+    }
+    (y, log_sum)
+}
+
+/// The groups of a launch of forward.
+struct Groups<'a> {
+    blocks: &'a Tensor,
+    /// For each head.
+    n_block: usize,
+    cached: usize,
+    params: [Word; 7],
+}
+
+fn launch_forward(
+    gpu: &Gpu,
+    config: &Attention,
+    [q, k, v]: [&Tensor; 3],
+    groups: Groups,
+    [y, log_sum]: [&mut Tensor; 2],
+) {
+    let Groups { blocks, n_block, cached, params } = groups;
+    let cores = Cores::new(gpu, config, &[q, k, v]);
+    let ins = [Arg::In(q), Arg::In(k), Arg::In(v), Arg::In(blocks)];
+    let mut args: Vec<Arg> = ins.into_iter().chain([Arg::Out(y), Arg::Out(log_sum)]).collect();
+    match cores {
+        Some(cores) => {
+            let work = cores.work(n_block, config.n_head, cores.forward_bytes());
+            let consts = cores.forward_consts(config, cached);
+            gpu.launch(&FORWARD_CORES, work, &consts, &mut args, &params);
+        }
+        None => {
+            let work = Work::grid([n_block, config.n_head, 1], N_THREAD);
+            gpu.launch(&FORWARD, work, &consts(config, cached), &mut args, &params);
+        }
+    }
+}
+
+/// Inverts `forward`.
+pub(super) fn backward(
+    gpu: &Gpu,
+    saved: &Saved,
+    config: &Attention,
+    segments: &Segments,
+    (dy, wanted): (&Tensor, [bool; 3]),
+) -> [Option<Tensor>; 3] {
+    let Saved { q, k, v, y, log_sum } = saved;
+    let n_tok = segments.n_tok();
+    let (plain, params) = (consts(config, 0), params(config, n_tok, [0; 3]));
+    let blocks = block_table(q.device(), segments, N_OWN);
+    let mut stats = Tensor::uninit(q.device(), &[2, config.n_head, n_tok]);
+    let mut args = [Arg::In(dy), Arg::In(y), Arg::In(log_sum), Arg::Out(&mut stats)];
+    // CUDA takes a warp for each.
+    let n = n_tok * config.n_head * if gpu.as_cuda().is_some() { 32 } else { 1 };
+    gpu.launch(&STATS, Work::each(n), &plain, &mut args, &params);
+    let ins =
+        || [Arg::In(q), Arg::In(k), Arg::In(v), Arg::In(&blocks), Arg::In(dy), Arg::In(&stats)];
+    let cores = Cores::new(gpu, config, &[q, k, v, dy]);
+    let launch = |kernels: [&'static Kernel; 2], n_head: usize, args: &mut [Arg]| match cores {
+        Some(cores) => {
+            let work = cores.work(blocks.n_elem() / 4, n_head, cores.backward_bytes());
+            gpu.launch(kernels[1], work, &cores.backward_consts(config), args, &params);
+        }
+        None => {
+            let work = Work::grid([blocks.n_elem() / 4, n_head, 1], N_THREAD);
+            gpu.launch(kernels[0], work, &plain, args, &params);
+        }
+    };
+    let [wants_dq, wants_dk, wants_dv] = wanted;
+    let dq = wants_dq.then(|| {
+        let mut dq = Tensor::uninit_as(q, q.shape());
+        let mut args: Vec<Arg> = ins().into_iter().chain([Arg::Out(&mut dq)]).collect();
+        launch([&DQ, &DQ_CORES], config.n_head, &mut args);
+        dq
+    });
+    if !wants_dk && !wants_dv {
+        return [dq, None, None];
+    }
+    let (mut dk, mut dv) = (Tensor::uninit_as(k, k.shape()), Tensor::uninit_as(v, v.shape()));
+    let outs = [Arg::Out(&mut dk), Arg::Out(&mut dv)];
+    let mut args: Vec<Arg> = ins().into_iter().chain(outs).collect();
+    launch([&DKV, &DKV_CORES], config.n_kv_head, &mut args);
+    [dq, wants_dk.then_some(dk), wants_dv.then_some(dv)]
+}
+
+/// `forward` after the new keys and values have gone to the caches, one sequence after the other.
+pub(super) fn forward_cached(
+    gpu: &Gpu,
+    [q, k, v]: [&Tensor; 3],
+    config: &Attention,
+    segments: &Segments,
+    caches: &mut [&mut KvCache],
+) -> Tensor {
+    let mut y = Tensor::uninit_as(q, q.shape());
+    // Nobody reads it.
+    let mut log_sum = Tensor::uninit(q.device(), &[config.n_head, segments.n_tok()]);
+    for (&segment, cache) in segments.iter().zip(caches) {
+        let n_past = cache.n_tok();
+        cache.append_rows(k, v, segment.rows());
+        let Some((keys, values)) = cache.on_gpu() else { continue };
+        let qkv = [q, &keys, &values];
+        if segment.n_tok <= N_STEP_MAX {
+            step(gpu, config, (segment, n_past), qkv, &mut y);
+            continue;
+        }
+        let params = params(config, segments.n_tok(), [segment.start, segment.n_tok, n_past]);
+        let n_own = Cores::new(gpu, config, &qkv).map_or(N_OWN, |cores| cores.n_own());
+        let n_block = segment.n_tok.div_ceil(n_own);
+        // There are no blocks to look up: anything may stand in their place.
+        let groups = Groups { blocks: q, n_block, cached: 1, params };
+        launch_forward(gpu, config, qkv, groups, [&mut y, &mut log_sum]);
+    }
+    y
+}
+
+/// A few new tokens of one sequence, whose keys and values are in the cache already.
+fn step(
+    gpu: &Gpu,
+    config: &Attention,
+    (segment, n_past): (Segment, usize),
+    [q, keys, values]: [&Tensor; 3],
+    y: &mut Tensor,
+) {
+    let n_new = segment.n_tok;
+    let seen = config.seen(&(n_past..n_past + n_new));
+    let first_split = seen.start / N_SPLIT;
+    let n_split = seen.end.div_ceil(N_SPLIT) - first_split;
+    let Attention { n_head, n_kv_head, d_head, .. } = *config;
+    let mut parts = Tensor::uninit(q.device(), &[n_new * n_split, n_head, d_head + 2]);
+    let [start, n_new_word, n_past] = [segment.start, n_new, n_past].map(Word::from);
+    let scale = (config.scale * LOG2_E).into();
+    let splits = [first_split, n_split].map(Word::from);
+    let params = [start, n_new_word, n_past, window(config), scale, splits[0], splits[1]];
+    let consts = step_consts(n_head, n_kv_head, d_head);
+    let mut args = [Arg::In(q), Arg::In(keys), Arg::In(values), Arg::Out(&mut parts)];
+    let work = Work::grid([n_split, n_kv_head, n_new], 256);
+    gpu.launch(&STEP, work, &consts, &mut args, &params);
+    let mut args = [Arg::In(&parts), Arg::Out(y)];
+    gpu.launch(&MERGE, Work::grid([n_head, n_new, 1], 64), &consts, &mut args, &params);
+}
+
+/// Copies rows of `k` and `v` behind the `n_past` rows of a cache, in its dtype.
+pub(super) fn append(
+    gpu: &Gpu,
+    [k, v]: [&Tensor; 2],
+    rows: Range<usize>,
+    [keys, values]: [&mut Tensor; 2],
+    n_past: usize,
+) {
+    let width = k.shape()[1];
+    let mut params = [Word(0); 7];
+    params[..3].copy_from_slice(&[rows.start, rows.len(), n_past].map(Word::from));
+    let mut args = [Arg::In(k), Arg::In(v), Arg::Out(keys), Arg::Out(values)];
+    let work = Work::each(rows.len() * width);
+    gpu.launch(&APPEND, work, &step_consts(1, 1, width), &mut args, &params);
+}
+
+fn step_consts(n_head: usize, n_kv_head: usize, d_head: usize) -> [Const; 3] {
+    [("D", d_head), ("N_HEAD", n_head), ("N_KV_HEAD", n_kv_head)]
+}
+
+fn consts(config: &Attention, cached: usize) -> [Const; 4] {
+    let [d_head, n_head, n_kv_head] = step_consts(config.n_head, config.n_kv_head, config.d_head);
+    [d_head, n_head, n_kv_head, ("CACHED", cached)]
+}
+
+fn window(config: &Attention) -> Word {
+    config.window.unwrap_or(usize::MAX).min(u32::MAX as usize).into()
+}
+
+/// With a cache, `at` is the first new row, how many there are, and how many came before.
+fn params(config: &Attention, n_tok: usize, at: [usize; 3]) -> [Word; 7] {
+    let [first, n_new, n_past] = at.map(Word::from);
+    let scale = config.scale;
+    [n_tok.into(), window(config), scale.into(), (scale * LOG2_E).into(), first, n_new, n_past]
+}
+
+fn block_table(device: &Device, segments: &Segments, n_own: usize) -> Tensor {
+    let name = if n_own == N_OWN { "attention blocks" } else { "attention double blocks" };
+    segments.table(name, device, |segments| {
+        let block = |segment: &Segment, pos: usize| {
+            let n = n_own.min(segment.n_tok - pos);
+            [segment.start + pos, n, pos, segment.n_tok].map(|x| x as u32)
+        };
+        let mut list: Vec<[u32; 4]> = segments
+            .iter()
+            .flat_map(|segment| (0..segment.n_tok).step_by(n_own).map(|pos| block(segment, pos)))
+            .collect();
+        list.sort_by_key(|block| std::cmp::Reverse(block[2]));
+        list.concat()
+    })
+}

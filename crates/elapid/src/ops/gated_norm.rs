@@ -23,8 +23,10 @@
 //!
 //! Not here: the norm without a gate.
 
+use super::norm;
 use crate::cpu::F32s;
 use crate::device::Device;
+use crate::gpu::{Arg, Const, Gpu, Kernel, Work};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use pulp::{Simd, WithSimd};
@@ -74,6 +76,9 @@ pub fn gated_norm(tape: &Tape, x: &Var, z: &Var, w: &Var, config: &GatedNorm) ->
     let (y, r) = forward(&inputs);
     let needs_dw = w.needs_grad();
     tape.record("gated norm", &[x, z, w], y, move |dy| {
+        if let Device::Gpu(gpu) = dy.device() {
+            return backward_gpu(gpu, &inputs, &r, (&dy, needs_dw));
+        }
         let (dx, dz, partial) = backward(&inputs, &r, &dy);
         let dw = needs_dw.then(|| sum_rows(&partial));
         vec![Some(dx), Some(dz), dw]
@@ -107,7 +112,10 @@ impl Inputs {
 /// `y` and `r`.
 fn forward(inputs: &Inputs) -> (Tensor, Tensor) {
     let Inputs { x, config, .. } = inputs;
-    let cpu = x.device().expect_cpu();
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return forward_gpu(gpu, inputs),
+    };
     let (n_tok, d_inner) = x.dims2();
     let mut y = Tensor::uninit(x.device(), x.shape());
     let mut r = Tensor::uninit(x.device(), &[n_tok, config.n_group]);
@@ -153,6 +161,71 @@ fn sum_rows(partial: &Tensor) -> Tensor {
         }
     });
     sum
+}
+
+static FORWARD: Kernel = Kernel {
+    entry: "gated_norm_forward",
+    wgsl: include_str!("gated_norm.wgsl"),
+    cuda: include_str!("gated_norm.cu"),
+};
+static BACKWARD: Kernel = Kernel { entry: "gated_norm_backward", ..FORWARD };
+static DW: Kernel = Kernel { entry: "gated_norm_dw", ..FORWARD };
+
+/// Constants of all kernels, and the work of one workgroup to each group of channels of a row.
+fn launch_of(inputs: &Inputs) -> ([Const; 4], Work) {
+    let n_group = inputs.config.n_group;
+    let (n_tok, d_inner) = inputs.x.dims2();
+    let d_group = d_inner / n_group;
+    let gate_first = usize::from(inputs.config.order == Order::GateFirst);
+    let consts =
+        [("D_GROUP", d_group), ("N_GROUP", n_group), ("GATE_FIRST", gate_first), ("N_ROWS", ROWS)];
+    let threads = d_group.div_ceil(4).next_power_of_two().clamp(32, 256);
+    (consts, Work::groups(n_tok * n_group, threads))
+}
+
+fn forward_gpu(gpu: &Gpu, inputs: &Inputs) -> (Tensor, Tensor) {
+    let Inputs { x, z, w, config } = inputs;
+    let n_tok = x.dims2().0;
+    let mut y = Tensor::activation(x.device(), x.shape());
+    let mut r = Tensor::uninit(x.device(), &[n_tok, config.n_group]);
+    let (consts, work) = launch_of(inputs);
+    let mut args = [Arg::In(x), Arg::In(z), Arg::In(w), Arg::Out(&mut y), Arg::Out(&mut r)];
+    gpu.launch(&FORWARD, work, &consts, &mut args, &[n_tok.into(), config.eps.into()]);
+    (y, r)
+}
+
+/// Inverts `forward_gpu`: the gradients of `x`, `z` and, if somebody wants it, `w`.
+fn backward_gpu(
+    gpu: &Gpu,
+    inputs: &Inputs,
+    r: &Tensor,
+    (dy, wants_dw): (&Tensor, bool),
+) -> Vec<Option<Tensor>> {
+    let Inputs { x, z, w, config } = inputs;
+    let (n_tok, d_inner) = x.dims2();
+    let mut dx = Tensor::uninit_as(x, x.shape());
+    let mut dz = Tensor::uninit_as(z, z.shape());
+    let (consts, work) = launch_of(inputs);
+    let params = [n_tok.into(), config.eps.into()];
+    let mut args = [
+        Arg::In(x),
+        Arg::In(z),
+        Arg::In(w),
+        Arg::In(r),
+        Arg::In(dy),
+        Arg::Out(&mut dx),
+        Arg::Out(&mut dz),
+    ];
+    gpu.launch(&BACKWARD, work, &consts, &mut args, &params);
+    let dw = wants_dw.then(|| {
+        let n_parts = n_tok.div_ceil(ROWS);
+        let mut parts = Tensor::uninit(x.device(), &[n_parts, d_inner]);
+        let mut args = [Arg::In(x), Arg::In(z), Arg::In(r), Arg::In(dy), Arg::Out(&mut parts)];
+        let work = Work::grid([d_inner.div_ceil(256), n_parts, 1], 256);
+        gpu.launch(&DW, work, &consts, &mut args, &params);
+        norm::sum_rows(&parts)
+    });
+    vec![Some(dx), Some(dz), dw]
 }
 
 struct Forward<'a> {
@@ -265,7 +338,9 @@ mod tests {
     #[test]
     fn gradients() {
         // One number; groups narrower than a vector; tails; rows and columns past one task.
-        let shapes = [(1, 1, 1), (1, 12, 4), (3, 57, 3), (ROWS + 2, 40, 2), (2, 1100, 1)];
+        // On a graphics processor: four numbers to a load or one, more numbers than threads.
+        let shapes =
+            [(1, 1, 1), (1, 12, 4), (3, 57, 3), (ROWS + 2, 40, 2), (2, 1100, 1), (2, 2062, 2)];
         for (n_tok, d_inner, n_group) in shapes {
             for order in ORDERS {
                 let config = GatedNorm { n_group, eps: 0.1, order };
@@ -311,6 +386,36 @@ mod tests {
             }
         }
         y
+    }
+
+    #[test]
+    fn numbers_of_any_size_are_the_same_on_every_device() {
+        let run = |device: &Device, inputs: &[Input; 3], config: &GatedNorm| {
+            let tape = Tape::new();
+            let v = [0, 1, 2].map(|key| tape.leaf(key, &inputs[key].tensor(device)));
+            let y = gated_norm(&tape, &v[0], &v[1], &v[2], config);
+            let mut all = vec![y.value().to_vec()];
+            let mut grads = Gradients::default();
+            tape.walk(vec![(y, inputs[1].tensor(device))], &mut grads);
+            (0..3).for_each(|key| all.push(grads.get(key).unwrap().to_vec()));
+            all
+        };
+        let cpu = Device::cpu(1).unwrap();
+        for (x_size, z_size) in [(1e-6, 1.0), (1.0, 60.0), (1e6, 1.0)] {
+            let mut inputs = random(5, 96);
+            inputs[0] = Input::normal(1, &[5, 96], x_size);
+            inputs[1] = Input::normal(2, &[5, 96], z_size);
+            for order in ORDERS {
+                let config = GatedNorm { n_group: 2, eps: 1e-5, order };
+                let want = run(&cpu, &inputs, &config);
+                for (device, tolerance) in crate::check::devices() {
+                    for (want, got) in want.iter().zip(run(device, &inputs, &config)) {
+                        let what = format!("{device:?}: {x_size} {z_size}");
+                        crate::check::compare_devices(&what, want, &got, *tolerance);
+                    }
+                }
+            }
+        }
     }
 
     #[test]

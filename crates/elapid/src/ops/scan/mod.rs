@@ -34,12 +34,14 @@
 //! segment once to find the states at the start of each chunk, then makes those of one chunk and
 //! one vector of channels at a time.
 //!
-//! In generation a few tokens go another way, `step`, to the same bits.
+//! In generation a few tokens go another way, `step`, to the same bits. Graphics processors have
+//! ways of their own: gpu.rs.
 //!
 //! Not here: the projections that make `delta`, `b` and `c`; the scan of Mamba-2, whose decay is
 //! one number per head.
 
 mod backward;
+mod gpu;
 mod kernels;
 mod step;
 #[cfg(test)]
@@ -55,6 +57,7 @@ use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
 use backward::*;
+use gpu::{backward_gpu, forward_gpu, step_gpu};
 use kernels::*;
 use step::{N_STEP_MAX, step};
 
@@ -116,7 +119,9 @@ pub fn selective_scan(
                 return Var::constant(step(&job, states));
             }
             for state in states.iter_mut() {
-                let exit = Tensor::uninit(job.x.device(), &shape);
+                // A graphics processor brings its own.
+                let shape = if job.x.device().gpu().is_some() { &[1][..] } else { &shape };
+                let exit = Tensor::uninit(job.x.device(), shape);
                 job.entry.push(std::mem::replace(*state, exit));
             }
             forward(&job, states)
@@ -133,7 +138,7 @@ struct Job {
     delta: Tensor,
     delta_bias: Option<Tensor>,
     a_log: Tensor,
-    /// (n_tok, n_pad), as `c`.
+    /// (n_tok, n_pad), as `c`; (n_tok, d_state) on a graphics processor.
     b: Tensor,
     c: Tensor,
     skip: Tensor,
@@ -236,10 +241,11 @@ impl Job {
     }
 }
 
-/// Rows of `x` with zeros after them, to a length of `n_pad`.
+/// Rows of `x` with zeros after them, to a length of `n_pad`; kernels of graphics processors need
+/// none.
 fn padded(x: &Tensor, n_pad: usize) -> Tensor {
     let (n_rows, d) = x.dims2();
-    if d == n_pad {
+    if d == n_pad || x.device().gpu().is_some() {
         return x.clone();
     }
     let mut y = Tensor::zeros(x.device(), &[n_rows, n_pad]);
@@ -252,7 +258,10 @@ fn padded(x: &Tensor, n_pad: usize) -> Tensor {
 /// `exit` receives the states after the segments; empty when nobody wants them.
 fn forward(job: &Job, exit: &mut [&mut Tensor]) -> Tensor {
     let device = job.x.device();
-    let cpu = device.expect_cpu();
+    let cpu = match device {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return forward_gpu(gpu, job, exit),
+    };
     let mut y = Tensor::uninit(device, job.x.shape());
     let sources = job.sources();
     let mut exits: Vec<Vec<&mut [f32]>> = Vec::with_capacity(sources.len());
@@ -277,7 +286,10 @@ fn forward(job: &Job, exit: &mut [&mut Tensor]) -> Tensor {
 /// Inverts `forward`: gradients in the order of the recorded inputs.
 fn backward(job: &Job, dy: &Tensor) -> Vec<Option<Tensor>> {
     let device = job.x.device();
-    let cpu = device.expect_cpu();
+    let cpu = match device {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return backward_gpu(gpu, job, dy),
+    };
     let (d_inner, d_state, n_pad) = (job.d_inner, job.d_state, job.n_pad);
     let n_tok = job.segments.n_tok();
     let n_groups = d_inner.div_ceil(GROUP);

@@ -14,7 +14,10 @@ const TASK: usize = 1 << 14;
 /// As `forward`, with the states before the segments in `states`, and then those after.
 pub(super) fn step(job: &Job, states: &mut [&mut Tensor]) -> Tensor {
     let device = job.x.device();
-    let cpu = device.expect_cpu();
+    let cpu = match device {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return step_gpu(gpu, job, states),
+    };
     let (d_inner, d_state) = (job.d_inner, job.d_state);
     let rates = job.a_log.derived("scan: rates", rates);
     let mut y = Tensor::uninit(device, job.x.shape());

@@ -334,3 +334,134 @@ fn a_step_writes_a_state_that_is_nobody_elses_where_it_is_and_sees_new_weights()
         inputs[2].f32_mut()[7] += 1.0;
     }
 }
+
+/// Outputs, states and gradients, on a device.
+fn everything(
+    device: &Device,
+    inputs: &[Input],
+    parts: Parts,
+    lengths: &[usize],
+    has_states: bool,
+) -> Vec<Vec<f32>> {
+    let inputs = tensors(device, inputs);
+    let (d_inner, d_state) = inputs[2].dims2();
+    let segments = Segments::from_lengths(lengths);
+    let state = |seed| Input::normal(seed, &[d_state, d_inner], 1.0).tensor(device);
+    let n_states = if has_states { lengths.len() as u64 } else { 0 };
+    let mut states: Vec<Tensor> = (0..n_states).map(|seq| state(30 + seq)).collect();
+    let mut handles: Vec<&mut Tensor> = states.iter_mut().collect();
+    let handles = has_states.then_some(handles.as_mut_slice());
+    let tape = Tape::new();
+    let v: Vec<Var> = inputs.iter().enumerate().map(|(key, x)| tape.leaf(key, x)).collect();
+    let y = op(&tape, &v, parts, &segments, handles);
+    let mut all = vec![y.value().to_vec()];
+    all.extend(states.iter().map(Tensor::to_vec));
+    let dy = Input::normal(61, &[segments.n_tok(), d_inner], 1.0).tensor(device);
+    let mut grads = Gradients::default();
+    tape.walk(vec![(y, dy)], &mut grads);
+    all.extend((0..8).filter_map(|key| grads.get(key).map(Tensor::to_vec)));
+    all
+}
+
+fn check_devices(inputs: &[Input], parts: Parts, lengths: &[usize], has_states: bool) {
+    let cpu = Device::cpu(2).unwrap();
+    let want = everything(&cpu, inputs, parts, lengths, has_states);
+    for (device, tolerance) in crate::check::devices() {
+        let got = everything(device, inputs, parts, lengths, has_states);
+        assert!(got == everything(device, inputs, parts, lengths, has_states), "other bits");
+        device.check().unwrap();
+        assert_eq!(want.len(), got.len());
+        for (idx, (want, got)) in want.iter().zip(&got).enumerate() {
+            let what = format!("{device:?}: {lengths:?}, result {idx}");
+            crate::check::compare_devices(&what, want, got, *tolerance);
+        }
+    }
+}
+
+#[test]
+fn devices_agree_at_the_edges_of_pieces_groups_and_states() {
+    let check = |lengths: &[usize], d_inner: usize, d_state: usize, parts: Parts| {
+        let n_tok = lengths.iter().sum();
+        check_devices(&inputs(n_tok, d_inner, d_state), parts, lengths, d_inner % 2 == 1);
+    };
+    let edges = [1, 2, 7, 8, 9, 15, 17, 63, 64, 65, 127, 128, 129, 300];
+    for n_tok in edges {
+        check(&[n_tok], 5, 16, Parts::All);
+    }
+    check(&edges, 2, 3, Parts::NoGate);
+    check(&[64, 1, 129, 65, 2], 65, 4, Parts::All);
+    check(&[3, 200], 64, 1, Parts::NoBias);
+    check(&[70, 1], 63, 64, Parts::All);
+    check(&[17; 9], 130, 16, Parts::NoGate);
+    // Longer pieces: there are channels enough.
+    check(&[1025, 600], 701, 2, Parts::All);
+}
+
+#[test]
+fn devices_agree_for_extreme_steps() {
+    let (n_tok, d_inner, d_state) = (130, 21, 16);
+    let mut extreme = inputs(n_tok, d_inner, d_state);
+    extreme[1] = Input::map(2, &[n_tok, d_inner], |x| (12.0 * x - 6.0).clamp(-25.0, 12.0));
+    extreme[2] = Input::map(3, &[d_inner, d_state], |x| (2.0 * x + 1.0).min(16f32.ln() + 3.0));
+    extreme[6] = Input::normal(7, &[d_inner], 0.0);
+    check_devices(&extreme, Parts::All, &[n_tok], true);
+    // Numbers from 1e-6 to 1e6, gates far open and closed.
+    for size in [1e-6, 1e6] {
+        let mut sized = inputs(n_tok, d_inner, d_state);
+        sized[0] = Input::normal(1, &[n_tok, d_inner], size);
+        sized[7] = Input::normal(8, &[n_tok, d_inner], 100.0);
+        check_devices(&sized, Parts::All, &[n_tok], true);
+    }
+}
+
+#[test]
+fn devices_go_on_from_a_state_in_pieces_and_tokens() {
+    let (n_tok, d_inner, d_state) = (150, 67, 16);
+    let inputs = inputs(n_tok, d_inner, d_state);
+    let cpu = Device::cpu(1).unwrap();
+    let run_pieces = |device: &Device, ends: &[usize]| {
+        let inputs = tensors(device, &inputs);
+        let mut state = Input::normal(9, &[d_state, d_inner], 1.0).tensor(device);
+        let (mut y, mut first) = (Vec::new(), 0);
+        for &end in ends {
+            let snapshot = (end % 3 == 0).then(|| (state.clone(), state.to_vec()));
+            y.extend(run(&rows(&inputs, first..end), Some(&mut state)).to_vec());
+            if let Some((kept, numbers)) = snapshot {
+                assert_eq!(kept.to_vec(), numbers, "another handle changed");
+            }
+            first = end;
+        }
+        (y, state.to_vec())
+    };
+    let (want_y, want_state) = run_pieces(&cpu, &[n_tok]);
+    for (device, tolerance) in crate::check::devices() {
+        let ones: Vec<usize> = (1..=n_tok).collect();
+        let mixed = [1, 2, 10, 18, 27, 91, 92, 142, n_tok];
+        for ends in [&[n_tok][..], &mixed, &ones] {
+            let (y, state) = run_pieces(device, ends);
+            crate::check::compare_devices("y", &want_y, &y, *tolerance);
+            crate::check::compare_devices("state", &want_state, &state, *tolerance);
+        }
+    }
+}
+
+#[test]
+fn devices_step_many_sequences_as_each_alone() {
+    let (lengths, d_inner, d_state) = ([1, 3, 1, 8, 2], 130, 16);
+    let segments = Segments::from_lengths(&lengths);
+    for (device, _) in crate::check::devices() {
+        let inputs = tensors(device, &inputs(segments.n_tok(), d_inner, d_state));
+        let state = |seed| Input::normal(seed, &[d_state, d_inner], 1.0).tensor(device);
+        let mut together: Vec<Tensor> = (0..5).map(|seq| state(20 + seq)).collect();
+        let v: Vec<Var> = inputs.iter().cloned().map(Var::constant).collect();
+        let mut handles: Vec<&mut Tensor> = together.iter_mut().collect();
+        let y = op(&Tape::off(), &v, Parts::All, &segments, Some(&mut handles)).value().to_vec();
+        let mut alone = Vec::new();
+        for (idx, segment) in segments.iter().enumerate() {
+            let mut state = state(20 + idx as u64);
+            alone.extend(run(&rows(&inputs, segment.rows()), Some(&mut state)).to_vec());
+            assert_eq!(state.to_vec(), together[idx].to_vec());
+        }
+        assert_eq!(alone, y);
+    }
+}

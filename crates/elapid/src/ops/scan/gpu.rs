@@ -1,0 +1,439 @@
+//! `scan` on graphics processors.
+//!
+//! A thread takes one channel of a piece: rows of one segment, as many as leave enough pieces to
+//! fill the machine. Where all pieces are whole segments one pass does forward. Else three do:
+//!
+//! 1. of each piece, the state it ends with from zero, and the sum of its steps (its decay is an
+//!    exponential of that);
+//! 2. piece after piece, the states they start with;
+//! 3. all outputs.
+//!
+//! Backward makes the starts again, then the states before every sub-chunk of a few rows, then
+//! walks each piece from its last sub-chunk to its first, whose states it makes once more and
+//! holds. Between pieces the gradient of the state goes the same three ways from the last to the
+//! first. Sums over channels are made for each group of channels and added in order, sums over rows
+//! for each piece.
+//!
+//! CUDA does the way back in one kernel; WebGPU allows eight buffers, so there an elementwise
+//! kernel before and one after carry what belongs to one number of `x`.
+
+use super::*;
+use crate::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
+
+const CUDA: &str = concat!(include_str!("scan.cu"), include_str!("backward.cu"));
+const WGSL: &str =
+    concat!(include_str!("scan.wgsl"), include_str!("backward.wgsl"), include_str!("sums.wgsl"));
+static FORWARD: Kernel = Kernel { entry: "scan_forward", wgsl: WGSL, cuda: CUDA };
+static COEFS: Kernel = Kernel { entry: "scan_coefs", ..FORWARD };
+static ENDS: Kernel = Kernel { entry: "scan_ends", ..FORWARD };
+static CARRY: Kernel = Kernel { entry: "scan_carry", ..FORWARD };
+static STATES: Kernel = Kernel { entry: "scan_states", ..FORWARD };
+static ENDS_BACK: Kernel = Kernel { entry: "scan_ends_back", ..FORWARD };
+static CARRY_BACK: Kernel = Kernel { entry: "scan_carry_back", ..FORWARD };
+static SUM_SHARED: Kernel = Kernel { entry: "scan_sum_shared", ..FORWARD };
+static SUMS: Kernel = Kernel { entry: "scan_sums", ..FORWARD };
+// For wgpu.
+static OPEN: Kernel = Kernel { entry: "scan_open", wgsl: WGSL, cuda: "" };
+static BACKWARD: Kernel = Kernel { entry: "scan_backward", wgsl: WGSL, cuda: "" };
+static FINISH: Kernel = Kernel { entry: "scan_finish", wgsl: WGSL, cuda: "" };
+static PART: Kernel = Kernel { entry: "scan_part", wgsl: WGSL, cuda: "" };
+// For CUDA.
+static BACKWARD_ALL: Kernel = Kernel { entry: "scan_backward_all", wgsl: "", cuda: CUDA };
+
+/// Channels of a group of threads.
+const GROUP: usize = 64;
+/// Channels, over all pieces, that fill a machine.
+const N_FULL: usize = 16_384;
+/// Rows of the shortest piece, but for the last of a segment.
+const PIECE_MIN: usize = 64;
+/// Rows of a partial sum of dskip and ddelta_bias.
+const N_ROWS: usize = 64;
+/// Threads that share the states of a channel, in CUDA.
+const SPLIT: usize = 2;
+/// Rows whose states backward holds: in CUDA all in registers.
+const SUB_CUDA: usize = 8;
+const SUB_WGPU: usize = 16;
+/// States of a channel that the way back of CUDA has shared memory for.
+const D_STATE_MAX: usize = 64;
+
+/// States are there on entry; states are wanted on exit.
+const READ: u32 = 1;
+const WRITE: u32 = 2;
+
+/// A job as the kernels take it.
+struct Plan<'a> {
+    gpu: &'a Gpu,
+    job: &'a Job,
+    n_pieces: usize,
+    n_subs: usize,
+    /// Pieces of each segment.
+    counts: Vec<usize>,
+    /// See scan.wgsl.
+    coefs: Tensor,
+}
+
+impl<'a> Plan<'a> {
+    fn new(gpu: &'a Gpu, job: &'a Job) -> Plan<'a> {
+        let len = (job.segments.n_tok() * job.d_inner).div_ceil(N_FULL);
+        let len = len.next_multiple_of(PIECE_MIN);
+        let sub = sub_of(gpu);
+        let (mut pieces, mut segments) = (Vec::new(), Vec::new());
+        let (mut counts, mut n_subs) = (Vec::new(), 0);
+        for (idx, segment) in job.segments.iter().enumerate() {
+            let first_piece = pieces.len() / 4;
+            for first in segment.rows().step_by(len) {
+                let n_rows = len.min(segment.rows().end - first);
+                pieces.extend([first, n_rows, n_subs, idx].map(|n| n as u32));
+                n_subs += n_rows.div_ceil(sub);
+            }
+            counts.push(pieces.len() / 4 - first_piece);
+            segments.extend([first_piece as u32, counts[idx] as u32]);
+        }
+        let n_pieces = pieces.len() / 4;
+        pieces.extend(segments);
+        let coefs = coefs(gpu, job, &pieces);
+        Plan { gpu, job, n_pieces, n_subs, counts, coefs }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.n_pieces == self.counts.len()
+    }
+
+    fn params(&self, n_parts: usize, flags: u32) -> [Word; 8] {
+        let n_segments = self.counts.len();
+        let counts = [self.n_pieces, n_segments, 0, 0, self.job.segments.n_tok(), self.n_subs];
+        let [a, b, c, d, e, f] = counts.map(Word::from);
+        [a, b, c, d, e, f, n_parts.into(), flags.into()]
+    }
+
+    fn work(&self) -> Work {
+        group_work(self.gpu, self.job, self.n_pieces)
+    }
+
+    /// One thread for each state of each segment.
+    fn carry_work(&self) -> Work {
+        let n_threads = self.counts.len() * self.job.d_state * self.job.d_inner;
+        Work::groups(n_threads.div_ceil(64), 64)
+    }
+
+    /// `n` tensors of states, behind one another.
+    fn states(&self, n: usize) -> Tensor {
+        Tensor::uninit(self.job.x.device(), &[n * self.job.d_state, self.job.d_inner])
+    }
+
+    /// The states before the segments, if there are any.
+    fn entry(&self) -> Option<Tensor> {
+        (!self.job.entry.is_empty()).then(|| Tensor::stack(&self.job.entry))
+    }
+
+    /// The states before the pieces, or none when they are zero, and the sums of their steps where
+    /// pieces are not whole segments.
+    fn starts(&self) -> (Option<Tensor>, Option<Tensor>) {
+        let (job, entry) = (self.job, self.entry());
+        if self.is_whole() {
+            return (entry, None);
+        }
+        let mut ends = self.states(self.n_pieces);
+        let mut totals = Tensor::uninit(job.x.device(), &[self.n_pieces, job.d_inner]);
+        let mut args = [
+            Arg::In(&job.x),
+            Arg::In(&job.delta),
+            Arg::In(&self.coefs),
+            Arg::In(&job.b),
+            Arg::Out(&mut ends),
+            Arg::Out(&mut totals),
+        ];
+        let consts = consts(self.gpu, job);
+        self.gpu.launch(&ENDS, self.work(), &consts, &mut args, &self.params(0, 0));
+        let flags = if entry.is_some() { READ } else { 0 };
+        let mut args = [
+            Arg::In(&totals),
+            Arg::In(entry.as_ref().unwrap_or(&totals)),
+            Arg::In(&self.coefs),
+            Arg::Out(&mut ends),
+        ];
+        self.gpu.launch(&CARRY, self.carry_work(), &consts, &mut args, &self.params(0, flags));
+        (Some(ends), Some(totals))
+    }
+}
+
+fn sub_of(gpu: &Gpu) -> usize {
+    if gpu.as_cuda().is_some() { SUB_CUDA } else { SUB_WGPU }
+}
+
+fn group_work(gpu: &Gpu, job: &Job, n_pieces: usize) -> Work {
+    let threads = if gpu.as_cuda().is_some() { GROUP * SPLIT } else { GROUP };
+    Work::groups(n_pieces * job.d_inner.div_ceil(GROUP), threads)
+}
+
+/// Constants of all kernels.
+fn consts(gpu: &Gpu, job: &Job) -> [Const; 8] {
+    [
+        ("D_INNER", job.d_inner),
+        ("D_STATE", job.d_state),
+        ("HAS_GATE", usize::from(job.gate.is_some())),
+        ("HAS_BIAS", usize::from(job.delta_bias.is_some())),
+        ("GROUP", GROUP),
+        ("SPLIT", SPLIT),
+        ("SUB", sub_of(gpu)),
+        ("N_ROWS", N_ROWS),
+    ]
+}
+
+/// Rates, bias and skip, and a table behind them.
+fn coefs(gpu: &Gpu, job: &Job, table: &[u32]) -> Tensor {
+    let device = job.x.device();
+    let len = (job.d_state + 2) * job.d_inner + table.len();
+    let mut coefs = Tensor::uninit(device, &[len]);
+    let words = (!table.is_empty()).then(|| Tensor::from_u32(device, table));
+    let mut args = [
+        Arg::In(&job.a_log),
+        Arg::In(job.delta_bias.as_ref().unwrap_or(&job.skip)),
+        Arg::In(&job.skip),
+        Arg::In(words.as_ref().unwrap_or(&job.skip)),
+        Arg::Out(&mut coefs),
+    ];
+    let mut params = [Word(0); 8];
+    params[6] = table.len().into();
+    gpu.launch(&COEFS, Work::each(len), &consts(gpu, job), &mut args, &params);
+    coefs
+}
+
+fn launch_forward(
+    gpu: &Gpu,
+    job: &Job,
+    (coefs, state, y): (&Tensor, &mut Tensor, &mut Tensor),
+    (work, params): (Work, &[Word]),
+) {
+    let mut args = [
+        Arg::In(&job.x),
+        Arg::In(&job.delta),
+        Arg::In(coefs),
+        Arg::In(&job.b),
+        Arg::In(&job.c),
+        Arg::In(job.gate.as_ref().unwrap_or(&job.x)),
+        Arg::Out(y),
+        Arg::Out(state),
+    ];
+    gpu.launch(&FORWARD, work, &consts(gpu, job), &mut args, params);
+}
+
+/// As `forward`.
+pub(super) fn forward_gpu(gpu: &Gpu, job: &Job, exit: &mut [&mut Tensor]) -> Tensor {
+    let device = job.x.device();
+    let mut y = Tensor::activation(device, job.x.shape());
+    if job.x.n_elem() == 0 {
+        return y;
+    }
+    let plan = Plan::new(gpu, job);
+    let (starts, _) = plan.starts();
+    let read = if starts.is_some() { READ } else { 0 };
+    let write = if exit.is_empty() { 0 } else { WRITE };
+    let mut states = match starts {
+        Some(starts) => starts,
+        None if exit.is_empty() => Tensor::uninit(device, &[1]),
+        None => plan.states(plan.n_pieces),
+    };
+    let params = plan.params(0, read | write);
+    launch_forward(gpu, job, (&plan.coefs, &mut states, &mut y), (plan.work(), &params));
+    let mut last = 0;
+    for (exit, count) in exit.iter_mut().zip(&plan.counts) {
+        last += count * job.d_state;
+        **exit = states.rows(last - job.d_state..last).copied();
+    }
+    y
+}
+
+/// As `step`: one launch for each sequence, whose state is a tensor of its own and changes where it
+/// is.
+pub(super) fn step_gpu(gpu: &Gpu, job: &Job, states: &mut [&mut Tensor]) -> Tensor {
+    let mut y = Tensor::activation(job.x.device(), job.x.shape());
+    let coefs = coefs(gpu, job, &[]);
+    for (segment, state) in job.segments.iter().zip(states) {
+        // Other handles keep the old numbers.
+        if !state.is_unique() {
+            **state = state.copied();
+        }
+        let mut params = [Word(0); 8];
+        params[2] = segment.start.into();
+        params[3] = segment.n_tok.into();
+        params[4] = job.segments.n_tok().into();
+        params[7] = (READ | WRITE).into();
+        let work = group_work(gpu, job, 1);
+        launch_forward(gpu, job, (&coefs, state, &mut y), (work, &params));
+    }
+    y
+}
+
+/// What the way back writes, but for the sums at its end.
+struct Back {
+    dx: Tensor,
+    ddelta: Tensor,
+    dgate: Tensor,
+    /// (groups of channels, n_tok, 2, d_state): db, then dc.
+    shared: Tensor,
+    /// (parts, 2, d_inner): dskip and ddelta_bias.
+    parts: Tensor,
+}
+
+/// As `backward`.
+pub(super) fn backward_gpu(gpu: &Gpu, job: &Job, dy: &Tensor) -> Vec<Option<Tensor>> {
+    let device = job.x.device();
+    let plan = Plan::new(gpu, job);
+    let consts = consts(gpu, job);
+    let (mut held, flags) = hold(&plan, dy);
+    let back = match gpu.as_cuda() {
+        Some(_) => back_cuda(&plan, dy, &mut held, flags),
+        None => back_wgpu(&plan, dy, &mut held, flags),
+    };
+    let n_tok = job.segments.n_tok();
+    let mut db = Tensor::uninit_as(&job.b, &[n_tok, job.d_state]);
+    let mut dc = Tensor::uninit_as(&job.c, &[n_tok, job.d_state]);
+    let mut args = [Arg::In(&back.shared), Arg::Out(&mut db), Arg::Out(&mut dc)];
+    let work = Work::each(n_tok * 2 * job.d_state);
+    gpu.launch(&SUM_SHARED, work, &consts, &mut args, &plan.params(0, 0));
+    let mut da_log = Tensor::uninit(device, job.a_log.shape());
+    let mut dskip = Tensor::uninit(device, &[job.d_inner]);
+    let mut dbias = Tensor::uninit(device, &[job.d_inner]);
+    let mut args = [
+        Arg::In(&held),
+        Arg::In(&back.parts),
+        Arg::In(&plan.coefs),
+        Arg::Out(&mut da_log),
+        Arg::Out(&mut dskip),
+        Arg::Out(&mut dbias),
+    ];
+    let n_parts = back.parts.shape()[0];
+    let work = Work::grid([((job.d_state + 2) * job.d_inner).div_ceil(64), 1, 1], 64);
+    gpu.launch(&SUMS, work, &consts, &mut args, &plan.params(n_parts, 0));
+    let grads = [back.dx, back.ddelta, da_log, db, dc, dskip];
+    let mut grads: Vec<Option<Tensor>> = grads.into_iter().map(Some).collect();
+    if job.delta_bias.is_some() {
+        grads.push(Some(dbias));
+    }
+    if job.gate.is_some() {
+        grads.push(Some(back.dgate));
+    }
+    grads
+}
+
+/// The states before every sub-chunk, and then, where pieces are not whole segments, the gradients
+/// behind each piece: flagged with `READ`.
+fn hold(plan: &Plan, dy: &Tensor) -> (Tensor, u32) {
+    let Plan { gpu, job, coefs, .. } = plan;
+    let (starts, totals) = plan.starts();
+    let consts = consts(gpu, job);
+    let mut held = plan.states(plan.n_subs + plan.n_pieces);
+    let mut args = [
+        Arg::In(&job.x),
+        Arg::In(&job.delta),
+        Arg::In(coefs),
+        Arg::In(&job.b),
+        Arg::In(starts.as_ref().unwrap_or(&job.x)),
+        Arg::Out(&mut held),
+    ];
+    let flags = if starts.is_some() { READ } else { 0 };
+    gpu.launch(&STATES, plan.work(), &consts, &mut args, &plan.params(0, flags));
+    let Some(totals) = totals else { return (held, 0) };
+    let mut args = [
+        Arg::In(dy),
+        Arg::In(&job.delta),
+        Arg::In(coefs),
+        Arg::In(&job.c),
+        Arg::In(job.gate.as_ref().unwrap_or(&job.x)),
+        Arg::Out(&mut held),
+    ];
+    gpu.launch(&ENDS_BACK, plan.work(), &consts, &mut args, &plan.params(0, 0));
+    let mut args = [Arg::In(&totals), Arg::Out(&mut held), Arg::In(coefs)];
+    gpu.launch(&CARRY_BACK, plan.carry_work(), &consts, &mut args, &plan.params(0, 0));
+    (held, READ)
+}
+
+fn shared_of(job: &Job) -> Tensor {
+    let shape = [job.d_inner.div_ceil(GROUP), job.segments.n_tok(), 2, job.d_state];
+    Tensor::uninit(job.x.device(), &shape)
+}
+
+fn back_cuda(plan: &Plan, dy: &Tensor, held: &mut Tensor, flags: u32) -> Back {
+    let Plan { gpu, job, coefs, .. } = plan;
+    let d_state = job.d_state;
+    assert!(d_state <= D_STATE_MAX, "scan: {d_state} states of a channel, at most {D_STATE_MAX}");
+    let gate = job.gate.as_ref().unwrap_or(&job.x);
+    let shape = if job.gate.is_some() { gate.shape() } else { &[4] };
+    let mut back = Back {
+        dx: Tensor::uninit_as(&job.x, job.x.shape()),
+        ddelta: Tensor::uninit_as(&job.delta, job.x.shape()),
+        dgate: Tensor::uninit_as(gate, shape),
+        shared: shared_of(job),
+        parts: Tensor::uninit(job.x.device(), &[plan.n_pieces, 2, job.d_inner]),
+    };
+    let mut args = [
+        Arg::In(&job.x),
+        Arg::In(&job.delta),
+        Arg::In(coefs),
+        Arg::In(&job.b),
+        Arg::In(&job.c),
+        Arg::In(gate),
+        Arg::In(dy),
+        Arg::Out(held),
+        Arg::Out(&mut back.dx),
+        Arg::Out(&mut back.ddelta),
+        Arg::Out(&mut back.dgate),
+        Arg::Out(&mut back.shared),
+        Arg::Out(&mut back.parts),
+    ];
+    let params = plan.params(0, flags);
+    gpu.launch(&BACKWARD_ALL, plan.work(), &consts(gpu, job), &mut args, &params);
+    back
+}
+
+fn back_wgpu(plan: &Plan, dy: &Tensor, held: &mut Tensor, flags: u32) -> Back {
+    let Plan { gpu, job, coefs, .. } = plan;
+    let (device, consts) = (job.x.device(), consts(gpu, job));
+    let n_parts = job.segments.n_tok().div_ceil(N_ROWS);
+    let mut back = Back {
+        dx: Tensor::uninit(device, job.x.shape()),
+        ddelta: Tensor::uninit(device, job.x.shape()),
+        dgate: Tensor::uninit(device, job.x.shape()),
+        shared: shared_of(job),
+        parts: Tensor::uninit(device, &[n_parts, 2, job.d_inner]),
+    };
+    let gate = job.gate.as_ref().unwrap_or(&job.x);
+    let params = plan.params(n_parts, flags);
+    let elementwise = |kernel: &'static Kernel, back: &mut Back| {
+        let mut args = [
+            Arg::In(&job.x),
+            Arg::In(&job.delta),
+            Arg::In(coefs),
+            Arg::In(gate),
+            Arg::In(dy),
+            Arg::Out(&mut back.ddelta),
+            Arg::Out(&mut back.dx),
+            Arg::Out(&mut back.dgate),
+        ];
+        gpu.launch(kernel, Work::each(job.x.n_elem()), &consts, &mut args, &params);
+    };
+    elementwise(&OPEN, &mut back);
+    let mut args = [
+        Arg::Out(&mut back.ddelta),
+        Arg::Out(&mut back.dx),
+        Arg::In(coefs),
+        Arg::In(&job.b),
+        Arg::In(&job.c),
+        Arg::Out(&mut back.dgate),
+        Arg::Out(held),
+        Arg::Out(&mut back.shared),
+    ];
+    gpu.launch(&BACKWARD, plan.work(), &consts, &mut args, &params);
+    elementwise(&FINISH, &mut back);
+    let mut args = [
+        Arg::In(&job.x),
+        Arg::In(gate),
+        Arg::In(dy),
+        Arg::In(&back.ddelta),
+        Arg::Out(&mut back.parts),
+    ];
+    let work = Work::grid([job.d_inner.div_ceil(GROUP), n_parts, 1], GROUP);
+    gpu.launch(&PART, work, &consts, &mut args, &params);
+    back
+}

@@ -17,6 +17,7 @@ use crate::gpu::{Arg, Gpu, Kernel, Word, Work};
 use crate::optim::AdamW;
 use crate::tensor::Tensor;
 use pulp::{Simd, WithSimd};
+use std::ops::Range;
 
 const PIECE: usize = 1 << 14;
 
@@ -83,15 +84,21 @@ static SIZES: Kernel = Kernel { entry: "adamw_sizes", ..STEP };
 
 fn step_gpu(gpu: &Gpu, p: &mut Tensor, g: &Tensor, [m, v]: [&mut Tensor; 2], scalars: &Scalars) {
     for part in gpu.parts(p) {
-        let n = part.len();
+        let (n, g) = (part.len(), numbers(g, &part));
+        let bytes = || part.start * 4..part.end * 4;
         let mut args = [
-            Arg::InPart(g, part.clone()),
-            Arg::OutPart(p, part.clone()),
-            Arg::OutPart(m, part.clone()),
-            Arg::OutPart(v, part),
+            Arg::In(&g),
+            Arg::Window(p, bytes()),
+            Arg::Window(m, bytes()),
+            Arg::Window(v, bytes()),
         ];
         gpu.launch(&STEP, Work::each(n.div_ceil(4)), &[], &mut args, &scalars.words(n));
     }
+}
+
+/// These numbers of a tensor.
+fn numbers(x: &Tensor, part: &Range<usize>) -> Tensor {
+    x.reshape(&[x.n_elem()]).rows(part.clone())
 }
 
 /// Sums of the squares of the ratio and of p.
@@ -101,13 +108,8 @@ fn sizes_gpu(gpu: &Gpu, [p, g, m, v]: [&Tensor; 4], scalars: &Scalars) -> (f64, 
         let n = part.len();
         let n_groups = n.div_ceil(PIECE).min(1024);
         let mut sums = Tensor::uninit(p.device(), &[n_groups, 2]);
-        let mut args = [
-            Arg::InPart(g, part.clone()),
-            Arg::InPart(p, part.clone()),
-            Arg::InPart(m, part.clone()),
-            Arg::InPart(v, part),
-            Arg::Out(&mut sums),
-        ];
+        let [p, g, m, v] = [p, g, m, v].map(|x| numbers(x, &part));
+        let mut args = [Arg::In(&g), Arg::In(&p), Arg::In(&m), Arg::In(&v), Arg::Out(&mut sums)];
         let work = Work::grid([n_groups, 1, 1], 256);
         gpu.launch(&SIZES, work, &[], &mut args, &scalars.words(n));
         for pair in sums.to_vec().as_chunks::<2>().0 {

@@ -22,8 +22,9 @@
 //! Kept for backward: the logits and f. Not here: the choice (`router`); the factor on the loss.
 
 use crate::device::Device;
+use crate::gpu::{Arg, Gpu, Kernel, Work};
 use crate::ops::router::{Routing, rows_per_task};
-use crate::ops::softmax::{Softmax, SoftmaxBackward};
+use crate::ops::softmax::{Softmax, SoftmaxBackward, row_threads};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 
@@ -38,12 +39,15 @@ pub fn balance_loss(tape: &Tape, logits: &Var, routing: &Routing) -> Var {
     let loss = forward(logits.value(), &f);
     let logits_value = logits.value().clone();
     tape.record("balance loss", &[logits], loss, move |dloss| {
-        vec![Some(backward(&logits_value, &f, dloss.f32()[0]))]
+        vec![Some(backward(&logits_value, &f, &dloss))]
     })
 }
 
 fn forward(logits: &Tensor, f: &[f32]) -> Tensor {
-    let cpu = logits.device().expect_cpu();
+    let cpu = match logits.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return forward_gpu(gpu, logits, f),
+    };
     let (n_tok, n_expert) = logits.dims2();
     let pieces = logits.f32().chunks(rows_per_task(n_expert) * n_expert).collect();
     let partial_sums = cpu.map(pieces, |x: &[f32]| {
@@ -65,10 +69,13 @@ fn forward(logits: &Tensor, f: &[f32]) -> Tensor {
 }
 
 /// Inverts `forward`.
-fn backward(logits: &Tensor, f: &[f32], dloss: f32) -> Tensor {
-    let cpu = logits.device().expect_cpu();
+fn backward(logits: &Tensor, f: &[f32], dloss: &Tensor) -> Tensor {
+    let cpu = match logits.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return backward_gpu(gpu, logits, f, dloss),
+    };
     let (n_tok, n_expert) = logits.dims2();
-    let scale = dloss * n_expert as f32 / n_tok.max(1) as f32;
+    let scale = dloss.f32()[0] * n_expert as f32 / n_tok.max(1) as f32;
     let mut dlogits = Tensor::uninit(logits.device(), logits.shape());
     let len = rows_per_task(n_expert) * n_expert;
     cpu.each_piece(dlogits.f32_mut(), len, |idx, dlogits| {
@@ -77,6 +84,41 @@ fn backward(logits: &Tensor, f: &[f32], dloss: f32) -> Tensor {
             cpu.simd(SoftmaxBackward { x, g: f, scale, dx });
         }
     });
+    dlogits
+}
+
+static ROWS: Kernel = Kernel {
+    entry: "balance_rows",
+    wgsl: include_str!("balance.wgsl"),
+    cuda: include_str!("balance.cu"),
+};
+static SUM: Kernel = Kernel { entry: "balance_sum", ..ROWS };
+static BACKWARD: Kernel = Kernel { entry: "balance_backward", ..ROWS };
+
+/// A number for each token, then their sum.
+fn forward_gpu(gpu: &Gpu, logits: &Tensor, f: &[f32]) -> Tensor {
+    let (n_tok, n_expert) = logits.dims2();
+    let (device, consts) = (logits.device(), [("N_EXPERT", n_expert)]);
+    let f = Tensor::from_f32(device, &[n_expert], f);
+    let mut parts = Tensor::uninit(device, &[n_tok]);
+    let mut loss = Tensor::uninit(device, &[1]);
+    let params = [n_tok.into(), (n_expert as f32 / n_tok.max(1) as f32).into()];
+    let mut args = [Arg::In(logits), Arg::In(&f), Arg::Out(&mut parts)];
+    let work = Work::groups(n_tok, row_threads(n_expert));
+    gpu.launch(&ROWS, work, &consts, &mut args, &params);
+    let mut args = [Arg::In(&parts), Arg::Out(&mut loss)];
+    gpu.launch(&SUM, Work::groups(1, 256), &consts, &mut args, &params);
+    loss
+}
+
+fn backward_gpu(gpu: &Gpu, logits: &Tensor, f: &[f32], dloss: &Tensor) -> Tensor {
+    let (n_tok, n_expert) = logits.dims2();
+    let f = Tensor::from_f32(logits.device(), &[n_expert], f);
+    let mut dlogits = Tensor::uninit_as(logits, logits.shape());
+    let params = [n_tok.into(), (n_expert as f32 / n_tok.max(1) as f32).into()];
+    let mut args = [Arg::In(logits), Arg::In(&f), Arg::In(dloss), Arg::Out(&mut dlogits)];
+    let work = Work::groups(n_tok, row_threads(n_expert));
+    gpu.launch(&BACKWARD, work, &[("N_EXPERT", n_expert)], &mut args, &params);
     dlogits
 }
 
@@ -94,7 +136,7 @@ mod tests {
 
     #[test]
     fn gradients() {
-        for (n_tok, n_expert, n_used) in [(1, 1, 1), (3, 5, 2), (9, 37, 3)] {
+        for (n_tok, n_expert, n_used) in [(1, 1, 1), (3, 5, 2), (9, 37, 3), (3, 300, 4)] {
             // The choice is made from other logits: f stays constant while these move.
             let choosing = Input::normal(2, &[n_tok, n_expert], 1.0);
             check_gradients(&[Input::normal(1, &[n_tok, n_expert], 2.0)], |tape, v| {

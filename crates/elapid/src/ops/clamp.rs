@@ -3,6 +3,7 @@
 //! Backward: `dx = dy` where `-limit <= x <= limit`, else 0. Kept: x.
 
 use crate::device::Device;
+use crate::gpu::{Arg, Kernel, Work};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 
@@ -10,12 +11,40 @@ const PIECE: usize = 1 << 15;
 
 /// `x` between minus and plus `limit`.
 pub fn clamp(tape: &Tape, x: &Var, limit: f32) -> Var {
-    let y = each_pair(x.value(), x.value(), |x, _| x.clamp(-limit, limit));
+    let y = forward(x.value(), limit);
     let x_value = x.value().clone();
-    tape.record("clamp", &[x], y, move |dy| {
-        vec![Some(each_pair(&x_value, &dy, |x, dy| if x.abs() <= limit { dy } else { 0.0 }))]
-    })
+    tape.record("clamp", &[x], y, move |dy| vec![Some(backward(&x_value, &dy, limit))])
 }
+
+fn forward(x: &Tensor, limit: f32) -> Tensor {
+    let Device::Gpu(gpu) = x.device() else {
+        return each_pair(x, x, |x, _| x.clamp(-limit, limit));
+    };
+    let mut y = Tensor::uninit_as(x, x.shape());
+    let n = x.n_elem();
+    let mut args = [Arg::In(x), Arg::Out(&mut y)];
+    gpu.launch(&FORWARD, Work::each(n), &[], &mut args, &[n.into(), limit.into()]);
+    y
+}
+
+/// Inverts `forward`.
+fn backward(x: &Tensor, dy: &Tensor, limit: f32) -> Tensor {
+    let Device::Gpu(gpu) = x.device() else {
+        return each_pair(x, dy, |x, dy| if x.abs() <= limit { dy } else { 0.0 });
+    };
+    let mut dx = Tensor::uninit_as(x, x.shape());
+    let n = x.n_elem();
+    let mut args = [Arg::In(x), Arg::In(dy), Arg::Out(&mut dx)];
+    gpu.launch(&BACKWARD, Work::each(n), &[], &mut args, &[n.into(), limit.into()]);
+    dx
+}
+
+static FORWARD: Kernel = Kernel {
+    entry: "clamp_forward",
+    wgsl: include_str!("clamp.wgsl"),
+    cuda: include_str!("clamp.cu"),
+};
+static BACKWARD: Kernel = Kernel { entry: "clamp_backward", ..FORWARD };
 
 fn each_pair(a: &Tensor, b: &Tensor, f: impl Fn(f32, f32) -> f32 + Send + Sync) -> Tensor {
     let cpu = a.device().expect_cpu();
@@ -32,13 +61,32 @@ fn each_pair(a: &Tensor, b: &Tensor, f: impl Fn(f32, f32) -> f32 + Send + Sync) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients};
+    use crate::check::{Input, check_gradients, devices};
 
     #[test]
     fn gradients() {
         // Away from the edges at 0.8, which finite differences would straddle.
         let away = |x: f32| if (x.abs() - 0.8).abs() < 0.1 { x * 1.5 } else { x };
-        let inputs = [Input::map(1, &[5, 9], away)];
-        check_gradients(&inputs, |tape, v| vec![clamp(tape, &v[0], 0.8)]);
+        for n in [9, 700] {
+            let inputs = [Input::map(1, &[5, n], away)];
+            check_gradients(&inputs, |tape, v| vec![clamp(tape, &v[0], 0.8)]);
+        }
+    }
+
+    /// Numbers from 1e-6 to 1e6 in size.
+    #[test]
+    fn numbers_of_any_size_are_the_same_on_every_device() {
+        let wide = |x: f32| 10f32.powf((3.0 * x).clamp(-6.0, 6.0)).copysign((x * 1e3).sin());
+        let (x, dy) = (Input::map(1, &[900], wide), Input::map(2, &[900], wide));
+        for limit in [1e-3, 1.0, 1e5] {
+            let run = |device: &Device| {
+                let [x, dy] = [&x, &dy].map(|input| input.tensor(device));
+                [forward(&x, limit).to_vec(), backward(&x, &dy, limit).to_vec()]
+            };
+            let want = run(&Device::cpu(1).unwrap());
+            for (device, _) in devices() {
+                assert!(run(device) == want, "{device:?}");
+            }
+        }
     }
 }

@@ -22,7 +22,9 @@
 
 use crate::cpu::F32s;
 use crate::device::Device;
+use crate::gpu::{Arg, Const, Gpu, Kernel, Work};
 use crate::ops::router::Routing;
+use crate::ops::softmax::row_threads;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use pulp::{Simd, WithSimd};
@@ -44,7 +46,10 @@ pub fn gather(tape: &Tape, x: &Var, routing: &Routing) -> Var {
 }
 
 fn gather_forward(x: &Tensor, routing: &Routing) -> Tensor {
-    let cpu = x.device().expect_cpu();
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return gather_gpu(gpu, x, routing),
+    };
     let (_, d) = x.dims2();
     let mut y = Tensor::uninit(x.device(), &[routing.choices.len(), d]);
     let len = rows_per_task(d);
@@ -89,7 +94,10 @@ fn combine_backward(
     y_sorted: Option<&Tensor>,
     routing: &Routing,
 ) -> (Tensor, Option<Tensor>) {
-    let cpu = dy.device().expect_cpu();
+    let cpu = match dy.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return combine_backward_gpu(gpu, dy, y_sorted, routing),
+    };
     let ((_, d), n_used) = (dy.dims2(), routing.n_used());
     let n_rows = routing.choices.len();
     let mut dy_sorted = Tensor::uninit(dy.device(), &[n_rows, d]);
@@ -121,7 +129,10 @@ fn combine_backward(
 
 /// The sum over each token's sorted rows, in order of choice, under `weights` or plain.
 fn sum_of_rows(x: &Tensor, routing: &Routing, weights: Option<&Tensor>) -> Tensor {
-    let cpu = x.device().expect_cpu();
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return sum_of_rows_gpu(gpu, x, routing, weights),
+    };
     let ((_, d), n_used) = (x.dims2(), routing.n_used());
     let mut y = Tensor::uninit(x.device(), &[routing.n_tok(), d]);
     let len = rows_per_task(d);
@@ -133,6 +144,73 @@ fn sum_of_rows(x: &Tensor, routing: &Routing, weights: Option<&Tensor>) -> Tenso
         }
     });
     y
+}
+
+static GATHER: Kernel = Kernel {
+    entry: "dispatch_gather",
+    wgsl: include_str!("dispatch.wgsl"),
+    cuda: include_str!("dispatch.cu"),
+};
+static SUM: Kernel = Kernel { entry: "dispatch_sum", ..GATHER };
+static COMBINE_BACKWARD: Kernel = Kernel { entry: "dispatch_combine_backward", ..GATHER };
+
+/// Constants of all entries: the width of rows, rows of a token, what is there.
+fn consts(
+    d: usize,
+    routing: &Routing,
+    weights: Option<&Tensor>,
+    y_sorted: Option<&Tensor>,
+) -> [Const; 4] {
+    let has = |it: Option<&Tensor>| usize::from(it.is_some());
+    let n_used = routing.n_used();
+    [("D", d), ("N_USED", n_used), ("HAS_W", has(weights)), ("HAS_Y", has(y_sorted))]
+}
+
+fn gather_gpu(gpu: &Gpu, x: &Tensor, routing: &Routing) -> Tensor {
+    let ((_, d), n_rows) = (x.dims2(), routing.choices.len());
+    let mut y = Tensor::uninit_as(x, &[n_rows, d]);
+    let tables = routing.tables();
+    let mut args = [Arg::In(x), Arg::In(&tables.choices), Arg::Out(&mut y)];
+    let work = Work::groups(n_rows, row_threads(d));
+    gpu.launch(&GATHER, work, &consts(d, routing, None, None), &mut args, &[n_rows.into()]);
+    y
+}
+
+fn sum_of_rows_gpu(gpu: &Gpu, x: &Tensor, routing: &Routing, weights: Option<&Tensor>) -> Tensor {
+    let ((_, d), n_tok) = (x.dims2(), routing.n_tok());
+    let mut y = Tensor::uninit_as(x, &[n_tok, d]);
+    let rows = &routing.tables().rows;
+    let weights_or_any = weights.unwrap_or(rows);
+    let mut args = [Arg::In(x), Arg::In(rows), Arg::In(weights_or_any), Arg::Out(&mut y)];
+    let work = Work::groups(n_tok, row_threads(d));
+    gpu.launch(&SUM, work, &consts(d, routing, weights, None), &mut args, &[n_tok.into()]);
+    y
+}
+
+fn combine_backward_gpu(
+    gpu: &Gpu,
+    dy: &Tensor,
+    y_sorted: Option<&Tensor>,
+    routing: &Routing,
+) -> (Tensor, Option<Tensor>) {
+    let ((_, d), n_rows) = (dy.dims2(), routing.choices.len());
+    let weights = routing.weights.value();
+    let mut dy_sorted = Tensor::uninit_as(dy, &[n_rows, d]);
+    // A kernel wants something to bind.
+    let shape = if y_sorted.is_some() { weights.shape() } else { &[1] };
+    let mut dweights = Tensor::uninit_as(weights, shape);
+    let mut args = [
+        Arg::In(dy),
+        Arg::In(&routing.tables().choices),
+        Arg::In(weights),
+        Arg::In(y_sorted.unwrap_or(dy)),
+        Arg::Out(&mut dy_sorted),
+        Arg::Out(&mut dweights),
+    ];
+    let consts = consts(d, routing, Some(weights), y_sorted);
+    let work = Work::groups(n_rows, row_threads(d));
+    gpu.launch(&COMBINE_BACKWARD, work, &consts, &mut args, &[n_rows.into()]);
+    (dy_sorted, y_sorted.map(|_| dweights))
 }
 
 /// `y = sum over i of weights[i] * row rows[i] of x`; without weights each is one.
@@ -209,7 +287,7 @@ impl WithSimd for RowBackward<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients};
+    use crate::check::{Input, check_gradients, compare_devices, devices};
     use crate::ops::router::{Router, Score, route};
 
     fn routing(device: &Device, n_tok: usize, n_expert: usize, n_used: usize) -> Routing {
@@ -297,5 +375,28 @@ mod tests {
         drop(y_sorted);
         assert!(device.memory().live <= before - (16 << 14), "y_sorted is still held");
         assert!(y.needs_grad());
+    }
+
+    /// Numbers from 1e-6 to 1e6 in size.
+    #[test]
+    fn numbers_of_any_size_are_the_same_on_every_device() {
+        let wide = |x: f32| 10f32.powf((3.0 * x).clamp(-6.0, 6.0)).copysign((x * 1e3).sin());
+        let (x, dy) = (Input::map(1, &[9, 70], wide), Input::map(2, &[9, 70], wide));
+        let y_sorted = Input::map(3, &[27, 70], wide);
+        let run = |device: &Device| {
+            let routing = routing(device, 9, 5, 3);
+            let [x, dy, y_sorted] = [&x, &dy, &y_sorted].map(|input| input.tensor(device));
+            let (dy_sorted, dweights) = combine_backward(&dy, Some(&y_sorted), &routing);
+            let dx = gather_backward(&y_sorted, &routing);
+            let y = combine_forward(&y_sorted, &routing);
+            let all = [gather_forward(&x, &routing), dx, y, dy_sorted, dweights.unwrap()];
+            all.map(|x| x.to_vec())
+        };
+        let want = run(&Device::cpu(1).unwrap());
+        for (device, tolerance) in devices() {
+            for (want, got) in want.iter().zip(run(device)) {
+                compare_devices(&format!("{device:?}"), want, &got, *tolerance);
+            }
+        }
     }
 }

@@ -28,7 +28,7 @@ static SUM_SQUARES: Kernel = Kernel {
     cuda: include_str!("grad_norm.cu"),
 };
 /// Numbers of a group; a whole tensor may not need more groups than a grid has.
-const PIECE_GPU: usize = 1 << 16;
+const PIECE_GPU: usize = 1 << 14;
 
 /// All partial sums into one tensor, which the host reads once.
 fn norm_gpu(gpu: &Gpu, grads: &[&Tensor]) -> f64 {
@@ -41,7 +41,8 @@ fn norm_gpu(gpu: &Gpu, grads: &[&Tensor]) -> f64 {
         for part in gpu.parts(x) {
             let n = part.len();
             let n_groups = n.div_ceil(PIECE_GPU);
-            let mut args = [Arg::InPart(x, part), Arg::Out(&mut sums)];
+            let numbers = x.reshape(&[x.n_elem()]).rows(part);
+            let mut args = [Arg::In(&numbers), Arg::Out(&mut sums)];
             let work = Work::grid([n_groups, 1, 1], 256);
             let params = [n.into(), first.into()];
             gpu.launch(&SUM_SQUARES, work, &[("PIECE", PIECE_GPU)], &mut args, &params);

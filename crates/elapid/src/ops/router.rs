@@ -37,7 +37,8 @@
 //! `choice_bias`.
 
 use crate::device::Device;
-use crate::ops::softmax::{Sigmoid, Softmax, SoftmaxBackward};
+use crate::gpu::{Arg, Const, Gpu, Kernel, Work};
+use crate::ops::softmax::{Sigmoid, Softmax, SoftmaxBackward, row_threads};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use std::ops::Range;
@@ -94,6 +95,14 @@ pub struct Routing {
     pub rows: Arc<[u32]>,
     /// Expert e has the sorted rows `offsets[e]..offsets[e + 1]` (n_expert + 1).
     pub offsets: Arc<[usize]>,
+    /// Copies for the kernels of a graphics processor.
+    tables: Option<Arc<Tables>>,
+}
+
+/// `choices` and `rows` of a `Routing` on a graphics processor.
+pub(super) struct Tables {
+    pub choices: Tensor,
+    pub rows: Tensor,
 }
 
 impl Routing {
@@ -115,6 +124,11 @@ impl Routing {
     /// The token in a sorted row.
     pub fn token(&self, row: usize) -> usize {
         self.choices[row] as usize / self.n_used()
+    }
+
+    /// What kernels read.
+    pub(super) fn tables(&self) -> &Tables {
+        self.tables.as_ref().expect("a routing of a graphics processor")
     }
 
     /// The sorted rows of an expert.
@@ -147,6 +161,9 @@ pub fn route(tape: &Tape, logits: &Var, router: &Router, choice_bias: Option<&Te
         bias.expect_shape("router: choice_bias", &[n_expert]);
         bias.to_f32()
     });
+    if let Device::Gpu(gpu) = logits.value().device() {
+        return route_gpu(gpu, tape, logits, router, choice_bias.as_ref());
+    }
     let (experts, weights) = forward(logits.value(), router, choice_bias.as_ref());
     let experts: Arc<[u32]> = experts.into();
     let (choices, rows, offsets) = sort(&experts, n_expert);
@@ -155,7 +172,67 @@ pub fn route(tape: &Tape, logits: &Var, router: &Router, choice_bias: Option<&Te
     let weights = tape.record("route", &[logits], weights, move |dweights| {
         vec![Some(backward(&logits_value, &router, &experts_kept, &dweights))]
     });
-    Routing { experts, weights, choices, rows, offsets }
+    Routing { experts, weights, choices, rows, offsets, tables: None }
+}
+
+static FORWARD: Kernel = Kernel {
+    entry: "router_forward",
+    wgsl: include_str!("router.wgsl"),
+    cuda: include_str!("router.cu"),
+};
+static BACKWARD: Kernel = Kernel { entry: "router_backward", ..FORWARD };
+
+/// The same on a graphics processor: logits come to the host, which alone can say how many rows each
+/// expert has, and are compared there as everywhere; weights are made where the logits are.
+fn route_gpu(
+    gpu: &Gpu,
+    tape: &Tape,
+    logits: &Var,
+    router: &Router,
+    choice_bias: Option<&Tensor>,
+) -> Routing {
+    let (n_tok, n_expert) = logits.value().dims2();
+    let host = Device::Cpu(gpu.host().clone());
+    let on_host = |x: &Tensor| Tensor::from_f32(&host, x.shape(), &x.to_vec());
+    let (experts, _) = forward(&on_host(logits.value()), router, choice_bias.map(on_host).as_ref());
+    let (choices, rows, offsets) = sort(&experts, n_expert);
+    let device = logits.value().device();
+    let tables = Tables {
+        choices: Tensor::from_u32(device, &choices),
+        rows: Tensor::from_u32(device, &rows),
+    };
+    let experts_there = Tensor::from_u32(device, &experts);
+    let mut weights = Tensor::uninit(device, &[n_tok, router.n_used]);
+    let work = Work::groups(n_tok, row_threads(n_expert));
+    let params = [n_tok.into(), router.scale.into()];
+    let consts = consts(router, n_expert);
+    let mut args = [Arg::In(logits.value()), Arg::In(&experts_there), Arg::Out(&mut weights)];
+    gpu.launch(&FORWARD, work, &consts, &mut args, &params);
+    let (gpu, logits_value) = (gpu.clone(), logits.value().clone());
+    let weights = tape.record("route", &[logits], weights, move |dweights| {
+        let mut dlogits = Tensor::uninit_as(&logits_value, logits_value.shape());
+        let mut args = [
+            Arg::In(&logits_value),
+            Arg::In(&experts_there),
+            Arg::In(&dweights),
+            Arg::Out(&mut dlogits),
+        ];
+        gpu.launch(&BACKWARD, work, &consts, &mut args, &params);
+        vec![Some(dlogits)]
+    });
+    let tables = Some(Arc::new(tables));
+    Routing { experts: experts.into(), weights, choices, rows, offsets, tables }
+}
+
+/// Constants of both entries.
+fn consts(router: &Router, n_expert: usize) -> [Const; 3] {
+    let kind = match (router.score, router.normalise) {
+        (Score::Softmax, false) => 0,
+        (Score::Softmax, true) | (Score::SoftmaxOfChosen, _) => 1,
+        (Score::Sigmoid, false) => 2,
+        (Score::Sigmoid, true) => 3,
+    };
+    [("KIND", kind), ("N_EXPERT", n_expert), ("N_USED", router.n_used)]
 }
 
 /// Experts and weights of all choices.
@@ -362,7 +439,7 @@ fn sort(experts: &[u32], n_expert: usize) -> Sorted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients};
+    use crate::check::{Input, check_gradients, compare_devices, devices};
     use crate::ops::add::add;
     use crate::rng::Rng;
     use crate::tape::Gradients;
@@ -491,6 +568,27 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_choice_is_the_same_on_every_device() {
+        let (n_tok, n_expert) = (70, 24);
+        let (logits, bias) =
+            (Input::normal(3, &[n_tok, n_expert], 2.0), Input::normal(4, &[n_expert], 0.3));
+        for router in routers(5) {
+            let router = Router { n_group: 4, n_group_used: 2, scale: 1.5, ..router };
+            let run = |device: &Device| {
+                let (logits, bias) = (logits.tensor(device), bias.tensor(device));
+                route(&Tape::off(), &Var::constant(logits), &router, Some(&bias))
+            };
+            let want = run(&Device::cpu(1).unwrap());
+            for (device, tolerance) in devices() {
+                let got = run(device);
+                assert!(got.experts == want.experts && got.rows == want.rows, "{device:?}");
+                let [want, got] = [&want, &got].map(|it| it.weights.value().to_vec());
+                compare_devices(&format!("{device:?}: {router:?}"), &want, &got, *tolerance);
+            }
+        }
+    }
+
     /// Experts and weights by the classes of OLMoE, Mixtral, GraniteMoeHybrid and dots1; those
     /// of dots1, which leaves them in no order, put in order.
     #[test]
@@ -577,18 +675,27 @@ mod tests {
 
     #[test]
     fn large_logits_give_finite_weights_and_gradients() {
-        let device = Device::cpu(1).unwrap();
+        large_logits_are_finite(&Device::cpu(1).unwrap());
+        devices().iter().for_each(|(device, _)| large_logits_are_finite(device));
+    }
+
+    fn large_logits_are_finite(device: &Device) {
         let data = [-200.0, -300.0, -250.0, -900.0, 200.0, -300.0, 3000.0, 100.0];
-        let value = Tensor::from_f32(&device, &[2, 4], &data);
+        let value = Tensor::from_f32(device, &[2, 4], &data);
         for router in routers(2) {
             let tape = Tape::new();
             let logits = tape.leaf(0, &value);
             let routing = route(&tape, &logits, &router, None);
-            assert!(routing.weights.value().f32().iter().all(|w| (0.0..=1.0).contains(w)));
-            let seed = Tensor::from_f32(&device, &[2, 2], &[1.0, 2.0, 3.0, 4.0]);
+            let weights = routing.weights.value().to_vec();
+            assert!(
+                weights.iter().all(|w| (0.0..=1.000_001).contains(w)),
+                "{device:?} {weights:?}"
+            );
+            let seed = Tensor::from_f32(device, &[2, 2], &[1.0, 2.0, 3.0, 4.0]);
             let mut grads = Gradients::default();
             tape.walk(vec![(routing.weights, seed)], &mut grads);
-            assert!(grads.get(0).unwrap().f32().iter().all(|g| g.is_finite()), "{router:?}");
+            let grad = grads.get(0).unwrap().to_vec();
+            assert!(grad.iter().all(|g| g.is_finite()), "{device:?} {router:?}");
         }
     }
 }

@@ -8,6 +8,8 @@
 //! | `gate` | (n_tok, 1)   |
 
 use crate::device::Device;
+use crate::gpu::{Arg, Gpu, Kernel, Work};
+use crate::ops::softmax::row_threads;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 
@@ -30,7 +32,10 @@ fn sigmoid(x: f32) -> f32 {
 }
 
 fn forward(x: &Tensor, gate: &Tensor) -> Tensor {
-    let cpu = x.device().expect_cpu();
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return forward_gpu(gpu, x, gate),
+    };
     let (_, d) = x.dims2();
     let mut y = Tensor::uninit(x.device(), x.shape());
     cpu.each_piece(y.f32_mut(), N_ROWS * d, |idx, y| {
@@ -45,7 +50,10 @@ fn forward(x: &Tensor, gate: &Tensor) -> Tensor {
 
 /// Inverts `forward` for the gate; for x it is `forward` itself.
 fn backward_gate(x: &Tensor, gate: &Tensor, dy: &Tensor) -> Tensor {
-    let cpu = x.device().expect_cpu();
+    let cpu = match x.device() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return backward_gate_gpu(gpu, x, gate, dy),
+    };
     let (_, d) = x.dims2();
     let mut dgate = Tensor::uninit(x.device(), gate.shape());
     cpu.each_piece(dgate.f32_mut(), N_ROWS, |idx, dgate| {
@@ -60,16 +68,58 @@ fn backward_gate(x: &Tensor, gate: &Tensor, dy: &Tensor) -> Tensor {
     dgate
 }
 
+static FORWARD: Kernel = Kernel {
+    entry: "row_gate_forward",
+    wgsl: include_str!("row_gate.wgsl"),
+    cuda: include_str!("row_gate.cu"),
+};
+static BACKWARD: Kernel = Kernel { entry: "row_gate_backward", ..FORWARD };
+
+fn forward_gpu(gpu: &Gpu, x: &Tensor, gate: &Tensor) -> Tensor {
+    let (n, (_, d)) = (x.n_elem(), x.dims2());
+    let mut y = Tensor::uninit_as(x, x.shape());
+    let mut args = [Arg::In(x), Arg::In(gate), Arg::Out(&mut y)];
+    gpu.launch(&FORWARD, Work::each(n), &[("D", d)], &mut args, &[n.into()]);
+    y
+}
+
+fn backward_gate_gpu(gpu: &Gpu, x: &Tensor, gate: &Tensor, dy: &Tensor) -> Tensor {
+    let (n_rows, d) = x.dims2();
+    let mut dgate = Tensor::uninit_as(gate, gate.shape());
+    let mut args = [Arg::In(x), Arg::In(gate), Arg::In(dy), Arg::Out(&mut dgate)];
+    let work = Work::groups(n_rows, row_threads(d));
+    gpu.launch(&BACKWARD, work, &[("D", d)], &mut args, &[n_rows.into()]);
+    dgate
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients};
+    use crate::check::{Input, check_gradients, compare_devices, devices};
 
     #[test]
     fn gradients() {
-        for (n_tok, d) in [(1, 1), (70, 5)] {
+        for (n_tok, d) in [(1, 1), (70, 5), (3, 257)] {
             let inputs = [Input::normal(1, &[n_tok, d], 1.0), Input::normal(2, &[n_tok, 1], 1.0)];
             check_gradients(&inputs, |tape, v| vec![row_gate(tape, &v[0], &v[1])]);
+        }
+    }
+
+    /// Numbers from 1e-6 to 1e6 in size.
+    #[test]
+    fn numbers_of_any_size_are_the_same_on_every_device() {
+        let wide = |x: f32| 10f32.powf((3.0 * x).clamp(-6.0, 6.0)).copysign((x * 1e3).sin());
+        let (x, dy) = (Input::map(1, &[9, 70], wide), Input::map(2, &[9, 70], wide));
+        let gate = Input::map(3, &[9, 1], |x| 20.0 * x);
+        let run = |device: &Device| {
+            let [x, dy, gate] = [&x, &dy, &gate].map(|input| input.tensor(device));
+            [forward(&x, &gate).to_vec(), backward_gate(&x, &gate, &dy).to_vec()]
+        };
+        let want = run(&Device::cpu(1).unwrap());
+        for (device, tolerance) in devices() {
+            for (want, got) in want.iter().zip(run(device)) {
+                compare_devices(&format!("{device:?}"), want, &got, *tolerance);
+            }
         }
     }
 }

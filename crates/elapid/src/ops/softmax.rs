@@ -3,11 +3,18 @@
 //!     p = e^(x - max x) / sum of e^(x - max x)
 //!     dx = p (g - sum of g p),  g the gradient of p
 //!
+//! On a graphics processor both stand within the kernels of those ops.
+//!
 //! Not here: the softmax inside attention and inside the loss, which never write p down.
 //! (tidy: allow unchecked: a kernel of ops that are checked)
 
 use crate::cpu::F32s;
 use pulp::{Simd, WithSimd};
+
+/// Threads of a group that takes a row of `d` numbers, on a graphics processor.
+pub(super) fn row_threads(d: usize) -> usize {
+    d.next_power_of_two().clamp(32, 256)
+}
 
 /// `y = softmax(x)`
 pub(super) struct Softmax<'a> {

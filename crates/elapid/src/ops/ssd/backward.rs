@@ -41,6 +41,9 @@ pub(super) fn backward(
     initial: Option<&[Tensor]>,
     dy: &Tensor,
 ) -> Vec<Option<Tensor>> {
+    if let Device::Gpu(gpu) = inputs.xbc.device() {
+        return gpu::backward(gpu, inputs, segments, initial, dy);
+    }
     let (cpu, dims, device) = (inputs.cpu(), inputs.dims, inputs.xbc.device());
     let n_heads = heads_per_task(&dims, segments);
     let n_block = dims.n_head / n_heads;

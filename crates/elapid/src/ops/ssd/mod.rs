@@ -65,6 +65,7 @@
 //! Not here: the convolution before, the gated norm after, the gradient by a state.
 
 mod backward;
+mod gpu;
 mod kernels;
 #[cfg(test)]
 mod tests;
@@ -73,7 +74,7 @@ use crate::cpu::{AddInto, Cpu, Dot, F32s, Mat, MatMut, Scope};
 use crate::device::Device;
 use crate::segment::{Segment, Segments};
 use crate::tape::{Tape, Var};
-use crate::tensor::Tensor;
+use crate::tensor::{DType, Tensor};
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
@@ -212,8 +213,7 @@ impl Inputs {
     }
 
     fn cpu(&self) -> &Cpu {
-        let cpu = self.xbc.device().expect_cpu();
-        cpu
+        self.xbc.device().expect_cpu()
     }
 
     fn scratch(&self, n_elem: usize) -> Tensor {
@@ -400,6 +400,9 @@ struct ForwardTask<'a> {
 }
 
 fn forward(inputs: &Inputs, segments: &Segments, states: Option<&mut [&mut Tensor]>) -> Tensor {
+    if let Device::Gpu(gpu) = inputs.xbc.device() {
+        return gpu::forward(gpu, inputs, segments, states);
+    }
     let dims = inputs.dims;
     let is_short = segments.iter().all(|segment| segment.n_tok < RECURRENT);
     let n_heads = if is_short {

@@ -1,7 +1,7 @@
 //! Tests of `ssd`: finite differences, a twin in f64, steps against whole, strong decays.
 
 use super::*;
-use crate::check::{Input, check_gradients};
+use crate::check::{Input, check_gradients, devices};
 use crate::tape::Gradients;
 
 fn dims(n_head: usize, d_head: usize, n_group: usize, d_state: usize) -> SsdDims {
@@ -31,16 +31,19 @@ fn run(tape: &Tape, v: &[Var], dims: SsdDims, segments: &Segments) -> Var {
 
 #[test]
 fn gradients() {
-    let cases: [(SsdDims, &[usize]); 6] = [
+    let cases: [(SsdDims, &[usize]); 8] = [
         (dims(1, 1, 1, 1), &[1]),
         (dims(2, 3, 1, 5), &[7]), // forward by the recurrence
         (dims(2, 3, 2, 5), &[CHUNK - 1, 1, CHUNK, 2]), // edges of one chunk
-        (dims(4, 5, 2, 3), &[CHUNK + 1, 2 * CHUNK + 20]), // a state between chunks
+        (dims(4, 3, 2, 6), &[CHUNK + 1, 2 * CHUNK + 20]), // a state between chunks
         (dims(6, 17, 2, 19), &[20, 9]), // tails of vectors, tasks by head
         (dims(4, 2, 1, 2), &[9; 20]), // several heads in a task
+        (dims(2, 68, 1, 132), &[CHUNK + 3, 5]), // past the tiles of a graphics processor
+        (dims(2, 66, 2, 65), &[CHUNK + 17]), // rows that four numbers do not fill
     ];
     for (dims, lengths) in cases {
         let segments = Segments::from_lengths(lengths);
+        eprintln!("{dims:?}, segments of {lengths:?}");
         let inputs = random(dims, segments.n_tok());
         check_gradients(&inputs, |tape, v| vec![run(tape, v, dims, &segments)]);
     }
@@ -149,18 +152,32 @@ fn difference(got: &[f32], want: &[f64]) -> f64 {
     differences.fold(0.0f64, |worst, x| if x <= worst { worst } else { x }) / largest
 }
 
-/// Compares outputs, gradients and states with the twin.
+/// Compares outputs, gradients and states with the twin, here and on graphics processors.
 fn compare(dims: SsdDims, lengths: &[usize], inputs: [Input; 5], tolerance: f64) {
-    let device = Device::cpu(2).unwrap();
+    compare_on(&Device::cpu(2).unwrap(), dims, lengths, inputs.clone(), tolerance);
+    for (device, tolerance) in devices() {
+        compare_on(device, dims, lengths, inputs.clone(), *tolerance as f64);
+    }
+}
+
+fn compare_on(
+    device: &Device,
+    dims: SsdDims,
+    lengths: &[usize],
+    inputs: [Input; 5],
+    tolerance: f64,
+) {
+    let host = Device::cpu(2).unwrap();
     let segments = Segments::from_lengths(lengths);
     let state_shape = [dims.n_head, dims.d_state, dims.d_head];
     let mut states: Vec<Tensor> = (0..lengths.len() as u64)
-        .map(|idx| Input::normal(10 + idx, &state_shape, 1.0).tensor(&device))
+        .map(|idx| Input::normal(10 + idx, &state_shape, 1.0).tensor(device))
         .collect();
-    let initial: Vec<f32> = states.iter().flat_map(|state| state.f32().to_vec()).collect();
-    let dy = Input::normal(20, &[segments.n_tok(), dims.d_inner()], 1.0).tensor(&device);
-    let values = inputs.map(|input| input.tensor(&device));
-    let want = twin(&to_inputs(values.clone(), dims), &segments, &initial, dy.f32());
+    let initial: Vec<f32> = states.iter().flat_map(|state| state.to_vec()).collect();
+    let dy = Input::normal(20, &[segments.n_tok(), dims.d_inner()], 1.0).tensor(device);
+    let values = inputs.each_ref().map(|input| input.tensor(device));
+    let there = inputs.map(|input| input.tensor(&host));
+    let want = twin(&to_inputs(there, dims), &segments, &initial, &dy.to_vec());
 
     let tape = Tape::new();
     let v: Vec<Var> = values.iter().enumerate().map(|(key, x)| tape.leaf(key, x)).collect();
@@ -168,16 +185,16 @@ fn compare(dims: SsdDims, lengths: &[usize], inputs: [Input; 5], tolerance: f64)
     let mut states: Vec<&mut Tensor> = states.iter_mut().collect();
     let all = Ssd { xbc, delta, delta_bias, a_log, skip, dims };
     let y = ssd(&tape, &all, &segments, Some(&mut states));
-    let off = difference(y.value().f32(), &want.y);
-    assert!(off < tolerance, "y is off by {off:e}");
-    let last: Vec<f32> = states.iter().flat_map(|state| state.f32().to_vec()).collect();
+    let off = difference(&y.value().to_vec(), &want.y);
+    assert!(off < tolerance, "{device:?}: y is off by {off:e}");
+    let last: Vec<f32> = states.iter().flat_map(|state| state.to_vec()).collect();
     let off = difference(&last, &want.states);
-    assert!(off < tolerance, "states are off by {off:e}");
+    assert!(off < tolerance, "{device:?}: states are off by {off:e}");
     let mut grads = Gradients::default();
     tape.walk(vec![(y, dy)], &mut grads);
     for (key, want) in want.grads.iter().enumerate() {
-        let off = difference(grads.get(key).unwrap().f32(), want);
-        assert!(off < tolerance, "gradient {key} is off by {off:e}");
+        let off = difference(&grads.get(key).unwrap().to_vec(), want);
+        assert!(off < tolerance, "{device:?}: gradient {key} is off by {off:e}");
     }
 }
 
@@ -272,10 +289,16 @@ fn chunks_agree_with_the_recurrence() {
 
 #[test]
 fn a_sequence_in_parts_with_its_state_equals_the_whole() {
-    let device = Device::cpu(2).unwrap();
+    parts_equal_the_whole(&Device::cpu(2).unwrap(), 2e-6);
+    for (device, tolerance) in devices() {
+        parts_equal_the_whole(device, *tolerance as f64);
+    }
+}
+
+fn parts_equal_the_whole(device: &Device, tolerance: f64) {
     let dims = dims(2, 5, 1, 6);
     let n_tok = CHUNK + 40;
-    let values = random(dims, n_tok).map(|input| input.tensor(&device));
+    let values = random(dims, n_tok).map(|input| input.tensor(device));
     let part = |rows: Range<usize>, state: &mut Tensor| {
         let v = values.each_ref().map(|x| {
             let part = if x.shape().len() == 2 { x.rows(rows.clone()) } else { x.clone() };
@@ -285,12 +308,12 @@ fn a_sequence_in_parts_with_its_state_equals_the_whole() {
         let all = Ssd { xbc, delta, delta_bias, a_log, skip, dims };
         let segments = Segments::continuing(&[(rows.len(), rows.start)]);
         let y = ssd(&Tape::off(), &all, &segments, Some(&mut [state]));
-        y.value().f32().iter().map(|&y| y as f64).collect::<Vec<f64>>()
+        y.value().to_vec().iter().map(|&y| y as f64).collect::<Vec<f64>>()
     };
-    let zero = || Tensor::zeros(&device, &[2, 6, 5]);
+    let zero = || Tensor::zeros(device, &[2, 6, 5]);
     let mut last = zero();
     let whole = part(0..n_tok, &mut last);
-    let last: Vec<f64> = last.f32().iter().map(|&h| h as f64).collect();
+    let last: Vec<f64> = last.to_vec().iter().map(|&h| h as f64).collect();
     let steps: Vec<usize> = (1..n_tok).collect();
     for cuts in [&[1][..], &[RECURRENT - 1], &[50], &[CHUNK], &[30, 31, n_tok - 1], &steps] {
         let mut state = zero();
@@ -301,8 +324,8 @@ fn a_sequence_in_parts_with_its_state_equals_the_whole() {
             y.extend(part(start..end, &mut state).iter().map(|&y| y as f32));
             start = end;
         }
-        assert!(difference(&y, &whole) < 2e-6, "cut at {cuts:?}");
-        assert!(difference(state.f32(), &last) < 2e-6, "cut at {cuts:?}");
+        assert!(difference(&y, &whole) < tolerance, "{device:?}: cut at {cuts:?}");
+        assert!(difference(&state.to_vec(), &last) < tolerance, "{device:?}: cut at {cuts:?}");
     }
 }
 
@@ -373,5 +396,59 @@ fn another_handle_of_a_state_keeps_its_numbers_and_an_only_one_is_written_where_
         assert_eq!(alone.bytes().as_ptr(), address);
         assert_eq!((again.value().f32(), alone.f32()), (shared.value().f32(), &after[..]));
         assert_ne!(alone.f32(), before);
+    }
+}
+
+#[test]
+fn another_handle_of_a_state_keeps_its_numbers_on_every_device() {
+    let dims = dims(4, 18, 2, 6);
+    for (device, _) in devices() {
+        for n_tok in [1, CHUNK + 3] {
+            let v = random(dims, n_tok).map(|x| Var::constant(x.tensor(device)));
+            let [xbc, delta, delta_bias, a_log, skip] = &v;
+            let all = Ssd { xbc, delta, delta_bias, a_log, skip, dims };
+            let segments = Segments::from_lengths(&[n_tok]);
+            let mut state = Input::normal(9, &[4, 6, 18], 1.0).tensor(device);
+            let (mut snapshot, before) = (state.clone(), state.to_vec());
+            let y = ssd(&Tape::off(), &all, &segments, Some(&mut [&mut state]));
+            assert_eq!(snapshot.to_vec(), before);
+            let again = ssd(&Tape::off(), &all, &segments, Some(&mut [&mut snapshot]));
+            assert_eq!(y.value().to_vec(), again.value().to_vec());
+            assert_eq!(state.to_vec(), snapshot.to_vec());
+            assert_ne!(state.to_vec(), before);
+        }
+    }
+}
+
+#[test]
+fn stretches_of_any_length_give_the_same_numbers() {
+    let dims = dims(2, 5, 1, 6);
+    let segments = Segments::from_lengths(&[2 * CHUNK + 9, 7, 3 * CHUNK, 1]);
+    for (device, tolerance) in devices() {
+        let gpu = device.gpu().unwrap();
+        let inputs = to_inputs(random(dims, segments.n_tok()).map(|x| x.tensor(device)), dims);
+        let dy = Input::normal(20, &[segments.n_tok(), 10], 1.0).tensor(device);
+        let state = |idx: u64| Input::normal(10 + idx, &[2, 6, 5], 1.0).tensor(device);
+        for has_states in [false, true] {
+            let run = |n_chunk_max| {
+                let mut states: Vec<Tensor> = (0..4).map(state).collect();
+                let initial: Vec<Tensor> = states.iter().map(Tensor::copied).collect();
+                let mut handles: Vec<&mut Tensor> = states.iter_mut().collect();
+                let handles = has_states.then_some(&mut handles[..]);
+                let y = gpu::chunked(gpu, &inputs, &segments, handles, n_chunk_max);
+                let initial = has_states.then_some(&initial[..]);
+                let grads = gpu::backward_by(gpu, &inputs, &segments, (initial, &dy), n_chunk_max);
+                let all = grads.iter().flatten().chain([&y]).chain(&states);
+                all.map(Tensor::to_vec).collect::<Vec<_>>()
+            };
+            let want = run(100);
+            for n_chunk_max in [1, 2, 4] {
+                for (want, got) in want.iter().zip(run(n_chunk_max)) {
+                    let want: Vec<f64> = want.iter().map(|&x| x as f64).collect();
+                    let off = difference(&got, &want);
+                    assert!(off < *tolerance as f64, "{device:?}: {n_chunk_max}: {off:e}");
+                }
+            }
+        }
     }
 }

@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::gpu::{Gpu, Precision};
 use crate::rng::Rng;
 use crate::tape::{Gradients, Tape, Var};
-use crate::tensor::Tensor;
+use crate::tensor::{DType, Tensor};
 use std::sync::OnceLock;
 
 /// An input of a checked op.
@@ -54,6 +54,9 @@ pub fn check_gradients(inputs: &[Input], op: impl Fn(&Tape, &[Var]) -> Vec<Var>)
         assert!(outputs == outputs_again, "outputs differ in bits on {n_threads} threads");
         assert!(grads == grads_again, "gradients differ in bits on {n_threads} threads");
     }
+    for idx in 0..inputs.len() {
+        compare(idx, &grads[idx], inputs, &|inputs| weighted_sum(&device, inputs, &op));
+    }
     for (device, tolerance) in devices() {
         let (outputs_there, grads_there) = run(device, inputs, &op);
         let again = run(device, inputs, &op);
@@ -63,12 +66,13 @@ pub fn check_gradients(inputs: &[Input], op: impl Fn(&Tape, &[Var]) -> Vec<Var>)
             [("output", &outputs, &outputs_there), ("gradient of input", &grads, &grads_there)]
         {
             for (idx, (want, got)) in want.iter().zip(got).enumerate() {
-                compare_devices(&format!("{device:?}: {what} {idx}"), want, got, *tolerance);
+                let what = format!("{device:?}: {what} {idx}");
+                match device.activation_dtype() {
+                    DType::F32 => compare_above(&what, want, got, *tolerance, 1e-2),
+                    _ => compare_bf16(&what, want, got, *tolerance),
+                }
             }
         }
-    }
-    for idx in 0..inputs.len() {
-        compare(idx, &grads[idx], inputs, &|inputs| weighted_sum(&device, inputs, &op));
     }
 }
 
@@ -92,17 +96,45 @@ pub fn devices() -> &'static [(Device, f32)] {
     })
 }
 
+/// wgpu, if it is there, with at most 64 KiB in a binding: for ops on what is larger than one.
+pub fn small_bindings() -> Option<&'static Device> {
+    static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
+    let open = || {
+        let host = Device::cpu(1).expect("one thread").host().clone();
+        Gpu::wgpu_with_bindings(0, host, 1 << 16).ok().map(Device::Gpu)
+    };
+    DEVICE.get_or_init(open).as_ref()
+}
+
 /// Panics where a number differs by more than this share of itself and of the typical one.
 pub fn compare_devices(what: &str, want: &[f32], got: &[f32], tolerance: f32) {
+    compare_above(what, want, got, tolerance, 1e-30);
+}
+
+/// The same, but the typical number is at least `floor`: what is to be zero is a sum of terms of
+/// about one that cancel, each of them rounded.
+fn compare_above(what: &str, want: &[f32], got: &[f32], tolerance: f32, floor: f32) {
     assert_eq!(want.len(), got.len(), "{what}: length");
-    let squares: f64 = want.iter().map(|&x| x as f64 * x as f64).sum();
-    let typical = (squares / want.len().max(1) as f64).sqrt() as f32;
+    let typical = root_mean_square(want.iter().copied()).max(floor);
     for (at, (&want, &got)) in want.iter().zip(got).enumerate() {
-        let allowed = tolerance * (want.abs() + typical).max(1e-30);
         // A NaN is never within bounds.
-        let is_near = (got - want).abs() <= allowed || got == want;
+        let is_near = (got - want).abs() <= tolerance * (want.abs() + typical) || got == want;
         assert!(is_near, "{what}, element {at}: {got} there, {want} on the processor");
     }
+}
+
+/// Of inputs in bf16 the largest of many errors says little: single numbers must be near, the size
+/// of all differences together within this share of the size of all numbers.
+fn compare_bf16(what: &str, want: &[f32], got: &[f32], tolerance: f32) {
+    compare_above(what, want, got, 5.0 * tolerance, 1.0);
+    let size = root_mean_square(want.iter().copied()).max(0.5);
+    let off = root_mean_square(want.iter().zip(got).map(|(want, got)| want - got));
+    assert!(off <= tolerance * size, "{what}: off by {off}, with numbers of {size}");
+}
+
+fn root_mean_square(x: impl ExactSizeIterator<Item = f32>) -> f32 {
+    let n = x.len().max(1) as f64;
+    (x.map(|x| x as f64 * x as f64).sum::<f64>() / n).sqrt() as f32
 }
 
 fn compare(idx: usize, grad: &[f32], inputs: &[Input], loss: &dyn Fn(&[Input]) -> f64) {
@@ -147,6 +179,11 @@ fn run(
     let seeds = outputs.into_iter().enumerate().map(|(idx, output)| {
         let shape = output.value().shape().to_vec();
         let weights = Input::normal(1000 + idx as u64, &shape, 1.0).tensor(device);
+        // In the dtype of the output, as the ops behind it would give it.
+        let weights = match device {
+            Device::Cpu(_) => weights,
+            Device::Gpu(gpu) => gpu.cast(&weights, output.value().dtype()),
+        };
         (output, weights)
     });
     let mut grads = Gradients::default();

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::layer::{Builder, Layer, LayerOut, Pass, Stream};
 use crate::ops::add::add;
 use crate::ops::embedding::embedding;
-use crate::ops::head_loss::head_loss;
+use crate::ops::head_loss::{TokenLoss, head_loss};
 use crate::ops::linear::linear;
 use crate::ops::scale::scale;
 use crate::place::Place;
@@ -64,10 +64,8 @@ pub struct Forward {
 pub struct ModelLoss {
     /// What is minimised: the mean negative log-likelihood, plus the load balance.
     pub loss: Var,
-    /// Per token, in nats.
-    pub nll: Vec<f32>,
-    /// Whether each target had the largest logit; never where its weight is zero.
-    pub top1: Vec<bool>,
+    /// The mean negative log-likelihood, token by token.
+    pub tokens: TokenLoss,
 }
 
 impl Model {
@@ -254,7 +252,7 @@ impl Model {
             }
             _ => out.loss,
         };
-        Ok(ModelLoss { loss, nll: out.nll, top1: out.top1 })
+        Ok(ModelLoss { loss, tokens: out.tokens })
     }
 }
 

@@ -6,7 +6,8 @@
 use crate::config::DeltaInit;
 use crate::device::Device;
 use crate::error::Result;
-use crate::formats::{TensorFile, params};
+use crate::formats::TensorFile;
+use crate::formats::params::{self, Order};
 pub use crate::ops::linear::Arithmetic;
 use crate::ops::linear::{Adapter, Dropout, Linear, Magnitude, Norms, row_squares};
 use crate::place::{Map, Part, Place};
@@ -94,6 +95,8 @@ struct Param {
     name: String,
     role: Role,
     tensor: Tensor,
+    /// Where its rows are in the tensor, if not in their places.
+    order: Option<Order>,
     policy: Policy,
     adapter: Option<AdapterIds>,
 }
@@ -165,14 +168,18 @@ pub struct Weights {
 }
 
 impl Weights {
-    fn from_tensors(specs: &[Spec], tensors: impl Iterator<Item = Tensor>) -> Weights {
+    fn from_tensors(
+        specs: &[Spec],
+        tensors: impl Iterator<Item = (Tensor, Option<Order>)>,
+    ) -> Weights {
         let params: Vec<Param> = specs
             .iter()
             .zip(tensors)
-            .map(|(spec, tensor)| Param {
+            .map(|(spec, (tensor, order))| Param {
                 name: spec.name.clone(),
                 role: spec.role,
                 tensor,
+                order,
                 policy: Policy::Frozen,
                 adapter: None,
             })
@@ -188,7 +195,7 @@ impl Weights {
             // On the processor, whatever the device: the same numbers everywhere.
             let mut tensor = Tensor::uninit(&device.host_device(), &spec.shape);
             fill(&mut tensor, spec.init, &Rng::new(seed, idx as u64));
-            tensor.moved(device)
+            (tensor.to(device), None)
         });
         Weights::from_tensors(specs, tensors)
     }
@@ -204,12 +211,38 @@ impl Weights {
         files: &[&dyn TensorFile],
         ignored: &[&str],
     ) -> Result<Weights> {
+        let mut weights = Weights::load_as_stored(device, specs, places, files, ignored)?;
+        weights.ids().for_each(|id| weights.put_in_order(id));
+        Ok(weights)
+    }
+
+    /// The same for generation: no matrix is copied, also where the file has its rows in another
+    /// order. Linear maps then put their results in order.
+    pub fn load_as_stored(
+        device: &Device,
+        specs: &[Spec],
+        places: &[Place],
+        files: &[&dyn TensorFile],
+        ignored: &[&str],
+    ) -> Result<Weights> {
         let host = device.host_device();
         let tensors = params::read_all(&host, specs, places, files, ignored)?;
-        let tensors = tensors.into_iter().map(|tensor| tensor.moved(device));
-        let weights = Weights::from_tensors(specs, tensors);
+        // Only the processor's products put their results in order.
+        let there = |(tensor, order): (Tensor, Option<Order>)| match (device, order) {
+            (Device::Gpu(_), Some(order)) => (tensor.gather(&order).to(device), None),
+            (_, order) => (tensor.to(device), order),
+        };
+        let weights = Weights::from_tensors(specs, tensors.into_iter().map(there));
         device.check()?;
         Ok(weights)
+    }
+
+    /// Copies a matrix whose rows are not in their places.
+    fn put_in_order(&mut self, id: ParamId) {
+        let param = &mut self.params[id.0];
+        if let Some(order) = param.order.take() {
+            param.tensor = param.tensor.gather(&order);
+        }
     }
 
     /// The same numbers under the same names, frozen: tensors share their bytes, and what is
@@ -222,13 +255,17 @@ impl Weights {
     }
 
     /// The same on another device; what is there already is shared.
-    pub fn moved(&self, device: &Device) -> Weights {
+    pub fn to(&self, device: &Device) -> Weights {
         let mut weights = self.share();
         for (param, from) in weights.params.iter_mut().zip(&self.params) {
             param.policy = from.policy;
-            param.tensor = param.tensor.moved(device);
+            if let (Device::Gpu(_), Some(order)) = (device, &param.order) {
+                param.tensor = param.tensor.gather(order);
+                param.order = None;
+            }
+            param.tensor = param.tensor.to(device);
             if let Some(magnitude) = param.adapter.as_mut().and_then(|it| it.magnitude.as_mut()) {
-                magnitude.squares = magnitude.squares.moved(device);
+                magnitude.squares = magnitude.squares.to(device);
             }
         }
         Weights { dropout: self.dropout, noise: self.noise, ..weights }
@@ -254,13 +291,14 @@ impl Weights {
         self.params[id.0].role
     }
 
-    /// Its numbers.
+    /// Its numbers; after `load_as_stored`, its rows in the order of the file.
     pub fn tensor(&self, id: ParamId) -> &Tensor {
         &self.params[id.0].tensor
     }
 
     /// Its numbers, to change. Only what is trained has numbers of its own.
     pub fn tensor_mut(&mut self, id: ParamId) -> &mut Tensor {
+        self.put_in_order(id);
         &mut self.params[id.0].tensor
     }
 
@@ -296,6 +334,7 @@ impl Weights {
     ///
     /// What is trained gets f32 numbers of its own; what is frozen stays as it is.
     pub fn train(&mut self, wanted: impl Fn(&str, Role) -> bool) -> usize {
+        self.ids().for_each(|id| self.put_in_order(id));
         let mut n_trained = 0;
         for param in &mut self.params {
             let trained = param.role != Role::Buffer && wanted(&param.name, param.role);
@@ -336,10 +375,10 @@ impl Weights {
     /// Adds a trained parameter behind all others.
     pub fn push(&mut self, name: &str, role: Role, tensor: Tensor) -> ParamId {
         let id = ParamId(self.params.len());
-        let tensor = tensor.moved(self.device());
+        let tensor = tensor.to(self.device());
         self.by_name.insert(name.into(), id);
         let (name, policy) = (name.into(), Policy::Trained);
-        self.params.push(Param { name, role, tensor, policy, adapter: None });
+        self.params.push(Param { name, role, tensor, order: None, policy, adapter: None });
         id
     }
 
@@ -364,7 +403,7 @@ impl Weights {
     pub fn adapter_of(&self, id: ParamId) -> Option<AdapterTensors> {
         let ids = self.params[id.0].adapter.as_ref()?;
         let host = self.device().host_device();
-        let at_hand = |id: ParamId| self.tensor(id).moved(&host);
+        let at_hand = |id: ParamId| self.tensor(id).to(&host);
         let magnitude = ids.magnitude.as_ref().map(|magnitude| at_hand(magnitude.m));
         let [a, b] = [ids.a, ids.b].map(at_hand);
         Some(AdapterTensors { a, b, magnitude })
@@ -386,10 +425,10 @@ impl Weights {
         let first = self.params.len();
         let device = self.device().clone();
         for (name, tensor) in names.into_iter().zip(halves) {
-            let tensor = tensor.moved(&device);
+            let tensor = tensor.to(&device);
             self.by_name.insert(name.clone(), ParamId(self.params.len()));
-            let role = Role::Matrix;
-            self.params.push(Param { name, role, tensor, policy: Policy::Frozen, adapter: None });
+            let (role, policy) = (Role::Matrix, Policy::Frozen);
+            self.params.push(Param { name, role, tensor, order: None, policy, adapter: None });
         }
         let (a, b) = (ParamId(first), ParamId(first + 1));
         self.params[id.0].adapter = Some(AdapterIds { a, b, scale, magnitude: None });
@@ -398,20 +437,21 @@ impl Weights {
     /// Brings the rows of an adapted matrix to lengths, which become a parameter of this name:
     /// those given, or those they have without the adapter.
     pub fn add_magnitude(&mut self, id: ParamId, name: String, lengths: Option<Tensor>) {
+        self.put_in_order(id);
         let m = ParamId(self.params.len());
         let squares = row_squares(&self.params[id.0].tensor);
         let tensor = lengths.unwrap_or_else(|| {
             let lengths: Vec<f32> = squares.to_vec().iter().map(|x| x.sqrt()).collect();
             Tensor::from_f32(squares.device(), squares.shape(), &lengths)
         });
-        let tensor = tensor.moved(squares.device());
+        let tensor = tensor.to(squares.device());
         tensor.expect_shape("adapter: magnitude", squares.shape());
         let param = &mut self.params[id.0];
         let adapter = param.adapter.as_mut().expect("a magnitude stands beside an adapter");
         adapter.magnitude = Some(MagnitudeIds { m, squares });
         self.by_name.insert(name.clone(), m);
-        let role = Role::Vector;
-        self.params.push(Param { name, role, tensor, policy: Policy::Frozen, adapter: None });
+        let (role, policy) = (Role::Vector, Policy::Frozen);
+        self.params.push(Param { name, role, tensor, order: None, policy, adapter: None });
     }
 
     /// The share of their input that adapters do not see while there is noise: 0 to below 1.
@@ -449,6 +489,7 @@ impl Weights {
         let adapter = adapter.map(|adapter| self.adapter(tape, ids.weight, adapter));
         Linear {
             weight: self.var(tape, ids.weight),
+            order: self.params[ids.weight.0].order.clone(),
             bias: ids.bias.map(|bias| self.var(tape, bias)),
             adapter,
             arithmetic: self.arithmetic,
@@ -480,7 +521,7 @@ fn encoded(tensor: &Tensor, block: BlockType) -> Tensor {
     const N_ROWS: usize = 64;
     let device = tensor.device();
     let cpu = device.host();
-    let tensor = tensor.moved(&device.host_device());
+    let tensor = tensor.to(&device.host_device());
     let (n_rows, n_cols) = tensor.dims2();
     let row_bytes = n_cols / block.n_elem() * block.n_bytes();
     let pieces = cpu.map((0..n_rows).step_by(N_ROWS).collect(), |row: usize| {

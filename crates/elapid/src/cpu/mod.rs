@@ -14,7 +14,11 @@ pub use self::simd::F32s;
 pub use self::vectors::{AddInto, Dot, dot};
 
 use rayon::prelude::*;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Looks at the last items of others before a thread that has none may go to sleep.
+const N_SPIN: usize = 1 << 12;
 
 /// Threads, instruction set and buffers of the processor.
 pub struct Cpu {
@@ -111,6 +115,33 @@ impl Cpu {
         }
     }
 
+    /// Runs `f` on each item, side by side; who is done with one takes the next.
+    ///
+    /// For short work: the others are asked once for all items together, and who asked waits for
+    /// them without going to sleep.
+    pub fn share_out<T: Send>(&self, items: Vec<T>, f: impl Fn(T) + Send + Sync) {
+        let (n_item, n_thread) = (items.len(), self.n_threads().min(items.len()));
+        if n_thread <= 1 {
+            return items.into_iter().for_each(f);
+        }
+        let (items, n_done) = (Mutex::new(items.into_iter()), AtomicUsize::new(0));
+        let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || {
+            while let Some(item) = next() {
+                f(item);
+                n_done.fetch_add(1, Ordering::Release);
+            }
+        };
+        let wait = || {
+            let is_done = |_: &usize| n_done.load(Ordering::Acquire) == n_item;
+            let _ = (0..N_SPIN).inspect(|_| std::hint::spin_loop()).find(is_done);
+        };
+        let half = n_thread / 2;
+        self.run(|| {
+            rayon::join(|| (fan_out(half, &work), wait()), || fan_out(n_thread - half, &work))
+        });
+    }
+
     /// Runs `f` on each item, side by side, and returns the results in order.
     pub fn map<T: Send, R: Send>(&self, items: Vec<T>, f: impl Fn(T) -> R + Send + Sync) -> Vec<R> {
         if items.len() <= 1 || self.n_threads() == 1 {
@@ -118,5 +149,39 @@ impl Cpu {
         } else {
             self.run(|| items.into_par_iter().with_max_len(1).map(f).collect())
         }
+    }
+}
+
+/// Runs `work` on up to `n` threads at once.
+fn fan_out(n: usize, work: &(impl Fn() + Sync)) {
+    match n {
+        0 | 1 => work(),
+        n => _ = rayon::join(|| fan_out(n / 2, work), || fan_out(n - n / 2, work)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_item_that_is_shared_out_is_worked_on_once() {
+        for n_threads in [1, 2, 3, 5] {
+            let cpu = Cpu::new(n_threads).unwrap();
+            for n_item in [0, 1, 2, 7, 100] {
+                let mut y = vec![0; n_item];
+                let items: Vec<(usize, &mut usize)> = y.iter_mut().enumerate().collect();
+                cpu.run_awake(|| cpu.share_out(items, |(idx, y)| *y += idx + 1));
+                assert!(y.into_iter().eq(1..=n_item), "{n_item} on {n_threads}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_in_an_item_comes_back_to_who_shared_out() {
+        let cpu = Cpu::new(2).unwrap();
+        let work = || cpu.share_out(vec![1, 2, 3, 4], |item| assert_ne!(item, 3, "planted"));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err());
+        cpu.share_out(vec![1, 2], |_| {});
     }
 }

@@ -18,7 +18,7 @@
 
 use crate::data::{Document, Ends, encode_after};
 use crate::error::Result;
-use crate::fim::{FimOverrides, FimTokens};
+use crate::fim::FimTokens;
 use crate::generate::{GenerateSettings, generate_many};
 use crate::model::Model;
 use crate::rng::Rng;
@@ -111,7 +111,7 @@ pub fn fim_exact_match(
     on_progress: &mut dyn FnMut(usize, usize),
 ) -> Result<FimReport> {
     let mut report = FimReport::default();
-    let Some(tokens) = fim_tokens(subject.tokenizer) else {
+    let Some(tokens) = subject.tokenizer.fim() else {
         let why = "the vocabulary has no tokens for fill in the middle";
         report.skipped = docs.iter().map(|doc| (doc.name.clone(), why)).collect();
         return Ok(report);
@@ -138,19 +138,6 @@ pub fn fim_exact_match(
         on_progress(total - rest.len(), total);
     }
     Ok(report)
-}
-
-/// The tokens of fill in the middle: those that the file states, or by their spelling.
-fn fim_tokens(tokenizer: &Tokenizer) -> Option<FimTokens> {
-    let overrides = FimOverrides {
-        prefix: tokenizer.role("fim_pre"),
-        suffix: tokenizer.role("fim_suf"),
-        middle: tokenizer.role("fim_mid"),
-        pad: tokenizer.role("fim_pad"),
-        repo: tokenizer.role("fim_rep"),
-        sep: tokenizer.role("fim_sep"),
-    };
-    FimTokens::detect_with(&|token| tokenizer.id(token), &overrides)
 }
 
 /// A prompt and what should come back.
@@ -378,7 +365,7 @@ mod tests {
     #[test]
     fn a_prompt_is_what_is_nearest_to_the_hole_in_the_layout_of_the_model() {
         let tokenizer = bytes_tokenizer();
-        let tokens = fim_tokens(&tokenizer).unwrap();
+        let tokens = tokenizer.fim().unwrap();
         let text = "abcdefgh HOLE ijklmnop";
         let hole = 9..13;
         // What is before and behind, in windows of this many tokens.

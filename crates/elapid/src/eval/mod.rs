@@ -226,7 +226,8 @@ fn foresee(
     let (tape, options) = (Tape::off(), ForwardOptions::default());
     let out = model.loss(&tape, weights, &batch, &targets, options)?;
     let scored = (0..ids.len()).filter(|&row| factors[row] != 0.0);
-    Ok(scored.map(|row| (owners[row], f64::from(out.nll[row]), out.top1[row])).collect())
+    let (nll, top1) = (out.tokens.nll(), out.tokens.top1());
+    Ok(scored.map(|row| (owners[row], f64::from(nll[row]), top1[row])).collect())
 }
 
 /// Several documents together.

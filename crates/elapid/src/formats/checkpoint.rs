@@ -179,6 +179,12 @@ impl Checkpoint {
         Weights::load(device, specs, &self.places, &self.files(), &self.ignored())
     }
 
+    /// The same for generation: nothing is copied that is stored as a matrix.
+    pub fn weights_as_stored(&self, device: &Device) -> Result<Weights> {
+        let specs = self.model.specs();
+        Weights::load_as_stored(device, specs, &self.places, &self.files(), &self.ignored())
+    }
+
     /// How many bytes are stored in each dtype. Fails where `weights` would, and copies nothing.
     pub fn dtype_bytes(&self) -> Result<BTreeMap<&'static str, usize>> {
         params::survey(&Device::cpu(1)?, &self.places, &self.files(), &self.ignored())

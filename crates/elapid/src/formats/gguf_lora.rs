@@ -195,6 +195,8 @@ fn unmapped(mut x: Tensor, map: &Map) -> Tensor {
 
 /// Reads an adapter of this base model.
 pub fn read(device: &Device, gguf: &Gguf, model: &Model) -> Result<Lora> {
+    // At hand, wherever the model is: it moves when it is attached.
+    let device = &device.host_device();
     let base = Base::new(model)?;
     check_metadata(gguf, base.arch)?;
     let alpha = gguf.float(ALPHA)?.unwrap_or(0.0);

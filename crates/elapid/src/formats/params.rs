@@ -9,6 +9,10 @@ use crate::weights::{ParamId, Role, Spec, Weights};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
+use std::sync::Arc;
+
+/// Row `i` of a parameter is row `order[i]` of its tensor.
+pub type Order = Arc<[usize]>;
 
 /// Rows and columns; the numbers of a vector are rows of one.
 fn dims(shape: &[usize]) -> (usize, usize) {
@@ -50,17 +54,32 @@ fn index<'a>(
 }
 
 /// Reads all parameters. Every tensor asked for must be there, and every tensor there asked for.
+///
+/// A matrix whose rows the file has in another order stays where it is, and its order is told.
 pub fn read_all(
     device: &Device,
     specs: &[Spec],
     places: &[Place],
     files: &[&dyn TensorFile],
     ignored: &[&str],
-) -> Result<Vec<Tensor>> {
+) -> Result<Vec<(Tensor, Option<Order>)>> {
     assert_eq!(specs.len(), places.len(), "one place per parameter");
     let by_name = index(places, files, ignored)?;
     let find = |name: &str| by_name.get(name).copied();
-    specs.iter().zip(places).map(|(spec, place)| read(device, spec, place, &find)).collect()
+    // Layers are alike: there are as many orders as kinds of matrices.
+    let mut orders: Vec<Order> = Vec::new();
+    let mut shared = |order: Vec<usize>| {
+        let known = orders.iter().find(|known| ***known == order).cloned();
+        known.unwrap_or_else(|| {
+            orders.push(order.into());
+            orders[orders.len() - 1].clone()
+        })
+    };
+    let read = |(spec, place)| {
+        let (tensor, order) = read(device, spec, place, &find)?;
+        Ok((tensor, order.map(&mut shared)))
+    };
+    specs.iter().zip(places).map(read).collect()
 }
 
 /// The bytes of all tensors by the name of their dtype; the same checks, and nothing is copied.
@@ -85,7 +104,7 @@ fn read<'a>(
     spec: &Spec,
     place: &Place,
     find: &dyn Fn(&str) -> Option<&'a dyn TensorFile>,
-) -> Result<Tensor> {
+) -> Result<(Tensor, Option<Vec<usize>>)> {
     let parts = place.parts.iter().map(|part| read_part(device, part, find));
     let mut parts = parts.collect::<Result<Vec<_>>>()?;
     let stored = match &parts[..] {
@@ -101,15 +120,19 @@ fn read<'a>(
     let param = match &place.map {
         Map::Same => stored,
         map => match map.order_back(stored.shape()[0]) {
+            Some(order) if spec.role == Role::Matrix && stored.shape() == spec.shape => {
+                return Ok((stored, Some(order)));
+            }
             Some(order) => stored.gather(&order),
             None => undo(map, place, &stored, find)?,
         },
     };
     let param = param.reshape(&spec.shape);
-    Ok(match spec.role {
+    let param = match spec.role {
         Role::Matrix | Role::Embedding => param,
         Role::Vector | Role::Buffer => param.to_f32(),
-    })
+    };
+    Ok((param, None))
 }
 
 /// Takes back a map that changed numbers.

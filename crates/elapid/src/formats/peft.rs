@@ -228,6 +228,8 @@ impl Settings {
 
 /// Reads an adapter; `config` is the name and the text of its adapter_config.json.
 pub fn read(device: &Device, config: (&str, &str), file: &SafeTensors) -> Result<Lora> {
+    // At hand, wherever the model is: it moves when it is attached.
+    let device = &device.host_device();
     let (config_file, json) = config;
     let settings = Settings::parse(config_file, json)?;
     let mut paths = BTreeSet::new();

@@ -230,7 +230,8 @@ enum Turn {
     Answer,
 }
 
-/// Tokens of a sequence in a pass whose tasks are short.
+/// Tokens in a pass whose tasks are short, and sequences that are answered in one: as many as
+/// linear maps take each by itself, so that no answer depends on those beside it.
 const N_SHORT: usize = 16;
 /// One piece in so many goes to the oldest prompt.
 const OLDEST_EVERY: u64 = 4;
@@ -470,7 +471,9 @@ impl Engine {
             let is_same = |slot: &&mut Slot| Arc::ptr_eq(&slot.weights, &weights);
             let (mut group, others): (Vec<_>, Vec<_>) = left.into_iter().partition(is_same);
             left = others;
-            answer_together(&self.model, &mut group, events);
+            for some in group.chunks_mut(N_SHORT) {
+                answer_together(&self.model, some, events);
+            }
         }
     }
 

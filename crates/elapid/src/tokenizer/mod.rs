@@ -27,6 +27,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::Result;
+use crate::fim::{FimOverrides, FimTokens};
 
 mod bpe;
 mod encoder;
@@ -220,6 +221,19 @@ impl Tokenizer {
     /// The token of a role, named as in GGUF: `unk`, `pad`, `eot`, `fim_pre`, `fim_suf`, ...
     pub fn role(&self, name: &str) -> Option<u32> {
         self.ids.get(name).copied()
+    }
+
+    /// Tokens of fill in the middle: those that the file states, then by their spelling.
+    pub fn fim(&self) -> Option<FimTokens> {
+        let overrides = FimOverrides {
+            prefix: self.role("fim_pre"),
+            suffix: self.role("fim_suf"),
+            middle: self.role("fim_mid"),
+            pad: self.role("fim_pad"),
+            repo: self.role("fim_rep"),
+            sep: self.role("fim_sep"),
+        };
+        FimTokens::detect_with(&|token| self.id(token), &overrides)
     }
 
     /// Every id that ends a generation, ascending.

@@ -44,7 +44,7 @@ impl Lens {
             return Err(Error::input(problem, "take the donor's own tokenizer"));
         }
         let device = weights.device().clone();
-        let donor = donor.rows(0..config.n_vocab).to_f32().moved(&device.host_device());
+        let donor = donor.rows(0..config.n_vocab).to_f32().to(&device.host_device());
         let mut w = principal_components(&donor, config.d_model, seed)?.directions;
         let embed = weights.find(&config.embed_name).expect("a model has an embedding");
         let made = product(&donor, &w);
@@ -59,7 +59,7 @@ impl Lens {
         w.expect_shape("lens: projection", &[config.d_model, d_donor]);
         let projection = weights.push(PROJECTION, Role::Matrix, w);
         weights.derive(embed);
-        let lens = Lens { donor: donor.moved(&device), projection, embed };
+        let lens = Lens { donor: donor.to(&device), projection, embed };
         lens.forward(weights);
         Ok(lens)
     }

@@ -128,8 +128,8 @@ impl Lora {
             let (a, b) = (module.a.to_f32(), module.b.to_f32());
             let m = module.magnitude.as_ref().map(Tensor::to_f32);
             let factor = self.factor(module) as f32;
-            let merged = merge(weights.tensor(*id), &a, &b, factor, m.as_ref());
-            *weights.tensor_mut(*id) = merged;
+            let tensor = weights.tensor_mut(*id);
+            *tensor = merge(tensor, &a, &b, factor, m.as_ref());
         }
         Ok(ids.len())
     }

@@ -204,10 +204,12 @@ vector<string> base_flags(const Options &o, const string &folder) {
     return flags;
 }
 
+// No unique symbols: shared memory of inline functions would be one for all libraries, whatever size
+// each of them gives it.
 vector<string> code_flags(const Options &o) {
     vector<string> flags = {o.standard, "-w", "-O2", "-fPIC", "-ffp-contract=off", "-fwrapv",
                             "-fno-strict-aliasing", "-fno-semantic-interposition",
-                            "-fno-exceptions", "-fno-rtti", "-fno-math-errno"};
+                            "-fno-gnu-unique", "-fno-exceptions", "-fno-rtti", "-fno-math-errno"};
 #if defined(__x86_64__)
     flags.push_back("-march=native");
 #endif

@@ -53,15 +53,47 @@ pub fn map(path: &Path) -> Result<SharedBytes, Error> {
 /// The maps there are.
 static MAPS: Mutex<Vec<Weak<Mmap>>> = Mutex::new(Vec::new());
 
-/// Lets go of the pages of all files, which loading has touched; those that are read again come
-/// back from the system's cache. Without it what was copied is held twice.
+/// Lets go of what only loading needed, so that the process holds what it works with: pages of the
+/// model's files (what was copied would be held twice), pages of the program that ran once, and
+/// what the heap has free. Pages of files that are used again come back from the system's cache.
 pub fn release_pages() {
-    let Ok(maps) = MAPS.lock() else { return };
-    for map in maps.iter().filter_map(Weak::upgrade) {
-        // SAFETY: the map is of a file, read-only: pages that are dropped come back as they were.
-        // That it fails costs memory and nothing else.
-        let _ = unsafe { map.unchecked_advise(UncheckedAdvice::DontNeed) };
+    if let Ok(maps) = MAPS.lock() {
+        for map in maps.iter().filter_map(Weak::upgrade) {
+            // SAFETY: the map is of a file, read-only: pages that are dropped come back as they
+            // were. That it fails costs memory and nothing else.
+            let _ = unsafe { map.unchecked_advise(UncheckedAdvice::DontNeed) };
+        }
     }
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        // SAFETY: it takes the locks of the heap and gives back whole pages that nobody uses.
+        unsafe { libc::malloc_trim(0) };
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        for range in maps.lines().filter_map(program_pages) {
+            let address = std::ptr::with_exposed_provenance_mut(range.start);
+            // SAFETY: the range is mapped from a file and was never written: it comes back from
+            // the file as it was, at the next access.
+            unsafe { libc::madvise(address, range.len(), libc::MADV_DONTNEED) };
+        }
+    }
+}
+
+/// The addresses in a line of `/proc/self/maps`, if it is of code or of the constants before it.
+///
+/// What begins at the head of a file holds its ELF header, which no relocation writes to; other
+/// read-only parts may have been written before they were closed, and are left alone.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn program_pages(line: &str) -> Option<std::ops::Range<usize>> {
+    let mut words = line.split_ascii_whitespace();
+    let (range, rights, offset) = (words.next()?, words.next()?, words.next()?);
+    let is_file = words.nth(2)?.starts_with('/');
+    let is_head = rights == "r--p" && offset.bytes().all(|digit| digit == b'0');
+    if !is_file || !(is_head || rights == "r-xp") {
+        return None;
+    }
+    let (start, end) = range.split_once('-')?;
+    let number = |hex: &str| usize::from_str_radix(hex, 16).ok();
+    Some(number(start)?..number(end)?)
 }
 
 /// An open safetensors file.
@@ -212,4 +244,33 @@ pub fn make_directory(path: &Path) -> Done<()> {
 pub fn write_bytes(path: &Path, bytes: &[u8]) -> Done<()> {
     write(path, |sink| sink(bytes))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    #[test]
+    fn only_code_and_the_heads_of_files_are_let_go() {
+        let of = |line: &str| super::program_pages(line);
+        let code = "5581a000-5581c000 r-xp 004af000 08:01 917 /usr/bin/elapid";
+        assert_eq!(of(code), Some(0x5581_a000..0x5581_c000));
+        let head = "5581a000-5581c000 r--p 00000000 08:01 917 /usr/bin/elapid";
+        assert_eq!(of(head), Some(0x5581_a000..0x5581_c000));
+        for kept in [
+            "5581a000-5581c000 r--p 01330000 08:01 917 /usr/bin/elapid",
+            "5581a000-5581c000 rw-p 00000000 08:01 917 /usr/bin/elapid",
+            "7f81a000-7f81c000 r-xp 00000000 00:00 0 [vdso]",
+            "7f81a000-7f81c000 r--p 00000000 00:00 0",
+            "",
+        ] {
+            assert_eq!(of(kept), None, "{kept}");
+        }
+    }
+
+    #[test]
+    fn what_was_let_go_comes_back() {
+        let before = super::read_text(std::path::Path::new("Cargo.toml")).unwrap();
+        super::release_pages();
+        assert_eq!(super::read_text(std::path::Path::new("Cargo.toml")).unwrap(), before);
+    }
 }

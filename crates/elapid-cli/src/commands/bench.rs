@@ -3,10 +3,9 @@
 use super::bench_generate;
 use crate::compute::Compute;
 use crate::machine;
-use crate::report::{Done, Failure, between, count, line, n_threads_default};
+use crate::report::{Done, Failure, between, count, line};
 use elapid::batch::{Batch, Targets};
 use elapid::config::Config;
-use elapid::device::Device;
 use elapid::model::Model;
 use elapid::optim::AdamW;
 use elapid::rng::Rng;
@@ -69,6 +68,9 @@ pub struct Bench {
     /// File to write every figure to, as JSON
     #[arg(long)]
     receipt: Option<PathBuf>,
+    /// Print the time of every kernel of a step (CUDA)
+    #[arg(long)]
+    profile: bool,
     /// Print one JSON object per figure
     #[arg(long)]
     json: bool,
@@ -201,7 +203,8 @@ impl Bench {
         let (mut times_ms, mut rates) = (Vec::new(), Vec::new());
         let mut tape_bytes = 0;
         // Products are timed between the steps, so that both see the same machine.
-        let mut product = device.product_probe(2048, 2048, 2048);
+        let n = if device.gpu().is_some() { 8192 } else { 2048 };
+        let mut product = device.product_probe(n, n, n);
         for rep in 0..self.reps + 2 {
             let begin = Instant::now();
             let report = device.run(|| trainer.step(&batch, &targets, &settings))?;
@@ -209,10 +212,21 @@ impl Bench {
             tape_bytes = report.tape_bytes;
             let begin = Instant::now();
             product();
-            let rate = 2.0 * 2048f64.powi(3) / begin.elapsed().as_secs_f64() / 1e9;
+            let rate = 2.0 * (n as f64).powi(3) / begin.elapsed().as_secs_f64() / 1e9;
             if rep >= 2 {
                 times_ms.push(elapsed_ms);
                 rates.push(rate);
+            }
+        }
+        if let Some(gpu) = device.gpu().filter(|_| self.profile) {
+            gpu.profile_start();
+            device.run(|| trainer.step(&batch, &targets, &settings))?;
+            for kernel in gpu.profile_stop() {
+                let (name, n, ms) = (&kernel.name, kernel.n_launches, kernel.ms);
+                line(format!(
+                    "kernel  {ms:9.3} ms  {n:5} times  {:9.1} us  {name}",
+                    1e3 * ms / n as f64
+                ));
             }
         }
         times_ms.sort_by(f64::total_cmp);
@@ -229,7 +243,10 @@ impl Bench {
             "step_min_ms": best_ms, "step_med_ms": median_ms,
             "tok_s_best": n_tok / best_ms * 1e3, "tok_s_med": tok_s,
             "gemm_gflops": gflops, "limit_tok_s": limit, "share_of_limit": tok_s / limit,
-            "tape_mb": tape_bytes as f64 / (1 << 20) as f64, "peak_rss_mb": peak_mib(),
+            "tape_mb": tape_bytes as f64 / (1 << 20) as f64, "peak_rss_mb": match device.gpu() {
+                Some(_) => Some(device.memory().live_max as f64 / (1 << 20) as f64),
+                None => peak_mib(),
+            },
         }))
     }
 
@@ -272,8 +289,8 @@ impl Bench {
         });
         let more = match name {
             "llama" => json!({
-                "intermediate_size": 1024, "num_attention_heads": 6,
-                "num_key_value_heads": 6, "max_position_embeddings": self.context,
+                "intermediate_size": d * 8 / 3, "num_attention_heads": d / 64,
+                "num_key_value_heads": d / 64, "max_position_embeddings": self.context,
             }),
             "mamba" => json!({"state_size": 16, "expand": 2}),
             "mamba2" => json!({

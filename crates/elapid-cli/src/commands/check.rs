@@ -2,7 +2,7 @@
 
 use crate::compute::Compute;
 use crate::files;
-use crate::report::{Done, Failure, between, line, n_threads_default};
+use crate::report::{Done, Failure, line};
 use elapid::config::Config;
 use elapid::device::Device;
 use elapid::formats::peft;

@@ -2,7 +2,7 @@
 
 use crate::compute::Compute;
 use crate::files;
-use crate::report::{Done, Failure, between, count, line, n_threads_default};
+use crate::report::{Done, Failure, between, count, line};
 use crate::source::walk::{Walk, chat_of, collect, divide};
 use elapid::data::{self, Document, Encoded, Ends};
 use elapid::device::Device;

@@ -80,7 +80,7 @@ impl Info {
         }
         for one in &list {
             let text = |name: &str| one[name].as_str().unwrap_or_default().to_string();
-            let size = |name: &str| one[name].as_u64().map(|n| mebibytes(n as usize));
+            let size = |name: &str| one[name].as_u64().map(|n| mebibytes(n as f64));
             let mut facts = vec![text("name"), text("kind"), text("backend")];
             facts.extend(size("memory").map(|n| format!("{n} of memory")));
             facts.extend(size("memory_free").map(|n| format!("{n} free")));

@@ -159,7 +159,7 @@ fn export(run: &Run) -> Done<std::path::PathBuf> {
     let Some(mut lora) = method::adapter(&run.config.method, weights) else {
         let dir = run.dir.join("model");
         files::make_directory(&dir)?;
-        let weights = weights.moved(&weights.device().host_device());
+        let weights = weights.to(&weights.device().host_device());
         let export = Export::directory(&prepared.checkpoint, &weights);
         for file in export.directory_files(None)? {
             files::write(&dir.join(&file.name), |sink| file.write(sink))?;

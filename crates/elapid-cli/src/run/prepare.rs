@@ -9,7 +9,6 @@ use elapid::data::middle::FimSettings;
 use elapid::data::pack::{LoadSettings, Loader, Order};
 use elapid::data::{Encoded, Ends, encode};
 use elapid::device::Device;
-use elapid::fim::FimTokens;
 use elapid::formats::checkpoint::Checkpoint;
 use elapid::method::{self, Coverage, Method};
 use elapid::model::Model;
@@ -164,7 +163,7 @@ fn fim_settings(config: &RunConfig, tokenizer: &Tokenizer) -> Done<Option<FimSet
     if config.fim == 0.0 {
         return Ok(None);
     }
-    let tokens = FimTokens::detect(&|token| tokenizer.id(token)).ok_or_else(|| {
+    let tokens = tokenizer.fim().ok_or_else(|| {
         let problem = "the vocabulary has no tokens for filling in the middle";
         Failure::new(problem, "use `--fim 0`, or a model for code")
     })?;

@@ -12,8 +12,7 @@ use crate::files;
 use crate::report::{Done, Failure};
 use crate::run::config::{Origin, RunConfig};
 use elapid::chat::{ChatOptions, ChatTemplate, Message, Moment};
-use elapid::device::Device;
-use elapid::fim::{FimOverrides, FimTokens};
+use elapid::fim::FimTokens;
 use elapid::formats::checkpoint::Checkpoint;
 use elapid::model::Model;
 use elapid::serving::{Engine, EngineSettings};
@@ -218,10 +217,9 @@ pub fn load(path: &Path, settings: &LoadSettings) -> Done<Loaded> {
     let tokenizer = tokenizer(&base, &checkpoint)?;
     let chat_source = checkpoint.chat_template()?;
     let chat = chat_source.as_deref().map(|source| chat(source, &tokenizer)).transpose()?;
-    let fim = fim(&tokenizer);
+    let fim = tokenizer.fim();
     let model = Model::new(checkpoint.model().config().clone());
-    let weights = checkpoint.weights(&device)?;
-    files::release_pages();
+    let weights = checkpoint.weights_as_stored(&device)?;
     let made_for = model.config().n_ctx.unwrap_or(CONTEXT);
     let context = settings.context.unwrap_or(made_for.min(settings.context_max));
     let engine_settings = EngineSettings {
@@ -245,6 +243,8 @@ pub fn load(path: &Path, settings: &LoadSettings) -> Done<Loaded> {
     for adapter in of_run.iter().chain(&settings.adapters) {
         add_adapter(&mut loaded, &checkpoint, adapter)?;
     }
+    drop(checkpoint);
+    files::release_pages();
     Ok(loaded)
 }
 
@@ -286,19 +286,6 @@ fn chat(source: &str, tokenizer: &Tokenizer) -> Done<Chat> {
     let options =
         ChatOptions { add_generation_prompt, bos_token, eos_token, ..ChatOptions::default() };
     Ok(Chat { template, options })
-}
-
-/// Tokens of fill in the middle: by the roles that a GGUF file states, then by their spelling.
-fn fim(tokenizer: &Tokenizer) -> Option<FimTokens> {
-    let overrides = FimOverrides {
-        prefix: tokenizer.role("fim_pre"),
-        suffix: tokenizer.role("fim_suf"),
-        middle: tokenizer.role("fim_mid"),
-        pad: tokenizer.role("fim_pad"),
-        repo: tokenizer.role("fim_rep"),
-        sep: tokenizer.role("fim_sep"),
-    };
-    FimTokens::detect_with(&|token| tokenizer.id(token), &overrides)
 }
 
 /// generation_config.json of a directory, `general.sampling.*` of a GGUF file.

@@ -1,4 +1,5 @@
 // libcuda of the software CUDA device: devices, contexts, memory, modules and launches.
+// (tidy: allow long, a list of functions of one kind)
 //
 // The names and arguments are those of NVIDIA's cuda.h, version 13.0, as far as a program in Rust
 // through cudarc and a plain engine need them. One device, one primary context. Device memory is

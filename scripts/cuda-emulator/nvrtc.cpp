@@ -204,8 +204,8 @@ vector<string> base_flags(const Options &o, const string &folder) {
     return flags;
 }
 
-// No unique symbols: shared memory of inline functions would be one for all libraries, whatever size
-// each of them gives it.
+// No unique symbols: shared memory of inline functions would be one for all libraries, whatever
+// size each of them gives it.
 vector<string> code_flags(const Options &o) {
     vector<string> flags = {o.standard, "-w", "-O2", "-fPIC", "-ffp-contract=off", "-fwrapv",
                             "-fno-strict-aliasing", "-fno-semantic-interposition",

@@ -3,6 +3,7 @@
 // of a process.
 //
 // Not here: a check against a real device; speed.
+// (tidy: allow long, a list of tests)
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>

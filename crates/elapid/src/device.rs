@@ -30,8 +30,8 @@ impl Device {
 
     /// Device by the name a person types: `auto`, `cpu`, `gpu`, `wgpu`, `wgpu:1`, `cuda`, `cuda:1`.
     ///
-    /// `gpu` is CUDA where there is one, else wgpu. `auto` takes a GPU that is no software, else the
-    /// processor.
+    /// `gpu` is CUDA where there is one, else wgpu. `auto` takes a GPU that is no software, else
+    /// the processor.
     pub fn by_name(name: &str, precision: Precision, n_threads: usize) -> Result<Device> {
         let host = || match Device::cpu(n_threads)? {
             Device::Cpu(cpu) => Ok(cpu),

@@ -3,8 +3,8 @@
 //! Always dense and row-major, so a kernel needs lengths and no strides. Clones share storage; a
 //! view is another shape of the same bytes or a range of rows. Writing needs the only handle.
 //!
-//! On a graphics processor the bytes are not at hand: `to_vec` brings the numbers over, and only ops
-//! with their kernels write.
+//! On a graphics processor the bytes are not at hand: `to_vec` brings the numbers over, and only
+//! ops with their kernels write.
 
 use crate::cpu::Buffer;
 use crate::device::Device;

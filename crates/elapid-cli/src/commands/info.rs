@@ -18,10 +18,8 @@ use std::process::ExitCode;
 
 /// Show this machine, or what a model is.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  elapid info\n  elapid info --devices\n  elapid info golden/sets/jamba\n  \
-    elapid info model.gguf --json"
-)]
+#[command(after_help = "Examples:\n  elapid info\n  elapid info --devices\n  \
+    elapid info golden/sets/jamba\n  elapid info model.gguf --json")]
 pub struct Info {
     /// Directory, .gguf or .elapid file
     model: Option<PathBuf>,

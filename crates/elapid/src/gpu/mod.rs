@@ -9,16 +9,16 @@
 //!     };
 //!     gpu.launch(&FORWARD, Work::each(n), &[("D", d)], &mut [In(x), Out(&mut y)], &[n.into()]);
 //!
-//! | part                | in WGSL                                   | in CUDA                       |
-//! |---------------------|-------------------------------------------|-------------------------------|
-//! | arguments, in order | `@group(0) @binding(0)`, `(1)`, ...       | pointers, in order            |
-//! | their types         | `array<f32>`; `array<u32>` for anything   | `T0*`, `T1*`, ... by dtype,   |
-//! |                     | that is not f32                           | read by `load`, set by `store`|
-//! | parameters          | the binding behind them, `var<uniform>`   | a struct by value, last       |
-//! | constants           | `const D: u32 = 64u;` before the text     | `#define D 64`                |
-//! | threads of a group  | `THREADS`, also in `@workgroup_size`      | `THREADS`                     |
-//! | several kernels in  | variables of other names at the same      | each between                  |
-//! | one file            | bindings                                  | `#ifdef ENTRY_name`, `#endif` |
+//! | part               | in WGSL                                 | in CUDA                       |
+//! |--------------------|-----------------------------------------|-------------------------------|
+//! | arguments in order | `@group(0) @binding(0)`, `(1)`, ...     | pointers, in order            |
+//! | their types        | `array<f32>`; `array<u32>` for anything | `T0*`, `T1*`, ... by dtype,   |
+//! |                    | that is not f32                         | by `load` and `store`         |
+//! | parameters         | the binding behind them, `var<uniform>` | a struct by value, last       |
+//! | constants          | `const D: u32 = 64u;` before the text   | `#define D 64`                |
+//! | threads of a group | `THREADS`, also in `@workgroup_size`    | `THREADS`                     |
+//! | several kernels in | variables of other names at the same    | each between                  |
+//! | one file           | bindings                                | `#ifdef ENTRY_name`, `#endif` |
 //!
 //! Work runs in the order of launches. What goes wrong is kept, everything after it does nothing,
 //! and `check` tells: as with CUDA itself, an op has no error to return.

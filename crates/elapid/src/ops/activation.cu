@@ -1,5 +1,6 @@
 // y = f(gate) up, and its gradients; see activation.rs. KIND: 0 SiLU, 1 GELU, 2 ReLU.
-// A thread takes eight numbers at a time. GATED is 0 where there is no `up`, whose place another buffer then takes.
+// A thread takes eight numbers at a time. GATED is 0 where there is no `up`, whose place another
+// buffer then takes.
 
 struct Params { u32 n; };
 

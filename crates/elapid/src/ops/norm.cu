@@ -1,10 +1,11 @@
 // RMSNorm and the addition before it; see norm.rs. A group takes a row of D numbers.
-// HAS_W, HAS_ADDED: 0 where there is no weight, no branch or dsum; another buffer then takes its place.
+// HAS_W, HAS_ADDED: 0 where there is no weight, no branch or dsum; another buffer then takes its
+// place.
 
 struct Params { u32 n_rows; float eps; float factor; };
 
-// Where rows are of whole eights and not too long (WARPED is 1) a warp takes a row, which it keeps in
-// registers: every number is read once.
+// Where rows are of whole eights and not too long (WARPED is 1) a warp takes a row, which it keeps
+// in registers: every number is read once.
 #if WARPED
 #define N_EIGHT ((D + 255) / 256) // eights of a lane
 #define WARP_ROW ((size_t)group_of() * (THREADS / 32) + threadIdx.x / 32)

@@ -1,5 +1,6 @@
 // RMSNorm and the addition before it; see norm.rs. A group takes a row of D numbers.
-// HAS_W, HAS_ADDED: 0 where there is no weight, no branch or dsum; another buffer then takes its place.
+// HAS_W, HAS_ADDED: 0 where there is no weight, no branch or dsum; another buffer then takes its
+// place.
 
 struct Params { n_rows: u32, eps: f32, factor: f32 }
 

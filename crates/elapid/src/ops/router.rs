@@ -182,8 +182,8 @@ static FORWARD: Kernel = Kernel {
 };
 static BACKWARD: Kernel = Kernel { entry: "router_backward", ..FORWARD };
 
-/// The same on a graphics processor: logits come to the host, which alone can say how many rows each
-/// expert has, and are compared there as everywhere; weights are made where the logits are.
+/// The same on a graphics processor: logits come to the host, which alone can say how many rows
+/// each expert has, and are compared there as everywhere; weights are made where the logits are.
 fn route_gpu(
     gpu: &Gpu,
     tape: &Tape,

@@ -4,8 +4,8 @@
 //! for it: `out = a @ b` by rows is `out^T = b^T @ a^T` by columns, with the two sides swapped and
 //! nothing moved.
 //!
-//! What the library chose for a shape is kept. Sums that are split are added in f32, in an order that
-//! is the same every time.
+//! What the library chose for a shape is kept. Sums that are split are added in f32, in an order
+//! that is the same every time.
 
 use super::context::{Context, expect_blas};
 use super::{Cuda, lock};
@@ -158,8 +158,8 @@ impl Blas {
         let plan = &self.plans[&shape];
         let [left, right, out] =
             [&product.b, &product.a, &product.out].map(|stored| stored.at as *mut c_void);
-        // SAFETY: operands were checked to lie inside of their buffers, the plan describes them, and
-        // everything on the stream that uses the workspace runs in order.
+        // SAFETY: operands were checked to lie inside of their buffers, the plan describes them,
+        // and everything on the stream that uses the workspace runs in order.
         unsafe {
             lt::matmul(
                 self.handle,

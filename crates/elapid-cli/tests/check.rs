@@ -57,6 +57,26 @@ fn every_golden_set_of_the_project_is_met() {
     }
 }
 
+#[test]
+fn every_golden_set_of_the_project_is_met_on_a_graphics_processor() {
+    if !stdout(&elapid(&["info", "--devices"])).contains("wgpu:0") {
+        eprintln!("skip: wgpu finds no graphics processor");
+        return;
+    }
+    let sets = sets(&root().join("golden/sets"));
+    std::thread::scope(|scope| {
+        for half in sets.chunks(sets.len().div_ceil(2)) {
+            scope.spawn(move || {
+                for dir in half {
+                    let output = elapid(&["check", dir.to_str().unwrap(), "--device", "wgpu"]);
+                    let (text, told) = (stdout(&output), stderr(&output));
+                    assert!(output.status.success(), "{}: {text} {told}", dir.display());
+                }
+            });
+        }
+    });
+}
+
 /// Stored tensors of a set that can be trained: of its adapter where it has one.
 fn n_trainable(dir: &Path) -> usize {
     let adapter = dir.join("adapter/adapter_model.safetensors");
@@ -158,9 +178,12 @@ fn errors_name_what_is_wrong_and_what_to_do() {
 #[test]
 fn a_device_that_is_not_there_is_an_error_with_a_hint() {
     let dir = root().join("golden/sets/llama_gqa_untied");
-    let output = elapid(&["check", dir.to_str().unwrap(), "--device", "cuda"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("there is no device `cuda`"), "{}", stderr(&output));
+    for (name, problem) in [("wgpu:99", "no wgpu adapter 99"), ("tpu", "no device `tpu`")] {
+        let output = elapid(&["check", dir.to_str().unwrap(), "--device", name]);
+        assert_eq!(output.status.code(), Some(1));
+        let told = stderr(&output);
+        assert!(told.contains(problem) && told.contains("hint: "), "{told}");
+    }
 }
 
 #[test]

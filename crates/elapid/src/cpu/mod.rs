@@ -14,6 +14,7 @@ pub use self::simd::F32s;
 pub use self::vectors::{AddInto, Dot, dot};
 
 use rayon::prelude::*;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -115,21 +116,26 @@ impl Cpu {
         }
     }
 
-    /// Runs `f` on each item, side by side; who is done with one takes the next.
+    /// Runs `f` on each item, side by side. Each thread begins with a run of neighbours, which lie
+    /// together in memory; who is done with its own takes the next of another's.
     ///
     /// For short work: the others are asked once for all items together, and who asked waits for
     /// them without going to sleep.
-    pub fn share_out<T: Send>(&self, items: Vec<T>, f: impl Fn(T) + Send + Sync) {
+    pub fn share_out<T: Send>(&self, mut items: Vec<T>, f: impl Fn(T) + Send + Sync) {
         let (n_item, n_thread) = (items.len(), self.n_threads().min(items.len()));
         if n_thread <= 1 {
             return items.into_iter().for_each(f);
         }
-        let (items, n_done) = (Mutex::new(items.into_iter()), AtomicUsize::new(0));
-        let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let work = || {
-            while let Some(item) = next() {
-                f(item);
-                n_done.fetch_add(1, Ordering::Release);
+        let run = |idx: usize| items.split_off(idx * n_item / n_thread).into_iter();
+        let runs: Vec<_> = (0..n_thread).rev().map(run).map(Mutex::new).collect();
+        let n_done = AtomicUsize::new(0);
+        let work = |thread: usize| {
+            for run in runs.iter().cycle().skip(thread).take(n_thread) {
+                let next = || run.lock().unwrap_or_else(PoisonError::into_inner).next();
+                while let Some(item) = next() {
+                    f(item);
+                    n_done.fetch_add(1, Ordering::Release);
+                }
             }
         };
         let wait = || {
@@ -138,7 +144,8 @@ impl Cpu {
         };
         let half = n_thread / 2;
         self.run(|| {
-            rayon::join(|| (fan_out(half, &work), wait()), || fan_out(n_thread - half, &work))
+            let here = || (fan_out(0..half, &work), wait());
+            rayon::join(here, || fan_out(half..n_thread, &work))
         });
     }
 
@@ -152,11 +159,16 @@ impl Cpu {
     }
 }
 
-/// Runs `work` on up to `n` threads at once.
-fn fan_out(n: usize, work: &(impl Fn() + Sync)) {
-    match n {
-        0 | 1 => work(),
-        n => _ = rayon::join(|| fan_out(n / 2, work), || fan_out(n - n / 2, work)),
+/// Runs `work` with each number, on as many threads at once as there are.
+fn fan_out(threads: Range<usize>, work: &(impl Fn(usize) + Sync)) {
+    match threads.len() {
+        0 => {}
+        1 => work(threads.start),
+        n => {
+            let half = threads.start + n / 2;
+            let there = || fan_out(half..threads.end, work);
+            rayon::join(|| fan_out(threads.start..half, work), there);
+        }
     }
 }
 

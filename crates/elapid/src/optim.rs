@@ -16,7 +16,7 @@
 
 use crate::error::{Error, Result};
 use crate::model::HEAD;
-use crate::ops::adamw::{adamw, adamw_sizes};
+use crate::ops::adamw::{Steps, adamw_sizes};
 use crate::ops::grad_norm::grad_norm;
 use crate::ops::muon::muon;
 use crate::tape::Gradients;
@@ -147,6 +147,7 @@ impl Optimizer {
         settings: impl Fn(&Weights, ParamId) -> AdamW,
     ) {
         self.n_steps += 1;
+        let mut steps = Steps::new(self.n_steps);
         for id in weights.trained() {
             let Some(grad) = grads.get(id.0) else { continue };
             let mut config = settings(weights, id);
@@ -159,10 +160,11 @@ impl Optimizer {
                         let (update, size) = adamw_sizes(p, grad, [m, v], self.n_steps, &config);
                         config.lr *= config.trust_factor(update, size);
                     }
-                    adamw(p, grad, m, v, self.n_steps, &config);
+                    steps.add(p, grad, m, v, &config);
                 }
             }
         }
+        steps.finish();
     }
 
     /// As before the first step.

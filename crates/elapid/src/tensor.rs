@@ -229,6 +229,12 @@ impl Tensor {
         }
     }
 
+    /// Address of the first byte in the memory of CUDA; zero where that could not be had.
+    pub(crate) fn cuda_address(&self) -> u64 {
+        let (buffer, offset) = self.gpu_buffer();
+        buffer.cuda_address().map_or(0, |at| at + offset as u64)
+    }
+
     /// Some of the bytes as they are, in words of four that begin at a multiple of `align` bytes of
     /// the buffer, before the first of them where need be; and the place of that one. Whole runs of
     /// four words, for those who read them so: buffers are longer.
@@ -398,6 +404,22 @@ impl Tensor {
         let tensor = make(self);
         list().push(Derived { name, offset, n_elem, tensor: tensor.clone() });
         tensor
+    }
+
+    /// What is kept under a name of all the numbers, if nobody else has it: for who is about to
+    /// write them and makes it anew in place, to `keep_derived` it then.
+    pub(crate) fn take_derived(&mut self, name: &str) -> Option<Tensor> {
+        let n_elem = self.n_elem();
+        let storage = Arc::get_mut(&mut self.storage)?;
+        let list = storage.derived.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |one: &Derived| (one.name, one.offset, one.n_elem) == (name, 0, n_elem);
+        let mut tensor = list.swap_remove(list.iter().position(is_it)?).tensor;
+        tensor.is_unique().then_some(tensor)
+    }
+
+    /// Keeps what was made of the numbers as they are now.
+    pub(crate) fn keep_derived(&self, name: &'static str, tensor: Tensor) {
+        self.derived(name, |_| tensor);
     }
 
     /// A copy in f32 with storage of its own.

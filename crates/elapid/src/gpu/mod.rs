@@ -32,6 +32,7 @@ pub mod cuda;
 pub mod cuda;
 mod decode;
 pub mod graph;
+mod many;
 pub mod product;
 pub mod profile;
 #[cfg(test)]
@@ -47,6 +48,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use self::cuda::list as list_cuda;
+pub(crate) use self::many::Many;
 pub use self::wgpu::list as list_wgpu;
 
 /// A kernel of an op, in both languages.
@@ -217,6 +219,14 @@ pub(crate) struct Buffer {
 impl Buffer {
     pub(crate) fn gpu(&self) -> &Gpu {
         &self.gpu
+    }
+
+    /// Where it lies, if CUDA has it.
+    pub(crate) fn cuda_address(&self) -> Option<u64> {
+        match &self.memory {
+            Some(Memory::Cuda(memory)) => Some(memory.address()),
+            _ => None,
+        }
     }
 }
 

@@ -172,11 +172,14 @@ impl Side<'_> {
     }
 }
 
+/// The name of the copy of a master.
+pub(crate) const IN_BF16: &str = "bf16";
+
 /// A side in the format of products. Of a master in f32 the copy in bf16 is kept until it is
 /// written: one cast a step.
 pub(crate) fn in_format(gpu: &Gpu, tensor: &Tensor) -> Tensor {
     match (tensor.dtype(), gpu.activation_dtype()) {
-        (DType::F32, DType::BF16) => tensor.derived("bf16", |it| gpu.cast(it, DType::BF16)),
+        (DType::F32, DType::BF16) => tensor.derived(IN_BF16, |it| gpu.cast(it, DType::BF16)),
         (_, dtype) => gpu.cast(tensor, dtype),
     }
 }

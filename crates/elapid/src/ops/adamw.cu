@@ -42,6 +42,47 @@ KERNEL adamw_step(const T0* g, T1* w, T2* m, T3* v, Params p) {
 }
 #endif
 
+#ifdef ENTRY_adamw_steps
+// A row of the table; see gpu/many.rs. copy: the new numbers in bf16, where somebody wants them.
+struct Row {
+    const float* g;
+    float *w, *m, *v;
+    bf16* copy;
+    Params p;
+};
+
+struct Table { u32 rows, n_groups; };
+
+KERNEL adamw_steps(const T0* table, Table t) {
+    u32 group = (u32)group_of();
+    if (group >= t.n_groups) return;
+    uint2 place = ((const uint2*)table)[group];
+    Row row = ((const Row*)(table + t.rows))[place.x];
+    u32 begin = place.y * PIECE, end = min(row.p.n, begin + PIECE), last = end / 4 * 4;
+#pragma unroll 2
+    for (u32 i = begin + 4 * threadIdx.x; i < last; i += 4 * THREADS) {
+        float4 g4 = load4(row.g, i), w4 = load4(row.w, i), m4 = load4(row.m, i),
+               v4 = load4(row.v, i);
+        w4.x = moved(w4.x, g4.x, m4.x, v4.x, row.p);
+        w4.y = moved(w4.y, g4.y, m4.y, v4.y, row.p);
+        w4.z = moved(w4.z, g4.z, m4.z, v4.z, row.p);
+        w4.w = moved(w4.w, g4.w, m4.w, v4.w, row.p);
+        store4(row.w, i, w4);
+        store4(row.m, i, m4);
+        store4(row.v, i, v4);
+        if (row.copy) store4(row.copy, i, w4);
+    }
+    u32 i = last + threadIdx.x;
+    if (i < end) {
+        float m1 = row.m[i], v1 = row.v[i], w1 = moved(row.w[i], row.g[i], m1, v1, row.p);
+        row.w[i] = w1;
+        row.m[i] = m1;
+        row.v[i] = v1;
+        if (row.copy) store(row.copy, i, w1);
+    }
+}
+#endif
+
 #ifdef ENTRY_adamw_sizes
 // Sums of the squares of the ratio and of w, a pair for each group.
 KERNEL adamw_sizes(const T0* g, const T1* w, const T2* m, const T3* v, T4* sums, Params p) {

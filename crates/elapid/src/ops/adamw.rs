@@ -13,7 +13,8 @@
 
 use crate::cpu::F32s;
 use crate::device::Device;
-use crate::gpu::{Arg, Gpu, Kernel, Word, Work};
+use crate::gpu::product::IN_BF16;
+use crate::gpu::{Arg, Gpu, Kernel, Many, Word, Work};
 use crate::optim::AdamW;
 use crate::tensor::Tensor;
 use pulp::{Simd, WithSimd};
@@ -23,9 +24,7 @@ const PIECE: usize = 1 << 14;
 
 /// Makes step number `t` (from 1) on one parameter. `m` and `v` start at zero.
 pub fn adamw(p: &mut Tensor, g: &Tensor, m: &mut Tensor, v: &mut Tensor, t: u64, config: &AdamW) {
-    for (what, tensor) in [("g", g), ("m", &*m), ("v", &*v)] {
-        tensor.expect_shape(&format!("adamw: {what}"), p.shape());
-    }
+    expect_shapes(p, [g, m, v]);
     let scalars = Scalars::new(t, config);
     let cpu = match p.device().clone() {
         Device::Cpu(cpu) => cpu,
@@ -36,6 +35,61 @@ pub fn adamw(p: &mut Tensor, g: &Tensor, m: &mut Tensor, v: &mut Tensor, t: u64,
     cpu.map(pieces.zip(moments).collect(), |((p, g), (m, v))| {
         cpu.simd(Step { p, g, m, v, scalars });
     });
+}
+
+/// Step number `t` of many parameters. Each is done when it is added, or by `finish`: CUDA takes
+/// them all in one launch, and then also makes the copies in bf16 that its products read.
+pub struct Steps {
+    t: u64,
+    waiting: Many,
+    /// Where the work waits.
+    gpu: Option<Gpu>,
+}
+
+impl Steps {
+    /// Nothing yet.
+    pub fn new(t: u64) -> Steps {
+        Steps { t, waiting: Many::default(), gpu: None }
+    }
+
+    /// As `adamw`. The tensors stay as they are until `finish`.
+    pub fn add(
+        &mut self,
+        p: &mut Tensor,
+        g: &Tensor,
+        m: &mut Tensor,
+        v: &mut Tensor,
+        config: &AdamW,
+    ) {
+        let Some(gpu) = p.device().gpu().filter(|gpu| gpu.can_wait(g)).cloned() else {
+            return adamw(p, g, m, v, self.t, config);
+        };
+        expect_shapes(p, [g, m, v]);
+        let copy = p.take_derived(IN_BF16);
+        for tensor in [&mut *p, m, v] {
+            tensor.expect_unique();
+        }
+        let tensors = [Some(g), Some(&*p), Some(&*m), Some(&*v), copy.as_ref()];
+        let words = Scalars::new(self.t, config).words(p.n_elem());
+        self.waiting.add(p.n_elem().div_ceil(PIECE), &tensors, &words);
+        if let Some(copy) = copy {
+            p.keep_derived(IN_BF16, copy);
+        }
+        self.gpu = Some(gpu);
+    }
+
+    /// Does what waits.
+    pub fn finish(self) {
+        if let Some(gpu) = self.gpu {
+            self.waiting.finish(&gpu, &STEPS, &[("PIECE", PIECE)]);
+        }
+    }
+}
+
+fn expect_shapes(p: &Tensor, others: [&Tensor; 3]) {
+    for (what, tensor) in ["g", "m", "v"].into_iter().zip(others) {
+        tensor.expect_shape(&format!("adamw: {what}"), p.shape());
+    }
 }
 
 /// Root mean squares of the update that `adamw` would make, decay not counted, and of `p`.
@@ -50,9 +104,7 @@ pub fn adamw_sizes(
     config: &AdamW,
 ) -> (f64, f64) {
     let [m, v] = moments;
-    for (what, tensor) in [("g", g), ("m", m), ("v", v)] {
-        tensor.expect_shape(&format!("adamw: {what}"), p.shape());
-    }
+    expect_shapes(p, [g, m, v]);
     let scalars = Scalars::new(t, config);
     let cpu = match p.device() {
         Device::Cpu(cpu) => cpu,
@@ -81,6 +133,8 @@ static STEP: Kernel = Kernel {
     cuda: include_str!("adamw.cu"),
 };
 static SIZES: Kernel = Kernel { entry: "adamw_sizes", ..STEP };
+// For CUDA.
+static STEPS: Kernel = Kernel { entry: "adamw_steps", wgsl: "", ..STEP };
 
 fn step_gpu(gpu: &Gpu, p: &mut Tensor, g: &Tensor, [m, v]: [&mut Tensor; 2], scalars: &Scalars) {
     for part in gpu.parts(p) {
@@ -281,6 +335,7 @@ mod tests {
     use super::*;
     use crate::check::{Input, compare_devices, devices};
     use crate::formats::safetensors::SafeTensors;
+    use crate::gpu::product::in_format;
     use std::sync::Arc;
 
     struct Golden(SafeTensors, Device);
@@ -426,5 +481,53 @@ mod tests {
                 assert!((sizes_there.1 / sizes.1 - 1.0).abs() < 1e-4, "{device:?}");
             }
         }
+    }
+
+    #[test]
+    fn many_parameters_at_once_make_the_steps_of_each_alone_and_renew_their_copies() {
+        let shapes: [&[usize]; 5] = [&[3], &[PIECE - 1], &[1, PIECE], &[70, 1001], &[5, 8]];
+        let config = |idx: usize| AdamW { lr: 0.1 / (1 + idx) as f64, ..AdamW::default() };
+        for (device, _) in devices() {
+            let start = |seed: u64, shape: &[usize]| Input::normal(seed, shape, 1.0).tensor(device);
+            let grad = |t: u64, idx: usize| start(100 * t + idx as u64, shapes[idx]);
+            let all = || shapes.iter().zip(0u64..);
+            let mut alone: Vec<Tensor> = all().map(|(it, seed)| start(seed, it)).collect();
+            let mut moments = [0, 1].map(|_| alone.iter().map(|p| zeros(device, p)).collect());
+            let mut together: Vec<Tensor> = all().map(|(it, seed)| start(seed, it)).collect();
+            let mut others = [0, 1].map(|_| alone.iter().map(|p| zeros(device, p)).collect());
+            let gpu = device.gpu().unwrap();
+            for t in 1..4 {
+                let ([ms, vs], [other_ms, other_vs]): (&mut [Vec<Tensor>; 2], &mut [Vec<_>; 2]) =
+                    (&mut moments, &mut others);
+                let mut steps = Steps::new(t);
+                for idx in 0..shapes.len() {
+                    let (g, config) = (grad(t, idx), config(idx));
+                    adamw(&mut alone[idx], &g, &mut ms[idx], &mut vs[idx], t, &config);
+                }
+                let grads: Vec<Tensor> = (0..shapes.len()).map(|idx| grad(t, idx)).collect();
+                for (idx, g) in grads.iter().enumerate() {
+                    // The last has no copy yet.
+                    if idx + 1 < shapes.len() {
+                        in_format(gpu, &together[idx]);
+                    }
+                    let (m, v) = (&mut other_ms[idx], &mut other_vs[idx]);
+                    steps.add(&mut together[idx], g, m, v, &config(idx));
+                }
+                steps.finish();
+                device.check().unwrap();
+                let pairs = [(&alone, &together), (ms, other_ms), (vs, other_vs)];
+                for (want, got) in pairs.into_iter().flat_map(|(a, b)| a.iter().zip(b)) {
+                    assert!(want.to_vec() == got.to_vec(), "{device:?}: {:?}", want.shape());
+                }
+                for p in &together {
+                    let want = gpu.cast(p, gpu.activation_dtype()).to_vec();
+                    assert!(in_format(gpu, p).to_vec() == want, "{device:?}: {:?}", p.shape());
+                }
+            }
+        }
+    }
+
+    fn zeros(device: &Device, like: &Tensor) -> Tensor {
+        Tensor::zeros(device, like.shape())
     }
 }

@@ -7,7 +7,7 @@
 //! (tidy: allow unchecked)
 
 use crate::device::Device;
-use crate::gpu::{Arg, Gpu, Kernel, Work};
+use crate::gpu::{Arg, Gpu, Kernel, Many, Work};
 use crate::tensor::Tensor;
 
 const PIECE: usize = 1 << 14;
@@ -27,6 +27,8 @@ static SUM_SQUARES: Kernel = Kernel {
     wgsl: include_str!("grad_norm.wgsl"),
     cuda: include_str!("grad_norm.cu"),
 };
+// For CUDA.
+static SUM_ALL: Kernel = Kernel { entry: "sum_squares_all", wgsl: "", ..SUM_SQUARES };
 /// Numbers of a group; a whole tensor may not need more groups than a grid has.
 const PIECE_GPU: usize = 1 << 14;
 
@@ -37,6 +39,16 @@ fn norm_gpu(gpu: &Gpu, grads: &[&Tensor]) -> f64 {
     let n_sums: usize = grads.iter().map(|x| -> usize { n_pieces(x) }).sum();
     let mut sums = Tensor::uninit(&device, &[n_sums]);
     let mut first = 0;
+    if grads.iter().all(|x| gpu.can_wait(x)) {
+        let mut all = Many::default();
+        for x in grads {
+            let n_groups = x.n_elem().div_ceil(PIECE_GPU);
+            all.add(n_groups, &[Some(x), Some(&sums)], &[x.n_elem().into(), first.into()]);
+            first += n_groups;
+        }
+        all.finish(gpu, &SUM_ALL, &[("PIECE", PIECE_GPU)]);
+        return norm_of(&sums);
+    }
     for x in grads {
         for part in gpu.parts(x) {
             let n = part.len();
@@ -49,6 +61,10 @@ fn norm_gpu(gpu: &Gpu, grads: &[&Tensor]) -> f64 {
             first += n_groups;
         }
     }
+    norm_of(&sums)
+}
+
+fn norm_of(sums: &Tensor) -> f64 {
     sums.to_vec().iter().map(|&sum| f64::from(sum)).sum::<f64>().sqrt()
 }
 

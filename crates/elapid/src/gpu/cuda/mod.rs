@@ -54,6 +54,11 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    /// Address of the first byte.
+    pub(super) fn address(&self) -> u64 {
+        self.at
+    }
+
     /// Address of a byte.
     fn at(&self, offset: usize) -> sys::CUdeviceptr {
         self.at + offset as sys::CUdeviceptr

@@ -6,25 +6,63 @@
 //! the walk proceeds. Where gradients meet they are summed in the order of the walk: a fixed one.
 //!
 //! A `Var` whose gradient nobody wants has no slot, and an op all of whose inputs are such is not
-//! recorded: what is frozen costs nothing. A span under `checkpoint` keeps only its inputs and is
+//! recorded: what is frozen costs nothing. A value that is cheap to make again may say how
+//! (`remade_by`): an op that needs it on the way back then holds the recipe. A span under `checkpoint` keeps only its inputs and is
 //! run again when the walk reaches it.
 
 use crate::ops::add::add_into;
 use crate::tensor::Tensor;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// A value in a computation.
 #[derive(Clone)]
 pub struct Var {
     value: Tensor,
     slot: Option<usize>,
+    remake: Option<Remake>,
+}
+
+/// Makes a value again, to the bit.
+type Remake = Arc<dyn Fn() -> Tensor + Send + Sync>;
+
+/// A value that is needed on the way back.
+pub enum Kept {
+    /// It itself.
+    Held(Tensor),
+    /// What it is made of again.
+    Remade(Remake),
+}
+
+impl Kept {
+    /// The value.
+    pub fn get(&self) -> Tensor {
+        match self {
+            Kept::Held(value) => value.clone(),
+            Kept::Remade(remake) => remake(),
+        }
+    }
 }
 
 impl Var {
     /// A value without gradient.
     pub fn constant(value: Tensor) -> Var {
-        Var { value, slot: None }
+        Var { value, slot: None, remake: None }
+    }
+
+    /// Says how to make it again from what is held anyway: cheaper than to hold it, on devices
+    /// that compute much faster than they remember.
+    pub fn remade_by(self, remake: impl Fn() -> Tensor + Send + Sync + 'static) -> Var {
+        Var { remake: Some(Arc::new(remake)), ..self }
+    }
+
+    /// The value for an op's way back.
+    pub fn kept(&self) -> Kept {
+        match &self.remake {
+            Some(remake) => Kept::Remade(remake.clone()),
+            None => Kept::Held(self.value.clone()),
+        }
     }
 
     /// The numbers.
@@ -124,7 +162,7 @@ impl<'a> Tape<'a> {
         if slot == fresh {
             recording.n_slots += 1;
         }
-        Var { value: value.clone(), slot: Some(slot) }
+        Var { slot: Some(slot), ..Var::constant(value.clone()) }
     }
 
     /// Records an op with one output.
@@ -189,7 +227,7 @@ impl<'a> Tape<'a> {
         outputs
             .into_iter()
             .zip(slots)
-            .map(|(value, slot)| Var { value, slot: Some(slot) })
+            .map(|(value, slot)| Var { slot: Some(slot), ..Var::constant(value) })
             .collect()
     }
 

@@ -5,7 +5,8 @@
 //!     relu(x) = max(x, 0)
 //!
 //! Backward of the gated form: `dup = f(gate) dy`, `dgate = f'(gate) up dy`.
-//! `y` is not kept: backward recomputes f from its argument.
+//! `y` is not kept: backward recomputes f from its argument, and on a graphics processor who needs
+//! `y` on the way back makes it again.
 //!
 //! Not here: the linear maps before and after; GELU by the error function, which no family uses
 //! (`gelu_new`, `gelu_pytorch_tanh` are the form above).
@@ -35,10 +36,15 @@ pub fn gated(tape: &Tape, kind: Kind, gate: &Var, up: &Var) -> Var {
     up.value().expect_shape("activation: up", gate.value().shape());
     let y = forward(kind, gate.value(), Some(up.value()));
     let (gate_value, up_value) = (gate.value().clone(), up.value().clone());
-    tape.record("gated activation", &[gate, up], y, move |dy| {
+    let y = tape.record("gated activation", &[gate, up], y, move |dy| {
         let (dgate, dup) = backward(kind, &gate_value, Some(&up_value), &dy);
         vec![Some(dgate), dup]
-    })
+    });
+    if y.value().device().gpu().is_none() || !y.needs_grad() {
+        return y;
+    }
+    let (gate, up) = (gate.value().clone(), up.value().clone());
+    y.remade_by(move || forward(kind, &gate, Some(&up)))
 }
 
 /// `f(x)`.

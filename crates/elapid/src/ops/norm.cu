@@ -51,42 +51,71 @@ KERNEL norm_forward(const T0* x, const T1* branch, const T2* w, T3* sum, T4* y, 
 }
 #endif
 
-#if defined(ENTRY_norm_backward) && WARPED
-KERNEL norm_backward(const T0* x, const T1* w, const T2* r, const T3* dy, const T4* dsum, T5* dx,
-                     Params p) {
-    size_t row = WARP_ROW;
-    if (row >= p.n_rows) return;
-    size_t at = row * D;
-    float ratio = load(r, row);
-    Eight xs[N_EIGHT], wdys[N_EIGHT];
-    float dot = 0.0f;
+#ifdef ENTRY_norm_backward_rows
+// A group takes N_ROWS rows, of which it also makes a part of dw (WANTS_DW), and a copy of dx for
+// products (HAS_COPY).
+KERNEL norm_backward_rows(const T0* x, const T1* w, const T2* r, const T3* dy, const T4* dsum,
+                          T5* dx, T6* copy, T7* parts, Params p) {
+    __shared__ __align__(16) float sums[THREADS / 32][D];
+    Eight dw[N_EIGHT];
 #pragma unroll
     for (int n = 0; n < N_EIGHT; n++) {
-        u32 i = (n * 32 + LANE) * 8;
-        if (i >= D) break;
-        xs[n] = load8(x, at + i);
-        wdys[n] = load8(dy, at + i);
-        if (HAS_W) {
-            Eight scale = load8(w, i);
 #pragma unroll
-            for (int k = 0; k < 8; k++) wdys[n].v[k] *= scale.v[k];
-        }
-#pragma unroll
-        for (int k = 0; k < 8; k++) dot += wdys[n].v[k] * xs[n].v[k];
+        for (int k = 0; k < 8; k++) dw[n].v[k] = 0.0f;
     }
-    float pull = -ratio * ratio * warp_sum(dot) / (float)D;
+    for (u32 j = threadIdx.x / 32; j < N_ROWS; j += THREADS / 32) {
+        size_t row = group_of() * N_ROWS + j, at = row * D;
+        if (row >= p.n_rows) break;
+        float ratio = load(r, row);
+        Eight xs[N_EIGHT], wdys[N_EIGHT], outs[N_EIGHT];
+        float dot = 0.0f;
+#pragma unroll
+        for (int n = 0; n < N_EIGHT; n++) {
+            u32 i = (n * 32 + LANE) * 8;
+            if (i >= D) break;
+            xs[n] = load8(x, at + i);
+            wdys[n] = load8(dy, at + i);
+            if (HAS_ADDED) outs[n] = load8(dsum, at + i);
+        }
+#pragma unroll
+        for (int n = 0; n < N_EIGHT; n++) {
+            u32 i = (n * 32 + LANE) * 8;
+            if (i >= D) break;
+            Eight scale;
+            if (HAS_W) scale = load8(w, i);
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                if (WANTS_DW) dw[n].v[k] += wdys[n].v[k] * xs[n].v[k] * ratio;
+                if (HAS_W) wdys[n].v[k] *= scale.v[k];
+                dot += wdys[n].v[k] * xs[n].v[k];
+            }
+        }
+        float pull = -ratio * ratio * warp_sum(dot) / (float)D;
+#pragma unroll
+        for (int n = 0; n < N_EIGHT; n++) {
+            u32 i = (n * 32 + LANE) * 8;
+            if (i >= D) break;
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                float through = ratio * (wdys[n].v[k] + xs[n].v[k] * pull);
+                outs[n].v[k] = HAS_ADDED ? outs[n].v[k] + through : through;
+            }
+            store8(dx, at + i, outs[n]);
+            if (HAS_COPY) store8(copy, at + i, outs[n]);
+        }
+    }
+    if (!WANTS_DW) return;
 #pragma unroll
     for (int n = 0; n < N_EIGHT; n++) {
         u32 i = (n * 32 + LANE) * 8;
-        if (i >= D) break;
-        Eight out;
-        if (HAS_ADDED) out = load8(dsum, at + i);
+        if (i < D) store8(sums[threadIdx.x / 32], i, dw[n]);
+    }
+    __syncthreads();
+    for (u32 col = threadIdx.x; col < D; col += THREADS) {
+        float total = 0.0f;
 #pragma unroll
-        for (int k = 0; k < 8; k++) {
-            float through = ratio * (wdys[n].v[k] + xs[n].v[k] * pull);
-            out.v[k] = HAS_ADDED ? out.v[k] + through : through;
-        }
-        store8(dx, at + i, out);
+        for (int warp = 0; warp < THREADS / 32; warp++) total += sums[warp][col];
+        parts[group_of() * D + col] = total;
     }
 }
 #endif
@@ -116,7 +145,7 @@ KERNEL norm_forward(const T0* x, const T1* branch, const T2* w, T3* sum, T4* y, 
 }
 #endif
 
-#if defined(ENTRY_norm_backward) && !WARPED
+#ifdef ENTRY_norm_backward
 KERNEL norm_backward(const T0* x, const T1* w, const T2* r, const T3* dy, const T4* dsum, T5* dx,
                      Params p) {
     size_t row = group_of();

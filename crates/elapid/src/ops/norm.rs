@@ -14,14 +14,16 @@
 //! | `x`, `h`     | (n_tok, n * d)         | rows of d: whole tokens, or heads of tokens |
 //! | `w`          | (d)                    | absent for the norms of Falcon-Mamba        |
 //!
-//! Kept for backward: the normed input and one `r` per row.
+//! Kept for backward: the normed input and one `r` per row. On a graphics processor `y` is made again
+//! where it is needed.
 
 use crate::cpu::F32s;
 use crate::device::Device;
+use crate::gpu::product::IN_BF16;
 use crate::gpu::{Arg, Const, Gpu, Kernel, Work};
 use crate::ops::scale::scaled_by;
 use crate::tape::{Tape, Var};
-use crate::tensor::Tensor;
+use crate::tensor::{DType, Tensor};
 use pulp::{Simd, WithSimd};
 
 /// Rows one task works on; sums over rows are made per task, then over tasks in order.
@@ -38,11 +40,15 @@ pub fn rms_norm(tape: &Tape, x: &Var, w: Option<&Var>, d: usize, eps: f32) -> Va
     let x_value = x.value().clone();
     let inputs: Vec<&Var> = std::iter::once(x).chain(w).collect();
     let wants_dw = w.is_some_and(Var::needs_grad);
-    tape.record("norm", &inputs, y, move |dy| {
+    let y = tape.record("norm", &inputs, y, move |dy| {
         let norm = Normed { x: &x_value, w: w_value.as_ref(), r: &r, d };
         let (dx, dw) = backward(&norm, &dy, None, wants_dw);
         if w_value.is_some() { vec![Some(dx), dw] } else { vec![Some(dx)] }
-    })
+    });
+    match w {
+        Some(w) => remade(y, x.value(), w.value(), (d, eps)),
+        None => y,
+    }
 }
 
 /// `(h + factor * branch, norm of it)`, over rows of `d` numbers.
@@ -82,7 +88,16 @@ pub fn add_norm(tape: &Tape, h: &Var, branch: &Var, factor: f32, w: &Var, eps: f
     };
     let mut outputs = tape.record_many("add norm", &[h, branch, w], vec![sum, y], backward);
     let y = outputs.pop().expect("two outputs");
-    (outputs.pop().expect("two outputs"), y)
+    let sum = outputs.pop().expect("two outputs");
+    let y = remade(y, sum.value(), w.value(), (d, eps));
+    (sum, y)
+}
+
+/// On a graphics processor the norm is made again of its input, which is held anyway.
+fn remade(y: Var, x: &Tensor, w: &Tensor, (d, eps): (usize, f32)) -> Var {
+    let Some(gpu) = x.device().gpu().cloned() else { return y };
+    let (x, w) = (x.clone(), w.clone());
+    y.remade_by(move || forward_gpu(&gpu, &x, None, Some(&w), (d, eps)).1)
 }
 
 fn sum_forward(h: &Tensor, branch: &Tensor, factor: f32) -> Tensor {
@@ -240,6 +255,8 @@ static FORWARD: Kernel = Kernel {
     cuda: include_str!("norm.cu"),
 };
 static BACKWARD: Kernel = Kernel { entry: "norm_backward", ..FORWARD };
+// For CUDA.
+static BACKWARD_ROWS: Kernel = Kernel { entry: "norm_backward_rows", wgsl: "", ..FORWARD };
 static DW: Kernel = Kernel { entry: "norm_dw", ..FORWARD };
 static SUM_ROWS: Kernel = Kernel { entry: "norm_sum_rows", ..FORWARD };
 
@@ -300,6 +317,9 @@ fn backward_gpu(
     wants_dw: bool,
 ) -> (Tensor, Option<Tensor>) {
     let Normed { x, w, r, d } = *norm;
+    if is_warped(gpu, d) {
+        return backward_rows(gpu, norm, dy, dsum, wants_dw);
+    }
     let n_rows = x.n_elem() / d;
     let mut dx = Tensor::uninit_as(x, x.shape());
     let consts = consts(gpu, d, w, dsum);
@@ -322,6 +342,42 @@ fn backward_gpu(
         sum_rows(&parts)
     });
     (dx, dw)
+}
+
+/// The same on CUDA in one pass. Where `dx` goes on in f32, its copy in the format of products is
+/// made on the way: the linear map before wants it.
+fn backward_rows(
+    gpu: &Gpu,
+    norm: &Normed,
+    dy: &Tensor,
+    dsum: Option<&Tensor>,
+    wants_dw: bool,
+) -> (Tensor, Option<Tensor>) {
+    let Normed { x, w, r, d } = *norm;
+    let (device, n_rows) = (x.device(), x.n_elem() / d);
+    let has_copy = x.dtype() == DType::F32 && gpu.activation_dtype() == DType::BF16;
+    let n_parts = n_rows.div_ceil(N_ROWS);
+    let mut dx = Tensor::uninit_as(x, x.shape());
+    let mut copy = Tensor::activation(device, if has_copy { x.shape() } else { &[1] });
+    let mut parts = Tensor::uninit(device, &if wants_dw { [n_parts, d] } else { [1, 1] });
+    let mut args = [
+        Arg::In(x),
+        Arg::In(w.unwrap_or(x)),
+        Arg::In(r),
+        Arg::In(dy),
+        Arg::In(dsum.unwrap_or(dy)),
+        Arg::Out(&mut dx),
+        Arg::Out(&mut copy),
+        Arg::Out(&mut parts),
+    ];
+    let mut consts = consts(gpu, d, w, dsum).to_vec();
+    consts.extend([("WANTS_DW", usize::from(wants_dw)), ("HAS_COPY", usize::from(has_copy))]);
+    let work = Work::groups(n_parts, 128);
+    gpu.launch(&BACKWARD_ROWS, work, &consts, &mut args, &[n_rows.into()]);
+    if has_copy {
+        dx.keep_derived(IN_BF16, copy);
+    }
+    (dx, wants_dw.then(|| sum_rows(&parts)))
 }
 
 /// `sum = h + factor * branch`

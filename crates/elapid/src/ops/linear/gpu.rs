@@ -11,7 +11,7 @@
 use super::dropout::Dropout;
 use super::magnitude::Norms;
 use super::operands::{AdapterValues, Grads, Input, Operands};
-use super::{Linear, N_ROWS, cut};
+use super::{Linear, N_ROWS};
 use crate::gpu::product::{Block, Rows, Side, in_format};
 use crate::gpu::vector::N_FEW;
 use crate::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
@@ -33,6 +33,9 @@ static SUM: Kernel = Kernel { entry: "linear_sum", ..BIAS };
 static SUM_INTO: Kernel = Kernel { entry: "linear_sum_into", ..BIAS };
 static NORMS: Kernel = Kernel { entry: "linear_norms", ..BIAS };
 static DROPOUT: Kernel = Kernel { entry: "linear_dropout", ..BIAS };
+// For CUDA.
+static TAKE: Kernel = Kernel { entry: "linear_take", wgsl: "", ..BIAS };
+static PUT: Kernel = Kernel { entry: "linear_put", wgsl: "", ..BIAS };
 
 /// Constants of all entries: the width of rows, and what is there.
 fn consts(d: usize, has: &[&'static str]) -> [Const; 6] {
@@ -57,43 +60,128 @@ struct Scaled {
     factors: Tensor,
 }
 
-/// `linear_split` there.
-pub(super) fn linear_split(
+/// `linear_each` and `linear_split` there: maps of one input, each with rows of the weight that
+/// are an output of their own.
+pub(super) fn linear_maps(
     tape: &Tape,
     gpu: &Gpu,
     x: &Var,
-    linear: &Linear,
-    widths: &[usize],
+    maps: &[(&Linear, Vec<Range<usize>>)],
 ) -> Vec<Var> {
-    let operands = linear.operands();
-    let n_tok = x.value().dims2().0;
-    let mut input = operands.input_gpu(gpu, x.value(), 0);
-    let pieces = cut(widths).into_iter().map(|rows| {
-        let mut y = Tensor::activation(x.value().device(), &[n_tok, rows.len()]);
-        let pass = operands.forward_gpu(gpu, rows, &input, all(&mut y), Way::of(n_tok));
-        (y, pass)
-    });
-    let (outputs, passes): (Vec<Tensor>, Vec<GpuPass>) = pieces.unzip();
-    input.forget();
-    let mut inputs = linear.inputs();
-    inputs.insert(0, x);
-    let (x_value, wants_dx, gpu) = (x.value().clone(), x.needs_grad(), gpu.clone());
-    tape.record_many("linear", &inputs, outputs, move |dys| {
-        let mut dx = wants_dx.then(|| Tensor::uninit_as(&x_value, x_value.shape()));
-        let mut grads = operands.grads();
-        let mut beta = 0.0;
-        operands.recall_gpu(&gpu, &mut input);
-        for (pass, dy) in passes.iter().zip(&dys) {
-            if let Some(dy) = dy {
-                let dx = dx.as_mut().map(|dx| (all(dx), beta));
-                operands.backward_gpu(&gpu, &input, pass, dy, dx, &mut grads);
-                beta = 1.0;
+    let (device, n_tok) = (x.value().device(), x.value().dims2().0);
+    let (mut outputs, mut kept) = (Vec::new(), Vec::new());
+    for (linear, pieces) in maps {
+        let operands = linear.operands();
+        let mut input = operands.input_gpu(gpu, x.value(), 0);
+        let way = Way::of(n_tok);
+        let forward = |rows: &Range<usize>| {
+            let mut y = Tensor::activation(device, &[n_tok, rows.len()]);
+            let pass = operands.forward_gpu(gpu, rows.clone(), &input, all(&mut y), way);
+            (y, pass)
+        };
+        let narrow = Narrow::of(gpu, pieces, n_tok);
+        let passes = match &narrow {
+            Some(narrow) => {
+                let (y, pass) = forward(&(0..narrow.width));
+                outputs.extend(narrow.take(gpu, &y));
+                vec![pass]
             }
+            None => {
+                let (ys, passes): (Vec<Tensor>, Vec<GpuPass>) = pieces.iter().map(forward).unzip();
+                outputs.extend(ys);
+                passes
+            }
+        };
+        kept.push((operands, passes, input.u.take(), narrow));
+    }
+    let inputs = maps.iter().flat_map(|(linear, _)| linear.inputs());
+    let inputs: Vec<&Var> = std::iter::once(x).chain(inputs).collect();
+    let (x, wants_dx, gpu) = (x.kept(), x.needs_grad(), gpu.clone());
+    tape.record_many("linear", &inputs, outputs, move |dys| {
+        let x = x.get();
+        let mut dx = wants_dx.then(|| Tensor::uninit_as(&x, x.shape()));
+        let (mut list, mut beta, mut dys) = (vec![None], 0.0, dys.into_iter());
+        for (operands, passes, u, narrow) in kept {
+            let mut grads = operands.grads();
+            let mut input = Input { x: x.clone(), dropped: None, u, first_row: 0 };
+            operands.recall_gpu(&gpu, &mut input);
+            let dys: Vec<Option<Tensor>> = match narrow {
+                Some(narrow) => vec![narrow.put(&gpu, dys.by_ref(), x.dims2().0)],
+                None => dys.by_ref().take(passes.len()).collect(),
+            };
+            for (pass, dy) in passes.iter().zip(dys) {
+                if let Some(dy) = dy {
+                    let dx = dx.as_mut().map(|dx| (all(dx), beta));
+                    operands.backward_gpu(&gpu, &input, pass, &dy, dx, &mut grads);
+                    beta = 1.0;
+                }
+            }
+            list.extend(grads.into_list(&operands));
         }
-        let mut list = grads.into_list(&operands);
-        list.insert(0, dx);
+        list[0] = dx;
         list
     })
+}
+
+/// A map with several narrow outputs, which CUDA computes as one: products with few columns take
+/// as long as those with many.
+struct Narrow {
+    pieces: Vec<Range<usize>>,
+    width: usize,
+}
+
+/// Columns up to which a map is narrow.
+const N_NARROW: usize = 256;
+
+impl Narrow {
+    fn of(gpu: &Gpu, pieces: &[Range<usize>], n_tok: usize) -> Option<Narrow> {
+        let width = pieces.last()?.end;
+        let is_one = pieces.len() > 1 && width <= N_NARROW && pieces[0].start == 0;
+        let can = gpu.as_cuda().is_some() && Way::of(n_tok) == Way::Many;
+        (is_one && can).then(|| Narrow { pieces: pieces.to_vec(), width })
+    }
+
+    /// Moves the numbers of a piece of `n_tok` rows.
+    fn launch(
+        &self,
+        gpu: &Gpu,
+        kernel: &'static Kernel,
+        (piece, n_tok): (&Range<usize>, usize),
+        args: &mut [Arg],
+    ) {
+        let n = n_tok * piece.len();
+        let params = [n.into(), piece.start.into(), self.width.into()];
+        gpu.launch(kernel, Work::each(n), &consts(piece.len(), &[]), args, &params);
+    }
+
+    /// The pieces of a result.
+    fn take(&self, gpu: &Gpu, all: &Tensor) -> Vec<Tensor> {
+        let take = |piece: &Range<usize>| {
+            let n_tok = all.dims2().0;
+            let mut y = Tensor::uninit_as(all, &[n_tok, piece.len()]);
+            self.launch(gpu, &TAKE, (piece, n_tok), &mut [Arg::In(all), Arg::Out(&mut y)]);
+            y
+        };
+        self.pieces.iter().map(take).collect()
+    }
+
+    /// The gradient of the whole from those of its pieces, if there are any.
+    fn put(
+        &self,
+        gpu: &Gpu,
+        dys: impl Iterator<Item = Option<Tensor>>,
+        n_tok: usize,
+    ) -> Option<Tensor> {
+        let dys: Vec<Option<Tensor>> = dys.take(self.pieces.len()).collect();
+        let first = dys.iter().flatten().next()?;
+        let mut all = Tensor::uninit_as(first, &[n_tok, self.width]);
+        for (piece, dy) in self.pieces.iter().zip(&dys) {
+            let zeros = || Tensor::zeros(first.device(), &[n_tok, piece.len()]);
+            let dy = dy.clone().unwrap_or_else(zeros);
+            self.launch(gpu, &PUT, (piece, n_tok), &mut [Arg::In(&dy), Arg::Out(&mut all)]);
+        }
+        Some(all)
+    }
 }
 
 /// `linear_grouped` there: experts are rows of x, y and dx.

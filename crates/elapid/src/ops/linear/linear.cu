@@ -132,3 +132,23 @@ KERNEL linear_dropout(const T0* x, T1* y, Params p) {
     }
 }
 #endif
+
+#ifdef ENTRY_linear_take
+// Columns of x, which has rows of `width` numbers: y = x[.., first..first + D].
+struct Params { u32 n; u32 first; u32 width; };
+KERNEL linear_take(const T0* x, T1* y, Params p) {
+    for (size_t i = thread_of(); i < p.n; i += n_threads()) {
+        store(y, i, load(x, i / D * p.width + p.first + i % D));
+    }
+}
+#endif
+
+#ifdef ENTRY_linear_put
+// The way back: y[.., first..first + D] = x.
+struct Params { u32 n; u32 first; u32 width; };
+KERNEL linear_put(const T0* x, T1* y, Params p) {
+    for (size_t i = thread_of(); i < p.n; i += n_threads()) {
+        store(y, i / D * p.width + p.first + i % D, load(x, i));
+    }
+}
+#endif

@@ -132,6 +132,10 @@ pub fn linear(tape: &Tape, x: &Var, linear: &Linear) -> Var {
 
 /// Several maps of the same input.
 pub fn linear_each(tape: &Tape, x: &Var, linears: &[Linear]) -> Vec<Var> {
+    if let Device::Gpu(gpu) = x.value().device() {
+        let maps: Vec<_> = linears.iter().map(|it| (it, vec![0..it.d_out()])).collect();
+        return gpu::linear_maps(tape, gpu, x, &maps);
+    }
     if !linears.iter().all(|linear| linear.is_quick(tape)) {
         return linears.iter().map(|it| linear(tape, x, it)).collect();
     }
@@ -152,7 +156,7 @@ pub fn linear_split(tape: &Tape, x: &Var, linear: &Linear, widths: &[usize]) -> 
         return quick::quick(x.value(), &parts).into_iter().map(Var::constant).collect();
     }
     if let Device::Gpu(gpu) = x.value().device() {
-        return gpu::linear_split(tape, gpu, x, linear, widths);
+        return gpu::linear_maps(tape, gpu, x, &[(linear, cut(widths))]);
     }
     let operands = linear.operands();
     let mut input = operands.input(x.value(), 0);

@@ -4,7 +4,9 @@ use super::*;
 use crate::check::{Input, check_gradients, compare_devices, devices, small_bindings};
 use crate::device::Device;
 use crate::formats::safetensors::SafeTensors;
+use crate::ops::activation::{Kind, gated};
 use crate::ops::adamw::adamw;
+use crate::ops::norm::rms_norm;
 use crate::optim::AdamW;
 use crate::quant::BlockType;
 use crate::rng::Rng;
@@ -570,4 +572,23 @@ fn magnitudes_give_the_values_gradients_steps_and_merged_weights_of_peft() {
             close(name, trained[key].f32(), &get(name), 1e-5);
         }
     }
+}
+
+#[test]
+fn maps_of_one_input_add_up_its_gradient_and_what_is_made_again_is_the_same() {
+    let shapes: [&[usize]; 7] =
+        [&[40, 16], &[16], &[24, 16], &[24, 16], &[5, 16], &[7, 24], &[11, 16]];
+    let inputs: Vec<Input> =
+        shapes.iter().zip(3..).map(|(shape, seed)| Input::normal(seed, shape, 0.6)).collect();
+    check_gradients(&inputs, |tape, vars| {
+        let x = rms_norm(tape, &vars[0], Some(&vars[1]), 16, 1e-5);
+        let maps = [2, 3, 4].map(|idx| Linear::from(vars[idx].clone()));
+        let [gate, up, other] = linear_each(tape, &x, &maps).try_into().ok().unwrap();
+        let inner = gated(tape, Kind::Silu, &gate, &up);
+        let mut list = vec![linear(tape, &inner, &Linear::from(vars[5].clone())), other];
+        // The second of three outputs goes nowhere.
+        let narrow = linear_split(tape, &x, &Linear::from(vars[6].clone()), &[6, 1, 4]);
+        list.extend([&narrow[0], &narrow[2]].map(Var::clone));
+        list
+    });
 }

@@ -18,6 +18,20 @@ DEVICE void put(Softmax* s, float l) {
     }
 }
 
+// Loads of a thread that are under way at once.
+#define BATCH 4
+
+// Every THREADS-th four of a row from `i` on; past its end nothing counts.
+template <class L>
+DEVICE void load_batch(float4 batch[BATCH], const L* logits, size_t begin, u32 i, u32 n) {
+#pragma unroll
+    for (int k = 0; k < BATCH; k++) {
+        u32 at = i + 4 * k * THREADS;
+        batch[k] = at < n ? load4(logits, begin + at)
+                          : make_float4(-3.0e38f, -3.0e38f, -3.0e38f, -3.0e38f);
+    }
+}
+
 // A group takes a row: its largest number and the sum of exponentials in one pass.
 KERNEL head_loss_rows(const T0* words, T1* logits, T2* dlogits, T3* nll, T4* top1, Params p) {
     size_t row = group_of();
@@ -30,16 +44,23 @@ KERNEL head_loss_rows(const T0* words, T1* logits, T2* dlogits, T3* nll, T4* top
     Softmax s = {-3.0e38f, 0.0f};
     bool is_even = n % 4 == 0;
     if (is_even) {
-        for (u32 i = 4 * threadIdx.x; i < n; i += 4 * THREADS) {
-            float4 l = load4(logits, begin + i);
-            l.x *= p.factor, l.y *= p.factor, l.z *= p.factor, l.w *= p.factor;
-            float most = fmaxf(fmaxf(l.x, l.y), fmaxf(l.z, l.w));
-            if (most > s.largest) {
-                s.sum *= __expf(s.largest - most);
-                s.largest = most;
+        for (u32 i = 4 * threadIdx.x; i < n; i += 4 * BATCH * THREADS) {
+            float4 batch[BATCH];
+            load_batch(batch, logits, begin, i, n);
+#pragma unroll
+            for (int k = 0; k < BATCH; k++) {
+                float4 l = batch[k];
+                l.x *= p.factor, l.y *= p.factor, l.z *= p.factor, l.w *= p.factor;
+                float most = fmaxf(fmaxf(l.x, l.y), fmaxf(l.z, l.w));
+                if (most > s.largest) {
+                    s.sum *= __expf(s.largest - most);
+                    s.largest = most;
+                }
+                if (i + 4 * k * THREADS < n) {
+                    s.sum += (__expf(l.x - s.largest) + __expf(l.y - s.largest))
+                           + (__expf(l.z - s.largest) + __expf(l.w - s.largest));
+                }
             }
-            s.sum += (__expf(l.x - s.largest) + __expf(l.y - s.largest))
-                   + (__expf(l.z - s.largest) + __expf(l.w - s.largest));
         }
     } else {
         for (u32 i = threadIdx.x; i < n; i += THREADS) put(&s, load(logits, begin + i) * p.factor);
@@ -54,18 +75,25 @@ KERNEL head_loss_rows(const T0* words, T1* logits, T2* dlogits, T3* nll, T4* top
     float scale = __uint_as_float(lists[2 * (size_t)p.n_all + at]);
     float over = scale / total;
     if (is_even) {
-        for (u32 i = 4 * threadIdx.x; i < n; i += 4 * THREADS) {
-            float4 l = load4(logits, begin + i);
-            float4 dl = make_float4(__expf(l.x * p.factor - top) * over,
-                                    __expf(l.y * p.factor - top) * over,
-                                    __expf(l.z * p.factor - top) * over,
-                                    __expf(l.w * p.factor - top) * over);
-            if (id == i) dl.x -= scale;
-            if (id == i + 1) dl.y -= scale;
-            if (id == i + 2) dl.z -= scale;
-            if (id == i + 3) dl.w -= scale;
-            if (IN_PLACE) store4(logits, begin + i, dl);
-            else store4(dlogits, begin + i, dl);
+        for (u32 i0 = 4 * threadIdx.x; i0 < n; i0 += 4 * BATCH * THREADS) {
+            float4 batch[BATCH];
+            load_batch(batch, logits, begin, i0, n);
+#pragma unroll
+            for (int k = 0; k < BATCH; k++) {
+                u32 i = i0 + 4 * k * THREADS;
+                if (i >= n) continue;
+                float4 l = batch[k];
+                float4 dl = make_float4(__expf(l.x * p.factor - top) * over,
+                                        __expf(l.y * p.factor - top) * over,
+                                        __expf(l.z * p.factor - top) * over,
+                                        __expf(l.w * p.factor - top) * over);
+                if (id == i) dl.x -= scale;
+                if (id == i + 1) dl.y -= scale;
+                if (id == i + 2) dl.z -= scale;
+                if (id == i + 3) dl.w -= scale;
+                if (IN_PLACE) store4(logits, begin + i, dl);
+                else store4(dlogits, begin + i, dl);
+            }
         }
     } else {
         for (u32 i = threadIdx.x; i < n; i += THREADS) {

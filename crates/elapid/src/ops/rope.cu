@@ -1,10 +1,11 @@
-// Rotary embedding; see rope.rs. A thread turns WIDE pairs, or copies WIDE numbers that are not
-// turned. A sign of -1 turns backward.
+// Rotary embedding; see rope.rs. A thread turns WIDE pairs of HEADS heads, or copies as many numbers
+// that are not turned. A sign of -1 turns backward.
 
-struct Params { u32 n; float sign; };
+struct Params { u32 n; float sign; }; // n: threads
 
 #define HALF (D_ROTARY / 2)
 #define PER_HEAD ((D_HEAD - HALF) / WIDE)
+#define PER_ROW (N_HEAD / HEADS)
 
 #ifdef ENTRY_rope_turn
 // x, y: (n_tok, N_HEAD * D_HEAD); positions: (n_tok); slots: by position / BLOCK;
@@ -13,34 +14,43 @@ KERNEL rope_turn(const T0* x, const T1* positions, const T2* slots, const T3* ta
                  Params p) {
     const u32* position = (const u32*)positions;
     const u32* slot = (const u32*)slots;
-    for (size_t i = thread_of(); i < p.n / WIDE; i += n_threads()) {
-        size_t head = i / PER_HEAD; // of all heads of all rows
+    for (size_t i = thread_of(); i < p.n; i += n_threads()) {
         u32 pair = (u32)(i % PER_HEAD) * WIDE;
-        size_t at = head * D_HEAD + pair;
-        u32 pos = position[head / N_HEAD];
-        size_t turn = ((size_t)slot[pos / BLOCK] * BLOCK + pos % BLOCK) * D_ROTARY + pair;
-        if (WIDE == 4) {
-            if (pair >= HALF) {
-                store4(y, at + HALF, load4(x, at + HALF));
-                continue;
+        size_t row = i / PER_HEAD / PER_ROW, head = i / PER_HEAD % PER_ROW * HEADS;
+        size_t at = (row * N_HEAD + head) * D_HEAD + pair;
+        if (pair >= HALF) {
+#pragma unroll
+            for (int h = 0; h < HEADS; h++, at += D_HEAD) {
+                if (WIDE == 8) store8(y, at + HALF, load8(x, at + HALF));
+                else store(y, at + HALF, load(x, at + HALF));
             }
-            float4 c = load4(table, turn), s = load4(table, turn + HALF);
-            float4 a = load4(x, at), b = load4(x, at + HALF);
-            s.x *= p.sign, s.y *= p.sign, s.z *= p.sign, s.w *= p.sign;
-            store4(y, at, make_float4(a.x * c.x - b.x * s.x, a.y * c.y - b.y * s.y,
-                                      a.z * c.z - b.z * s.z, a.w * c.w - b.w * s.w));
-            store4(y, at + HALF, make_float4(b.x * c.x + a.x * s.x, b.y * c.y + a.y * s.y,
-                                             b.z * c.z + a.z * s.z, b.w * c.w + a.w * s.w));
             continue;
         }
-        if (pair >= HALF) {
-            store(y, at + HALF, load(x, at + HALF));
+        u32 pos = position[row];
+        size_t turn = ((size_t)slot[pos / BLOCK] * BLOCK + pos % BLOCK) * D_ROTARY + pair;
+        if (WIDE == 8) {
+            Eight c = load8(table, turn), s = load8(table, turn + HALF);
+#pragma unroll
+            for (int h = 0; h < HEADS; h++, at += D_HEAD) {
+                Eight a = load8(x, at), b = load8(x, at + HALF), low, high;
+#pragma unroll
+                for (int k = 0; k < 8; k++) {
+                    float sine = p.sign * s.v[k];
+                    low.v[k] = a.v[k] * c.v[k] - b.v[k] * sine;
+                    high.v[k] = b.v[k] * c.v[k] + a.v[k] * sine;
+                }
+                store8(y, at, low);
+                store8(y, at + HALF, high);
+            }
             continue;
         }
         float c = load(table, turn), s = p.sign * load(table, turn + HALF);
-        float a = load(x, at), b = load(x, at + HALF);
-        store(y, at, a * c - b * s);
-        store(y, at + HALF, b * c + a * s);
+#pragma unroll
+        for (int h = 0; h < HEADS; h++, at += D_HEAD) {
+            float a = load(x, at), b = load(x, at + HALF);
+            store(y, at, a * c - b * s);
+            store(y, at + HALF, b * c + a * s);
+        }
     }
 }
 #endif

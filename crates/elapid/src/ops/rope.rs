@@ -398,16 +398,20 @@ impl GpuTurns {
             (Direction::Backward, DType::F32) => Tensor::uninit(x.device(), x.shape()),
             _ => Tensor::activation(x.device(), x.shape()),
         };
-        // Numbers a thread takes at once where widths allow it; CUDA alone.
-        let n_wide = if half.is_multiple_of(4) && d_head.is_multiple_of(4) { 4 } else { 1 };
-        // A thread for each pair and for each number that passes through.
-        let n = n_tok * (width / d_head) * (d_head - half);
+        let n_head = width / d_head;
+        // On CUDA a thread takes eight numbers of some heads, where widths allow it.
+        let is_wide = half.is_multiple_of(8) && d_head.is_multiple_of(8) && gpu.as_cuda().is_some();
+        let n_heads = (1..=4).rev().find(|&n| n_head.is_multiple_of(n)).unwrap_or(1);
+        let (n_wide, n_heads) = if is_wide { (8, n_heads) } else { (1, 1) };
+        // Else one for each pair and for each number that passes through.
+        let n = n_tok * n_head * (d_head - half) / (n_wide * n_heads);
         let consts = [
             ("D_HEAD", d_head),
             ("D_ROTARY", self.d_rotary),
-            ("N_HEAD", width / d_head),
+            ("N_HEAD", n_head),
             ("BLOCK", BLOCK),
             ("WIDE", n_wide),
+            ("HEADS", n_heads),
         ];
         let Uploaded { table, slots, .. } = &self.uploaded;
         let positions = &self.positions;

@@ -278,17 +278,32 @@ KERNEL attention_forward(const T0* q, const T1* k, const T2* v, const T3* blocks
 #endif
 
 #ifdef ENTRY_attention_stats
-// log_sum, and dy . y: what backward needs of each query. A warp for each row and head.
+// log_sum, and dy . y: what backward needs of each query. Some lanes for each row and head, which
+// take eight numbers each where that comes out even.
+#define IS_EVEN (D == 64 || D == 128 || D == 256)
+#define LANES (IS_EVEN ? D / 8 : 32)
 KERNEL attention_stats(const T0* dy, const T1* y, const T2* log_sum, T3* stats, Params p) {
-    size_t n = (size_t)p.n_tok * N_HEAD;
-    for (size_t i = thread_of() / 32; i < n; i += n_threads() / 32) {
+    size_t n = (size_t)p.n_tok * N_HEAD, n_turn = n_threads() / LANES;
+    u32 lane = threadIdx.x % LANES;
+    // All lanes of a warp make as many turns.
+    for (size_t first = thread_of() / 32 * (32 / LANES); first < n; first += n_turn) {
+        size_t i = first + threadIdx.x % 32 / LANES;
         float dot = 0.0f;
-        for (u32 c = threadIdx.x % 32; c < D; c += 32) {
-            dot += load(dy, i * D + c) * load(y, i * D + c);
+        if (IS_EVEN) {
+            if (i < n) {
+                Eight a = load8(dy, i * D + 8 * lane), b = load8(y, i * D + 8 * lane);
+#pragma unroll
+                for (int c = 0; c < 8; c++) dot += a.v[c] * b.v[c];
+            }
+        } else {
+            for (u32 c = lane; c < D; c += 32) dot += load(dy, i * D + c) * load(y, i * D + c);
         }
-        dot = warp_sum(dot);
+#pragma unroll
+        for (int half = LANES / 2; half > 0; half /= 2) {
+            dot += __shfl_xor_sync(0xffffffffu, dot, half);
+        }
         size_t at = i % N_HEAD * p.n_tok + i / N_HEAD;
-        if (threadIdx.x % 32 == 0) {
+        if (lane == 0 && i < n) {
             store(stats, at, load(log_sum, at));
             store(stats, n + at, dot);
         }

@@ -67,6 +67,16 @@ DEVICE void load_matrices_turned(u32 r[4], const uint4* row) {
 #endif
 }
 
+DEVICE float exp2_fast(float x) {
+#ifdef ELAPID_EMULATED
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
 // Copies 16 bytes, or sets them to zero, while other work goes on.
 DEVICE void copy16(uint4* to, const bf16* from, bool is_there) {
 #ifdef ELAPID_EMULATED
@@ -147,32 +157,44 @@ DEVICE void to_left(u32 a[4], const float x[N_COL][4], u32 step) {
     a[3] = floats_to_bf16x2(right[2], right[3]);
 }
 
-// sums += own @ others^T, for 16 own rows.
-DEVICE void multiply(float sums[N_COL][4], const u32 own[N_STEP][4], const uint4* other) {
+// sums += own @ others^T, for the own rows of a warp.
+DEVICE void multiply(float sums[M_TILES][N_COL][4], const uint4* own, const uint4* other) {
+    u32 warp = threadIdx.x / 32;
 #pragma unroll
     for (u32 step = 0; step < N_STEP; step++) {
+        u32 a[M_TILES][4];
+#pragma unroll
+        for (u32 m = 0; m < M_TILES; m++) load_left(a[m], own, (warp * M_TILES + m) * 16, step);
 #pragma unroll
         for (u32 idx = 0; idx < N_COL / 2; idx++) {
             u32 b[4];
             load_right(b, other, idx, step);
-            mma(sums[2 * idx], own[step], b);
-            mma(sums[2 * idx + 1], own[step], b + 2);
+#pragma unroll
+            for (u32 m = 0; m < M_TILES; m++) {
+                mma(sums[m][2 * idx], a[m], b);
+                mma(sums[m][2 * idx + 1], a[m], b + 2);
+            }
         }
     }
 }
 
-// sums += scores @ others, for 16 own rows.
-DEVICE void accumulate(float sums[N_OUT][4], const float scores[N_COL][4], const uint4* other) {
+// sums += scores @ others, likewise.
+DEVICE void accumulate(float sums[M_TILES][N_OUT][4], const float scores[M_TILES][N_COL][4],
+                       const uint4* other) {
 #pragma unroll
     for (u32 step = 0; step < N_COL / 2; step++) {
-        u32 a[4];
-        to_left(a, scores, step);
+        u32 a[M_TILES][4];
+#pragma unroll
+        for (u32 m = 0; m < M_TILES; m++) to_left(a[m], scores[m], step);
 #pragma unroll
         for (u32 idx = 0; idx < N_OUT / 2; idx++) {
             u32 b[4];
             load_right_turned(b, other, idx, step);
-            mma(sums[2 * idx], a, b);
-            mma(sums[2 * idx + 1], a, b + 2);
+#pragma unroll
+            for (u32 m = 0; m < M_TILES; m++) {
+                mma(sums[m][2 * idx], a[m], b);
+                mma(sums[m][2 * idx + 1], a[m], b + 2);
+            }
         }
     }
 }
@@ -239,13 +261,13 @@ DEVICE void soften(float scores[N_COL][4], u32 i, u32 j0, bool is_cut, const Par
             }
         }
         top = quad_max(top);
-        float fix = exp2f(running.top[r] - top), weight = running.weight[r] * fix;
+        float fix = exp2_fast(running.top[r] - top), weight = running.weight[r] * fix;
         running.top[r] = top;
 #pragma unroll
         for (u32 idx = 0; idx < N_COL; idx++) {
 #pragma unroll
             for (u32 c = 0; c < 2; c++) {
-                float one = exp2f(scores[idx][2 * r + c] - top);
+                float one = exp2_fast(scores[idx][2 * r + c] - top);
                 scores[idx][2 * r + c] = one;
                 weight += one;
             }
@@ -337,22 +359,7 @@ KERNEL attention_forward_cores(const T0* q, const T1* k, const T2* v, const T3* 
             u32 i = block.pos + (warp * M_TILES + m) * 16 + lane / 4;
             soften(scores[m], i, j0, is_cut, p, running[m], sums[m]);
         }
-#pragma unroll
-        for (u32 step = 0; step < N_COL / 2; step++) {
-            u32 a[M_TILES][4];
-#pragma unroll
-            for (u32 m = 0; m < M_TILES; m++) to_left(a[m], scores[m], step);
-#pragma unroll
-            for (u32 idx = 0; idx < N_OUT / 2; idx++) {
-                u32 b[4];
-                load_right_turned(b, keys + OTHER_TILE, idx, step);
-#pragma unroll
-                for (u32 m = 0; m < M_TILES; m++) {
-                    mma(sums[m][2 * idx], a[m], b);
-                    mma(sums[m][2 * idx + 1], a[m], b + 2);
-                }
-            }
-        }
+        accumulate(sums, scores, keys + OTHER_TILE);
         __syncthreads();
     }
 #pragma unroll
@@ -391,17 +398,19 @@ KERNEL attention_dq_cores(const T0* q, const T1* k, const T2* v, const T3* block
     copy_rows(others, OTHER, k, KV_WIDTH, row, n, kv_head * D);
     copy_rows(others + OTHER_TILE, OTHER, v, KV_WIDTH, row, n, kv_head * D);
     copies_end();
-    float top[2] = {}, dot[2] = {};
+    float top[M_TILES][2] = {}, dot[M_TILES][2] = {};
 #pragma unroll
-    for (u32 r = 0; r < 2; r++) {
-        u32 i = warp * 16 + r * 8 + lane / 4;
-        if (i >= block.n) continue;
-        size_t at = (size_t)head * p.n_tok + block.row + i;
-        top[r] = stats[at];
-        dot[r] = stats[(size_t)N_HEAD * p.n_tok + at];
+    for (u32 m = 0; m < M_TILES; m++) {
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) {
+            u32 i = (warp * M_TILES + m) * 16 + r * 8 + lane / 4;
+            if (i >= block.n) continue;
+            size_t at = (size_t)head * p.n_tok + block.row + i;
+            top[m][r] = stats[at];
+            dot[m][r] = stats[(size_t)N_HEAD * p.n_tok + at];
+        }
     }
-    float sums[N_OUT][4] = {};
-    u32 own[N_STEP][4];
+    float sums[M_TILES][N_OUT][4] = {};
     for (u32 turn = 0; turn < n_turn; turn++) {
         u32 j0 = start + turn * OTHER;
         if (turn + 1 < n_turn) {
@@ -416,34 +425,34 @@ KERNEL attention_dq_cores(const T0* q, const T1* k, const T2* v, const T3* block
         __syncthreads();
         const uint4* keys = others + turn % 2 * 2 * OTHER_TILE;
         bool is_cut = j0 + OTHER > block.pos + 1 || end - 1 - j0 >= p.window;
-        float scores[N_COL][4] = {}, dp[N_COL][4] = {};
+        float scores[M_TILES][N_COL][4] = {}, dp[M_TILES][N_COL][4] = {};
+        multiply(scores, shared, keys);
+        multiply(dp, shared + OWN_TILE, keys + OTHER_TILE);
 #pragma unroll
-        for (u32 step = 0; step < N_STEP; step++) load_left(own[step], shared, warp * 16, step);
-        multiply(scores, own, keys);
+        for (u32 m = 0; m < M_TILES; m++) {
+            u32 i0 = block.pos + (warp * M_TILES + m) * 16 + lane / 4;
 #pragma unroll
-        for (u32 step = 0; step < N_STEP; step++) {
-            load_left(own[step], shared + OWN_TILE, warp * 16, step);
-        }
-        multiply(dp, own, keys + OTHER_TILE);
+            for (u32 idx = 0; idx < N_COL; idx++) {
 #pragma unroll
-        for (u32 idx = 0; idx < N_COL; idx++) {
-#pragma unroll
-            for (u32 c = 0; c < 4; c++) {
-                u32 i = block.pos + warp * 16 + c / 2 * 8 + lane / 4;
-                u32 j = j0 + idx * 8 + lane % 4 * 2 + c % 2;
-                float weight = exp2f(scores[idx][c] * p.scale_log2 - top[c / 2]);
-                if (is_cut && !sees(i, j, p.window)) weight = 0.0f;
-                scores[idx][c] = weight * (dp[idx][c] - dot[c / 2]);
+                for (u32 c = 0; c < 4; c++) {
+                    u32 i = i0 + c / 2 * 8, j = j0 + idx * 8 + lane % 4 * 2 + c % 2;
+                    float weight = exp2_fast(scores[m][idx][c] * p.scale_log2 - top[m][c / 2]);
+                    if (is_cut && !sees(i, j, p.window)) weight = 0.0f;
+                    scores[m][idx][c] = weight * (dp[m][idx][c] - dot[m][c / 2]);
+                }
             }
         }
         accumulate(sums, scores, keys);
         __syncthreads();
     }
 #pragma unroll
-    for (u32 r = 0; r < 2; r++) {
-        u32 i = warp * 16 + r * 8 + lane / 4;
-        if (i >= block.n) continue;
-        store_row(dq + ((size_t)block.row + i) * Q_WIDTH + head * D, sums, r, p.scale);
+    for (u32 m = 0; m < M_TILES; m++) {
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) {
+            u32 i = (warp * M_TILES + m) * 16 + r * 8 + lane / 4;
+            if (i >= block.n) continue;
+            store_row(dq + ((size_t)block.row + i) * Q_WIDTH + head * D, sums[m], r, p.scale);
+        }
     }
 }
 #endif
@@ -455,7 +464,8 @@ KERNEL attention_dkv_cores(const T0* q, const T1* k, const T2* v, const T3* bloc
                            const T5* stats, T6* dk, T7* dv, Params p) {
     extern __shared__ uint4 shared[];
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv_head = blockIdx.y;
-    Block block = block_of(blocks, blockIdx.x);
+    // The first keys are seen by the most queries: the other way round than in the table.
+    Block block = block_of(blocks, gridDim.x - 1 - blockIdx.x);
     u32 last = block.pos + block.n - 1;
     u32 end = last + min(block.n_tok - last, p.window);
     u32 n_per_head = (end - block.pos + OTHER - 1) / OTHER;
@@ -465,7 +475,7 @@ KERNEL attention_dkv_cores(const T0* q, const T1* k, const T2* v, const T3* bloc
 
     copy_rows(shared, OWN, k, KV_WIDTH, block.row, block.n, kv_head * D);
     copy_rows(shared + OWN_TILE, OWN, v, KV_WIDTH, block.row, block.n, kv_head * D);
-    float dk_sums[N_OUT][4] = {}, dv_sums[N_OUT][4] = {};
+    float dk_sums[M_TILES][N_OUT][4] = {}, dv_sums[M_TILES][N_OUT][4] = {};
     // A turn copies for the next one; the turn before the first has nothing else to do.
     for (u32 turn = 0; turn <= n_turn; turn++) {
         if (turn < n_turn) {
@@ -490,26 +500,22 @@ KERNEL attention_dkv_cores(const T0* q, const T1* k, const T2* v, const T3* bloc
         const float* top = other_stats + now % 2 * 2 * OTHER;
         bool is_cut = i0 < block.pos + OWN || i0 + OTHER > end
             || i0 + OTHER - 1 - block.pos >= p.window;
-        float scores[N_COL][4] = {}, dp[N_COL][4] = {};
-        u32 own[N_STEP][4];
+        float scores[M_TILES][N_COL][4] = {}, dp[M_TILES][N_COL][4] = {};
+        multiply(scores, shared, queries);
+        multiply(dp, shared + OWN_TILE, queries + OTHER_TILE);
 #pragma unroll
-        for (u32 step = 0; step < N_STEP; step++) load_left(own[step], shared, warp * 16, step);
-        multiply(scores, own, queries);
+        for (u32 m = 0; m < M_TILES; m++) {
+            u32 j0 = block.pos + (warp * M_TILES + m) * 16 + lane / 4;
 #pragma unroll
-        for (u32 step = 0; step < N_STEP; step++) {
-            load_left(own[step], shared + OWN_TILE, warp * 16, step);
-        }
-        multiply(dp, own, queries + OTHER_TILE);
+            for (u32 idx = 0; idx < N_COL; idx++) {
 #pragma unroll
-        for (u32 idx = 0; idx < N_COL; idx++) {
-#pragma unroll
-            for (u32 c = 0; c < 4; c++) {
-                u32 other = idx * 8 + lane % 4 * 2 + c % 2, i = i0 + other;
-                u32 j = block.pos + warp * 16 + c / 2 * 8 + lane / 4;
-                float weight = exp2f(scores[idx][c] * p.scale_log2 - top[other]);
-                if (is_cut && !(i < end && sees(i, j, p.window))) weight = 0.0f;
-                scores[idx][c] = weight;
-                dp[idx][c] = weight * (dp[idx][c] - top[OTHER + other]);
+                for (u32 c = 0; c < 4; c++) {
+                    u32 other = idx * 8 + lane % 4 * 2 + c % 2, i = i0 + other;
+                    float weight = exp2_fast(scores[m][idx][c] * p.scale_log2 - top[other]);
+                    if (is_cut && !(i < end && sees(i, j0 + c / 2 * 8, p.window))) weight = 0.0f;
+                    scores[m][idx][c] = weight;
+                    dp[m][idx][c] = weight * (dp[m][idx][c] - top[OTHER + other]);
+                }
             }
         }
         accumulate(dv_sums, scores, queries + OTHER_TILE);
@@ -517,12 +523,15 @@ KERNEL attention_dkv_cores(const T0* q, const T1* k, const T2* v, const T3* bloc
         __syncthreads();
     }
 #pragma unroll
-    for (u32 r = 0; r < 2; r++) {
-        u32 j = warp * 16 + r * 8 + lane / 4;
-        if (j >= block.n) continue;
-        size_t at = ((size_t)block.row + j) * KV_WIDTH + kv_head * D;
-        store_row(dk + at, dk_sums, r, p.scale);
-        store_row(dv + at, dv_sums, r, 1.0f);
+    for (u32 m = 0; m < M_TILES; m++) {
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) {
+            u32 j = (warp * M_TILES + m) * 16 + r * 8 + lane / 4;
+            if (j >= block.n) continue;
+            size_t at = ((size_t)block.row + j) * KV_WIDTH + kv_head * D;
+            store_row(dk + at, dk_sums[m], r, p.scale);
+            store_row(dv + at, dv_sums[m], r, 1.0f);
+        }
     }
 }
 #endif

@@ -62,7 +62,7 @@ pub(super) struct Saved {
 #[derive(Clone, Copy)]
 struct Cores {
     d_head: usize,
-    /// Own rows of a warp in forward, by 16.
+    /// Own rows of a warp in forward and for dq, by 16; for dk and dv there are 16.
     m_tiles: usize,
     /// Rows met at a time, in forward and in backward: what registers hold.
     n_other: [usize; 2],
@@ -92,8 +92,8 @@ impl Cores {
     }
 
     /// In backward: two matrices of own rows, two of others, twice, and the stats of these.
-    fn backward_bytes(&self) -> usize {
-        (2 * N_OWN + 4 * self.n_other[1]) * self.d_head * 2 + 4 * self.n_other[1] * 4
+    fn backward_bytes(&self, m_tiles: usize) -> usize {
+        (2 * N_OWN * m_tiles + 4 * self.n_other[1]) * self.d_head * 2 + 4 * self.n_other[1] * 4
     }
 
     fn work(&self, n_block: usize, n_head: usize, shared: usize) -> Work {
@@ -106,9 +106,9 @@ impl Cores {
         [a, b, c, d, ("M_TILES", self.m_tiles), ("OTHER", self.n_other[0])]
     }
 
-    fn backward_consts(&self, config: &Attention) -> [Const; 6] {
+    fn backward_consts(&self, config: &Attention, m_tiles: usize) -> [Const; 6] {
         let [a, b, c, d] = consts(config, 0);
-        [a, b, c, d, ("M_TILES", 1), ("OTHER", self.n_other[1])]
+        [a, b, c, d, ("M_TILES", m_tiles), ("OTHER", self.n_other[1])]
     }
 }
 
@@ -176,39 +176,47 @@ pub(super) fn backward(
     let Saved { q, k, v, y, log_sum } = saved;
     let n_tok = segments.n_tok();
     let (plain, params) = (consts(config, 0), params(config, n_tok, [0; 3]));
-    let blocks = block_table(q.device(), segments, N_OWN);
+    let cores = Cores::new(gpu, config, &[q, k, v, dy]);
     let mut stats = Tensor::uninit(q.device(), &[2, config.n_head, n_tok]);
     let mut args = [Arg::In(dy), Arg::In(y), Arg::In(log_sum), Arg::Out(&mut stats)];
-    // CUDA takes a warp for each.
-    let n = n_tok * config.n_head * if gpu.as_cuda().is_some() { 32 } else { 1 };
+    // CUDA takes up to a warp for each.
+    let lanes = match (gpu.as_cuda(), config.d_head) {
+        (None, _) => 1,
+        (Some(_), 64 | 128 | 256) => config.d_head / 8,
+        (Some(_), _) => 32,
+    };
+    let n = n_tok * config.n_head * lanes;
     gpu.launch(&STATS, Work::each(n), &plain, &mut args, &params);
-    let ins =
-        || [Arg::In(q), Arg::In(k), Arg::In(v), Arg::In(&blocks), Arg::In(dy), Arg::In(&stats)];
-    let cores = Cores::new(gpu, config, &[q, k, v, dy]);
-    let launch = |kernels: [&'static Kernel; 2], n_head: usize, args: &mut [Arg]| match cores {
-        Some(cores) => {
-            let work = cores.work(blocks.n_elem() / 4, n_head, cores.backward_bytes());
-            gpu.launch(kernels[1], work, &cores.backward_consts(config), args, &params);
-        }
-        None => {
-            let work = Work::grid([blocks.n_elem() / 4, n_head, 1], N_THREAD);
-            gpu.launch(kernels[0], work, &plain, args, &params);
+    let launch = |kernels: [&'static Kernel; 2], m_tiles: usize, n_head: usize, outs: Vec<Arg>| {
+        let blocks = block_table(q.device(), segments, N_OWN * m_tiles);
+        let ins = [q, k, v, &blocks, dy, &stats].map(Arg::In);
+        let mut args: Vec<Arg> = ins.into_iter().chain(outs).collect();
+        match cores {
+            Some(cores) => {
+                let bytes = cores.backward_bytes(m_tiles);
+                let work = cores.work(blocks.n_elem() / 4, n_head, bytes);
+                let consts = cores.backward_consts(config, m_tiles);
+                gpu.launch(kernels[1], work, &consts, &mut args, &params);
+            }
+            None => {
+                let work = Work::grid([blocks.n_elem() / 4, n_head, 1], N_THREAD);
+                gpu.launch(kernels[0], work, &plain, &mut args, &params);
+            }
         }
     };
     let [wants_dq, wants_dk, wants_dv] = wanted;
     let dq = wants_dq.then(|| {
         let mut dq = Tensor::uninit_as(q, q.shape());
-        let mut args: Vec<Arg> = ins().into_iter().chain([Arg::Out(&mut dq)]).collect();
-        launch([&DQ, &DQ_CORES], config.n_head, &mut args);
+        let m_tiles = cores.map_or(1, |cores| cores.m_tiles);
+        launch([&DQ, &DQ_CORES], m_tiles, config.n_head, vec![Arg::Out(&mut dq)]);
         dq
     });
     if !wants_dk && !wants_dv {
         return [dq, None, None];
     }
     let (mut dk, mut dv) = (Tensor::uninit_as(k, k.shape()), Tensor::uninit_as(v, v.shape()));
-    let outs = [Arg::Out(&mut dk), Arg::Out(&mut dv)];
-    let mut args: Vec<Arg> = ins().into_iter().chain(outs).collect();
-    launch([&DKV, &DKV_CORES], config.n_kv_head, &mut args);
+    let outs = vec![Arg::Out(&mut dk), Arg::Out(&mut dv)];
+    launch([&DKV, &DKV_CORES], 1, config.n_kv_head, outs);
     [dq, wants_dk.then_some(dk), wants_dv.then_some(dv)]
 }
 

@@ -109,8 +109,17 @@ impl Gradients {
 }
 
 /// Gradients of outputs in, gradients of inputs out; `None` where there is none or none is wanted.
-type Backward<'a> =
-    Box<dyn FnOnce(Vec<Option<Tensor>>, &mut Gradients) -> Vec<Option<Tensor>> + 'a>;
+type Simple<'a> = Box<dyn FnOnce(Vec<Option<Tensor>>) -> Vec<Option<Tensor>> + 'a>;
+/// The same with the gradient that the first input has so far, which is added to.
+type Adding<'a> = Box<dyn FnOnce(Vec<Option<Tensor>>, Option<Tensor>) -> Vec<Option<Tensor>> + 'a>;
+/// The same with the gradients of leaves.
+type Span<'a> = Box<dyn FnOnce(Vec<Option<Tensor>>, &mut Gradients) -> Vec<Option<Tensor>> + 'a>;
+
+enum Backward<'a> {
+    Simple(Simple<'a>),
+    Adding(Adding<'a>),
+    Span(Span<'a>),
+}
 
 struct Record<'a> {
     op: &'static str,
@@ -188,10 +197,19 @@ impl<'a> Tape<'a> {
         outputs: Vec<Tensor>,
         backward: impl FnOnce(Vec<Option<Tensor>>) -> Vec<Option<Tensor>> + 'a,
     ) -> Vec<Var> {
-        if !inputs.iter().any(|input| input.needs_grad()) {
-            return outputs.into_iter().map(Var::constant).collect();
-        }
-        self.push(op, inputs, outputs, Box::new(move |douts, _| backward(douts)))
+        self.push(op, inputs, outputs, || Backward::Simple(Box::new(backward)))
+    }
+
+    /// The same for an op that adds to the gradient which its first input has so far, if it has
+    /// one, and returns the sum: it need not be added afterwards.
+    pub fn record_adding(
+        &self,
+        op: &'static str,
+        inputs: &[&Var],
+        outputs: Vec<Tensor>,
+        backward: impl FnOnce(Vec<Option<Tensor>>, Option<Tensor>) -> Vec<Option<Tensor>> + 'a,
+    ) -> Vec<Var> {
+        self.push(op, inputs, outputs, || Backward::Adding(Box::new(backward)))
     }
 
     fn push(
@@ -199,9 +217,10 @@ impl<'a> Tape<'a> {
         op: &'static str,
         inputs: &[&Var],
         outputs: Vec<Tensor>,
-        backward: Backward<'a>,
+        backward: impl FnOnce() -> Backward<'a>,
     ) -> Vec<Var> {
-        let Some(recording) = &self.recording else {
+        let is_wanted = inputs.iter().any(|input| input.needs_grad());
+        let Some(recording) = self.recording.as_ref().filter(|_| is_wanted) else {
             return outputs.into_iter().map(Var::constant).collect();
         };
         let mut recording = recording.borrow_mut();
@@ -221,7 +240,7 @@ impl<'a> Tape<'a> {
             inputs,
             first_output,
             n_outputs: outputs.len(),
-            backward,
+            backward: backward(),
         });
         let slots = first_output..;
         outputs
@@ -262,7 +281,7 @@ impl<'a> Tape<'a> {
             inner.walk(seeds, grads);
             (0..wanted.len()).map(|idx| grads.0.remove(&key(idx))).collect()
         };
-        self.push("checkpoint", inputs, outputs, Box::new(backward))
+        self.push("checkpoint", inputs, outputs, || Backward::Span(Box::new(backward)))
     }
 
     /// Bytes that became live since the first record: what the tape and its outputs hold.
@@ -305,7 +324,14 @@ impl<'a> Tape<'a> {
             if douts.iter().all(Option::is_none) {
                 continue;
             }
-            let dinputs = (record.backward)(douts, grads);
+            let dinputs = match record.backward {
+                Backward::Simple(backward) => backward(douts),
+                Backward::Adding(backward) => {
+                    let first = record.inputs[0].and_then(|slot| slots[slot].take());
+                    backward(douts, first)
+                }
+                Backward::Span(backward) => backward(douts, grads),
+            };
             assert_eq!(dinputs.len(), record.inputs.len(), "gradients of {}", record.op);
             for (slot, grad) in record.inputs.iter().zip(dinputs) {
                 if let (Some(slot), Some(grad)) = (slot, grad) {

@@ -14,8 +14,8 @@
 //! | `x`, `h`     | (n_tok, n * d)         | rows of d: whole tokens, or heads of tokens |
 //! | `w`          | (d)                    | absent for the norms of Falcon-Mamba        |
 //!
-//! Kept for backward: the normed input and one `r` per row. On a graphics processor `y` is made again
-//! where it is needed.
+//! Kept for backward: the normed input and one `r` per row. On a graphics processor `y` is made
+//! again where it is needed.
 
 use crate::cpu::F32s;
 use crate::device::Device;

@@ -1,5 +1,5 @@
-// Rotary embedding; see rope.rs. A thread turns WIDE pairs of HEADS heads, or copies as many numbers
-// that are not turned. A sign of -1 turns backward.
+// Rotary embedding; see rope.rs. A thread turns WIDE pairs of HEADS heads, or copies as many
+// numbers that are not turned. A sign of -1 turns backward.
 
 struct Params { u32 n; float sign; }; // n: threads
 

@@ -15,6 +15,7 @@ use super::{Linear, N_ROWS};
 use crate::gpu::product::{Block, Rows, Side, in_format};
 use crate::gpu::vector::N_FEW;
 use crate::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
+use crate::ops::add::add_into;
 use crate::tape::{Tape, Var};
 use crate::tensor::{DType, Tensor};
 use std::ops::Range;
@@ -97,10 +98,17 @@ pub(super) fn linear_maps(
     let inputs = maps.iter().flat_map(|(linear, _)| linear.inputs());
     let inputs: Vec<&Var> = std::iter::once(x).chain(inputs).collect();
     let (x, wants_dx, gpu) = (x.kept(), x.needs_grad(), gpu.clone());
-    tape.record_many("linear", &inputs, outputs, move |dys| {
+    tape.record_adding("linear", &inputs, outputs, move |dys, so_far| {
         let x = x.get();
-        let mut dx = wants_dx.then(|| Tensor::uninit_as(&x, x.shape()));
-        let (mut list, mut beta, mut dys) = (vec![None], 0.0, dys.into_iter());
+        let can_add = |sum: &mut Tensor| sum.dtype() == x.dtype() && sum.is_unique();
+        let (mut dx, mut beta, other) = match so_far.map(|mut sum| (can_add(&mut sum), sum)) {
+            Some((true, sum)) => (Some(sum), 1.0, None),
+            other => {
+                let dx = wants_dx.then(|| Tensor::uninit_as(&x, x.shape()));
+                (dx, 0.0, other.map(|(_, sum)| sum))
+            }
+        };
+        let (mut list, mut dys) = (vec![None], dys.into_iter());
         for (operands, passes, u, narrow) in kept {
             let mut grads = operands.grads();
             let mut input = Input { x: x.clone(), dropped: None, u, first_row: 0 };
@@ -118,7 +126,10 @@ pub(super) fn linear_maps(
             }
             list.extend(grads.into_list(&operands));
         }
-        list[0] = dx;
+        list[0] = match other {
+            Some(other) => dx.map(|dx| add_into(other, &dx)),
+            None => dx,
+        };
         list
     })
 }

@@ -1,7 +1,8 @@
 //! `scan` on graphics processors.
 //!
-//! A thread takes one channel of a piece: rows of one segment, as many as leave enough pieces to
-//! fill the machine. Where all pieces are whole segments one pass does forward. Else three do:
+//! A thread takes one channel of a piece, in CUDA a few states of two channels. A piece is rows of
+//! one segment, as many as leave enough pieces to fill the machine. Where all pieces are whole
+//! segments one pass does forward. Else three do:
 //!
 //! 1. of each piece, the state it ends with from zero, and the sum of its steps (its decay is an
 //!    exponential of that);
@@ -38,6 +39,9 @@ static BACKWARD: Kernel = Kernel { entry: "scan_backward", wgsl: WGSL, cuda: "" 
 static FINISH: Kernel = Kernel { entry: "scan_finish", wgsl: WGSL, cuda: "" };
 static PART: Kernel = Kernel { entry: "scan_part", wgsl: WGSL, cuda: "" };
 // For CUDA.
+const CUDA_STEP: &str = concat!(include_str!("scan.cu"), include_str!("step.cu"));
+static STEP: Kernel = Kernel { entry: "scan_step", wgsl: "", cuda: CUDA_STEP };
+static RATES: Kernel = Kernel { entry: "scan_rates", ..STEP };
 static BACKWARD_ALL: Kernel = Kernel { entry: "scan_backward_all", wgsl: "", cuda: CUDA };
 
 /// Channels of a group of threads.
@@ -48,13 +52,14 @@ const N_FULL: usize = 16_384;
 const PIECE_MIN: usize = 64;
 /// Rows of a partial sum of dskip and ddelta_bias.
 const N_ROWS: usize = 64;
-/// Threads that share the states of a channel, in CUDA.
-const SPLIT: usize = 2;
-/// Rows whose states backward holds: in CUDA all in registers.
-const SUB_CUDA: usize = 8;
+/// Rows whose states backward holds on wgpu.
 const SUB_WGPU: usize = 16;
 /// States of a channel that the way back of CUDA has shared memory for.
 const D_STATE_MAX: usize = 64;
+
+/// Channels and threads of a group of `scan_step`.
+const STEP_CHANNELS: usize = 32;
+const STEP_THREADS: usize = 256;
 
 /// States are there on entry; states are wanted on exit.
 const READ: u32 = 1;
@@ -76,7 +81,7 @@ impl<'a> Plan<'a> {
     fn new(gpu: &'a Gpu, job: &'a Job) -> Plan<'a> {
         let len = (job.segments.n_tok() * job.d_inner).div_ceil(N_FULL);
         let len = len.next_multiple_of(PIECE_MIN);
-        let sub = sub_of(gpu);
+        let sub = sub_of(gpu, job);
         let (mut pieces, mut segments) = (Vec::new(), Vec::new());
         let (mut counts, mut n_subs) = (Vec::new(), 0);
         for (idx, segment) in job.segments.iter().enumerate() {
@@ -157,12 +162,23 @@ impl<'a> Plan<'a> {
     }
 }
 
-fn sub_of(gpu: &Gpu) -> usize {
-    if gpu.as_cuda().is_some() { SUB_CUDA } else { SUB_WGPU }
+/// Threads that share the states of two channels, in CUDA: with four each, or more where there are
+/// too many.
+fn split_of(job: &Job) -> usize {
+    job.d_state.div_ceil(4).next_power_of_two().min(8)
+}
+
+/// Rows whose states backward holds: in CUDA all in registers.
+fn sub_of(gpu: &Gpu, job: &Job) -> usize {
+    match gpu.as_cuda() {
+        Some(_) if split_of(job) > 4 => 4,
+        Some(_) => 8,
+        None => SUB_WGPU,
+    }
 }
 
 fn group_work(gpu: &Gpu, job: &Job, n_pieces: usize) -> Work {
-    let threads = if gpu.as_cuda().is_some() { GROUP * SPLIT } else { GROUP };
+    let threads = if gpu.as_cuda().is_some() { GROUP / 2 * split_of(job) } else { GROUP };
     Work::groups(n_pieces * job.d_inner.div_ceil(GROUP), threads)
 }
 
@@ -174,8 +190,8 @@ fn consts(gpu: &Gpu, job: &Job) -> [Const; 8] {
         ("HAS_GATE", usize::from(job.gate.is_some())),
         ("HAS_BIAS", usize::from(job.delta_bias.is_some())),
         ("GROUP", GROUP),
-        ("SPLIT", SPLIT),
-        ("SUB", sub_of(gpu)),
+        ("SPLIT", split_of(job)),
+        ("SUB", sub_of(gpu, job)),
         ("N_ROWS", N_ROWS),
     ]
 }
@@ -247,13 +263,18 @@ pub(super) fn forward_gpu(gpu: &Gpu, job: &Job, exit: &mut [&mut Tensor]) -> Ten
 /// As `step`: one launch for each sequence, whose state is a tensor of its own and changes where it
 /// is.
 pub(super) fn step_gpu(gpu: &Gpu, job: &Job, states: &mut [&mut Tensor]) -> Tensor {
-    let mut y = Tensor::activation(job.x.device(), job.x.shape());
-    let coefs = coefs(gpu, job, &[]);
-    for (segment, state) in job.segments.iter().zip(states) {
+    for state in states.iter_mut() {
         // Other handles keep the old numbers.
         if !state.is_unique() {
             **state = state.copied();
         }
+    }
+    if gpu.as_cuda().is_some() {
+        return step_cuda(gpu, job, states);
+    }
+    let mut y = Tensor::activation(job.x.device(), job.x.shape());
+    let coefs = coefs(gpu, job, &[]);
+    for (segment, state) in job.segments.iter().zip(states) {
         let mut params = [Word(0); 8];
         params[2] = segment.start.into();
         params[3] = segment.n_tok.into();
@@ -261,6 +282,38 @@ pub(super) fn step_gpu(gpu: &Gpu, job: &Job, states: &mut [&mut Tensor]) -> Tens
         params[7] = (READ | WRITE).into();
         let work = group_work(gpu, job, 1);
         launch_forward(gpu, job, (&coefs, state, &mut y), (work, &params));
+    }
+    y
+}
+
+/// The same by a kernel with a thread for every few states: what little there is to do is spread out.
+fn step_cuda(gpu: &Gpu, job: &Job, states: &mut [&mut Tensor]) -> Tensor {
+    let consts = consts(gpu, job);
+    let rates = job.a_log.derived("scan: rates", |a_log| {
+        let mut rates = Tensor::uninit(a_log.device(), &[job.d_state, job.d_inner]);
+        let mut args = [Arg::In(a_log), Arg::Out(&mut rates)];
+        gpu.launch(&RATES, Work::each(a_log.n_elem()), &consts, &mut args, &[Word(0); 8]);
+        rates
+    });
+    let mut y = Tensor::activation(job.x.device(), job.x.shape());
+    for (segment, state) in job.segments.iter().zip(states) {
+        let mut params = [Word(0); 8];
+        params[2] = segment.start.into();
+        params[3] = segment.n_tok.into();
+        let mut args = [
+            Arg::In(&job.x),
+            Arg::In(&job.delta),
+            Arg::In(&rates),
+            Arg::In(&job.b),
+            Arg::In(&job.c),
+            Arg::In(job.gate.as_ref().unwrap_or(&job.x)),
+            Arg::In(job.delta_bias.as_ref().unwrap_or(&job.skip)),
+            Arg::In(&job.skip),
+            Arg::Out(state),
+            Arg::Out(&mut y),
+        ];
+        let work = Work::groups(job.d_inner.div_ceil(STEP_CHANNELS), STEP_THREADS).early();
+        gpu.launch(&STEP, work, &consts, &mut args, &params);
     }
     y
 }

@@ -1,5 +1,6 @@
 // Selective scan; see mod.rs and gpu.rs. A block takes GROUP channels of a piece, some rows of one
-// segment; SPLIT threads share the states of a channel, N each, in registers.
+// segment. A thread has N states of two neighbouring channels in registers; SPLIT threads share the
+// states of a pair.
 //
 // `coefs` holds, behind one another, as bits of f32 and u32:
 //     (D_STATE, D_INNER)  decay per unit of delta as a power of two, -exp(a_log) / ln 2
@@ -9,18 +10,19 @@
 // States are (slot, D_STATE, D_INNER). A sub-chunk is SUB rows of a piece, or what is left of it.
 // HAS_GATE, HAS_BIAS: 1 or 0; another buffer takes the place of what is not there.
 //
-// What belongs to one number of x (softplus, gate) is done once, by the thread that loads it, with
-// neighbouring threads at neighbouring channels, and goes through shared memory to the threads that
-// hold states. The next rows are on their way meanwhile.
+// What belongs to one number of x (softplus, gate) is done once, by the thread that loads it, and
+// goes through shared memory to the threads that hold states. The next rows are on their way
+// meanwhile. Sums over the states of a channel are parts in shared memory, one of each thread,
+// which the thread that finishes the number adds.
 //
-// Bytes per number of x, with bf16 activations and 16 states (b and c are 1/48 of x at 1536
-// channels), and what a warp does for a row of its 16 channels (counted in the code for sm_90):
-//     forward   x, delta, gate, y: 8 bytes                 76 instructions, 9.5 exponentials
-//     ends      x, delta: 4 bytes, and states of pieces    54, 8.5
-//     states    x, delta: 4 bytes, and 64 / SUB of states  54, 8.5
+// With bf16 activations and 16 states (b and c are 1/48 of x at 1536 channels): bytes per number of
+// x, and what a warp does for a row of its 16 channels (counted on an H200):
+//     forward   x, delta, gate, y: 8 bytes                 79 instructions, 9.5 exponentials
+//     ends      x, delta: 4 bytes, and states of pieces    as states
+//     states    x, delta: 4 bytes, and 64 / SUB of states  57, 8.5
 // A scheduler starts an instruction a clock and an exponential every eight. For 16,384 rows of 1536
-// channels an H200 thus needs 0.05 ms for the bytes of forward and 0.13 each for its exponentials
-// and for its instructions: these, not the bytes, set the pace.
+// channels an H200 thus needs 0.05 ms for the bytes of forward, 0.12 each for its exponentials and
+// for its instructions, and takes 0.19; states 0.07, 0.11, 0.09 and 0.15.
 
 struct Params {
     u32 n_pieces, n_segments;
@@ -34,8 +36,11 @@ struct Params {
 #define SKIP (BIAS + D_INNER)
 #define TABLE (SKIP + D_INNER)
 #define N_GROUPS ((D_INNER + GROUP - 1) / GROUP)
-#define N ((D_STATE + SPLIT - 1) / SPLIT) // states of a thread
+#define N ((D_STATE + 4 * SPLIT - 1) / (4 * SPLIT) * 4) // states of a thread, by fours
 #define N_PAD (N * SPLIT)
+#define PAIRS (GROUP / 2)
+#define LANES (32 / SPLIT)             // pairs of a warp
+#define PARTS (SPLIT < 4 ? SPLIT : 4) // parts of a sum over states in shared memory
 #define LN_2 0.6931471805599453f
 #define LOG2_E 1.4426950408889634f
 
@@ -98,185 +103,334 @@ DEVICE Piece piece_of(const float* coefs, const Params& p) {
     return piece;
 }
 
-// A thread among those that hold states: its channel, and the first of its states.
-struct Place {
-    u32 lane, ch, n0; // channel within the group, and in all
-    bool is_there;
-};
+// A thread among those that hold states: its pair of channels, within the group and in all, and
+// which N of the states it has.
+struct Place { u32 pair, ch, part; };
 
 DEVICE Place place_of(const Piece& piece) {
     Place at;
-    at.lane = threadIdx.x / SPLIT;
-    at.ch = piece.ch0 + at.lane;
-    at.n0 = threadIdx.x % SPLIT * N;
-    at.is_there = at.ch < D_INNER;
+    at.pair = threadIdx.x / 32 * LANES + threadIdx.x % LANES;
+    at.ch = piece.ch0 + 2 * at.pair;
+    at.part = threadIdx.x % 32 / LANES;
     return at;
 }
 
-// N numbers of a thread; states past the last are zero.
-DEVICE void load_states(const float* from, size_t slot, const Place& at, float* out) {
-#pragma unroll
-    for (int k = 0; k < N; k++) {
-        bool is_there = at.is_there && at.n0 + k < D_STATE;
-        out[k] = is_there ? from[state_at(slot, at.n0 + k, at.ch)] : 0.0f;
-    }
+DEVICE bool is_there(u32 ch) { return D_INNER % GROUP == 0 || ch < D_INNER; }
+
+// Two neighbouring numbers of a row as they lie in memory: nothing waits for them before they are
+// used.
+template <class X> struct Two { u32 bits; };
+template <> struct Two<float> { float2 v; };
+
+DEVICE void join(Two<float>& two, float low, float high) { two.v = make_float2(low, high); }
+template <class X> DEVICE void join(Two<X>& two, X low, X high) {
+    two.bits = (u32)low.bits | (u32)high.bits << 16;
 }
 
-DEVICE void store_states(float* to, size_t slot, const Place& at, const float* v) {
+DEVICE float2 floats(Two<float> two) { return two.v; }
+DEVICE float2 floats(Two<bf16> two) {
+    return make_float2(__uint_as_float(two.bits << 16), __uint_as_float(two.bits & 0xffff0000u));
+}
+DEVICE float2 floats(Two<f16> two) {
+    return make_float2(f16_to_float((u16)two.bits), f16_to_float((u16)(two.bits >> 16)));
+}
+
+// Compilers would move a load to where it is used.
+#ifdef ELAPID_EMULATED
+template <class X> DEVICE void pin(X&) {}
+#else
+DEVICE void pin(float& x) { asm volatile("" : "+f"(x)); }
+template <class X> DEVICE void pin(X& x) { asm volatile("" : "+h"(x.bits)); }
+DEVICE void pin(Two<float>& two) { asm volatile("" : "+f"(two.v.x), "+f"(two.v.y)); }
+template <class X> DEVICE void pin(Two<X>& two) { asm volatile("" : "+r"(two.bits)); }
+#endif
+
+template <class X> DEVICE Two<X> load_two(const X* x, size_t row, u32 ch) {
+    const X* from = x + row * D_INNER + ch;
+#if D_INNER % 2 == 0
+    return *(const Two<X>*)from;
+#else
+    Two<X> two;
+    join(two, from[0], ch + 1 < D_INNER ? from[1] : X{});
+    return two;
+#endif
+}
+
+DEVICE void put_two(float* y, float2 v) { *(float2*)y = v; }
+DEVICE void put_two(bf16* y, float2 v) { *(u32*)y = floats_to_bf16x2(v.x, v.y); }
+
+template <class Y> DEVICE void store_two(Y* y, size_t row, u32 ch, float2 v) {
+    size_t to = row * D_INNER + ch;
+#if D_INNER % 2 == 0
+    put_two(y + to, v);
+#else
+    store(y, to, v.x);
+    if (ch + 1 < D_INNER) store(y, to + 1, v.y);
+#endif
+}
+
+// Of `coefs`, the numbers of two channels.
+DEVICE float2 coefs_of(const float* coefs, u32 first, u32 ch) {
+    return make_float2(is_there(ch) ? coefs[first + ch] : 0.0f,
+                       is_there(ch + 1) ? coefs[first + ch + 1] : 0.0f);
+}
+
+// N states of two channels; those past the last are zero.
+struct States { float v[2][N]; };
+
+DEVICE States zeros() {
+    States s;
+#pragma unroll
+    for (int k = 0; k < N; k++) s.v[0][k] = s.v[1][k] = 0.0f;
+    return s;
+}
+
+DEVICE States load_states(const float* from, size_t slot, const Place& at) {
+    States s = zeros();
 #pragma unroll
     for (int k = 0; k < N; k++) {
-        if (at.is_there && at.n0 + k < D_STATE) to[state_at(slot, at.n0 + k, at.ch)] = v[k];
+        u32 n = at.part * N + k;
+        if (n >= D_STATE || !is_there(at.ch)) continue;
+        float2 two = floats(load_two(from, slot * D_STATE + n, at.ch));
+        s.v[0][k] = two.x;
+        s.v[1][k] = two.y;
+    }
+    return s;
+}
+
+DEVICE void store_states(float* to, size_t slot, const Place& at, const States& s) {
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        u32 n = at.part * N + k;
+        if (n >= D_STATE || !is_there(at.ch)) continue;
+        store_two(to, slot * D_STATE + n, at.ch, make_float2(s.v[0][k], s.v[1][k]));
     }
 }
 
 // N numbers of a row in shared memory.
 DEVICE void row_of(const float* row, float* out) {
-#if (D_STATE % (4 * SPLIT)) == 0
 #pragma unroll
     for (int k = 0; k < N; k += 4) {
         float4 v = *(const float4*)(row + k);
         out[k] = v.x; out[k + 1] = v.y; out[k + 2] = v.z; out[k + 3] = v.w;
     }
-#else
-#pragma unroll
-    for (int k = 0; k < N; k++) out[k] = row[k];
-#endif
 }
 
-// Sum over the threads of a channel.
-DEVICE float split_sum(float x) {
+// Adds numbers of more than PARTS threads to those of the first PARTS.
+DEVICE float2 part_sum(float2 x) {
 #pragma unroll
-    for (int half = SPLIT / 2; half > 0; half /= 2) x += __shfl_xor_sync(0xffffffffu, x, half);
+    for (int half = SPLIT / 2; half >= PARTS; half /= 2) {
+        x.x += __shfl_xor_sync(0xffffffffu, x.x, half * LANES);
+        x.y += __shfl_xor_sync(0xffffffffu, x.y, half * LANES);
+    }
     return x;
 }
 
-// `n` rows of b or c from `row` on, padded with zeros to N_PAD states and ROWS rows.
-template <int ROWS, class B> DEVICE void stage(const B* b, size_t row, u32 n, float* out) {
-    const B* first = b + row * D_STATE;
+// What a thread has loaded of ROWS rows of b or c.
+template <int ROWS, class B> struct Shared { B v[(ROWS * N + 31) / 32]; };
+
+// Zeros past row `n` and the last state.
+template <int ROWS, class B>
+DEVICE void fetch_shared(Shared<ROWS, B>& next, const B* b, size_t row, u32 n) {
 #pragma unroll
-    for (int j = 0; j < (ROWS * N_PAD + THREADS - 1) / THREADS; j++) {
+    for (int j = 0; j < (ROWS * N + 31) / 32; j++) {
         u32 i = j * THREADS + threadIdx.x, r = i / N_PAD, k = i % N_PAD;
-        if (r < ROWS) out[i] = r < n && k < D_STATE ? load(first, r * D_STATE + k) : 0.0f;
+        next.v[j] = r < n && k < D_STATE ? b[(row + r) * D_STATE + k] : B{};
+        pin(next.v[j]);
     }
 }
 
-// Rows in shared memory at a time, and those of them that a thread loads.
-#define TOKENS 16
+// Into (ROWS, N_PAD / 4, STRIDE, 4): each four in several orders, k ^ turn.
+template <int TURNS, int STRIDE, int ROWS, class B>
+DEVICE void open_shared(const Shared<ROWS, B>& next, float* out) {
+#pragma unroll
+    for (int j = 0; j < (ROWS * N + 31) / 32; j++) {
+        u32 i = j * THREADS + threadIdx.x, r = i / N_PAD, k = i % N_PAD;
+        if (ROWS * N % 32 != 0 && r >= ROWS) break;
+        float v = load(next.v, j);
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++) {
+            out[((r * (N_PAD / 4) + k / 4) * STRIDE + turn) * 4 + (k % 4 ^ turn)] = v;
+        }
+    }
+}
+
+// Rows in shared memory at a time, and the pairs of numbers of them that a thread loads: pair
+// threadIdx.x % PAIRS of every SPLIT-th row.
+#define TOKENS 8
 #define ITEMS (TOKENS / SPLIT)
 
-// What a thread has loaded of the next rows: channel threadIdx.x % GROUP of every SPLIT-th.
-struct Next { float x[ITEMS], delta[ITEMS], gate[ITEMS]; };
+DEVICE u32 row_of_item(int i) { return threadIdx.x / PAIRS + i * SPLIT; }
 
-template <bool GATED, class X, class D, class G>
-DEVICE void fetch(Next& next, const X* x, const D* delta, const G* gate, size_t row, int n,
-                  u32 ch) {
+template <int COUNT, class X>
+DEVICE void fetch(Two<X>* next, const X* x, size_t row, u32 n, u32 ch) {
 #pragma unroll
-    for (int i = 0; i < ITEMS; i++) {
-        int r = threadIdx.x / GROUP + i * SPLIT;
-        next.x[i] = next.delta[i] = next.gate[i] = 0.0f;
-        if (r < n && ch < D_INNER) {
-            size_t at = (row + r) * D_INNER + ch;
-            next.x[i] = load(x, at);
-            next.delta[i] = load(delta, at);
-            if (GATED) next.gate[i] = load(gate, at);
-        }
+    for (int i = 0; i < COUNT; i++) {
+        next[i] = Two<X>{};
+        if (row_of_item(i) < n && is_there(ch)) next[i] = load_two(x, row + row_of_item(i), ch);
+        pin(next[i]);
     }
 }
 
 #if defined(ENTRY_scan_forward) || defined(ENTRY_scan_ends) || defined(ENTRY_scan_states)
 enum Kind { OUTPUTS, ENDS, STATES };
 
-// A chunk of rows in shared memory.
+// A chunk of rows in shared memory. Parts of a row lie so that threads meet no bank twice.
 struct Chunk {
-    float steps[TOKENS][GROUP], us[TOKENS][GROUP], outs[TOKENS][GROUP];
+    float2 steps[TOKENS][PAIRS], us[TOKENS][PAIRS];
     __align__(16) float bs[TOKENS * N_PAD];
     __align__(16) float cs[TOKENS * N_PAD];
+    float2 outs[TOKENS][PARTS][PAIRS + 8];
 };
 
-// Row `t` of a chunk.
+// What a thread has loaded of a chunk.
+template <class X, class D, class B, class C, class G> struct Next {
+    Two<X> x[ITEMS];
+    Two<D> delta[ITEMS];
+    Two<G> gate[ITEMS];
+    Shared<TOKENS, B> b;
+    Shared<TOKENS, C> c;
+};
+
+// Row `t` of a chunk; returns the part of its outputs.
 template <Kind KIND>
-DEVICE void advance(Chunk& rows, int t, const Place& at, const float* rates, float* h,
-                    float& total) {
-    float step = rows.steps[t][at.lane], u = rows.us[t][at.lane], out = 0.0f;
+DEVICE float2 advance(const Chunk& rows, int t, const Place& at, const States& rates, States& h,
+                      float2& total) {
+    float2 step = rows.steps[t][at.pair], u = rows.us[t][at.pair];
+    float2 out = make_float2(0.0f, 0.0f);
     float b_row[N], c_row[N];
-    row_of(rows.bs + t * N_PAD + at.n0, b_row);
-    if (KIND == OUTPUTS) row_of(rows.cs + t * N_PAD + at.n0, c_row);
-    if (KIND == ENDS) total += step;
+    row_of(rows.bs + t * N_PAD + at.part * N, b_row);
+    if (KIND == OUTPUTS) row_of(rows.cs + t * N_PAD + at.part * N, c_row);
+    if (KIND == ENDS) total = make_float2(total.x + step.x, total.y + step.y);
 #pragma unroll
     for (int k = 0; k < N; k++) {
-        h[k] = exp2_fast(step * rates[k]) * h[k] + u * b_row[k];
-        if (KIND == OUTPUTS) out += h[k] * c_row[k];
+        h.v[0][k] = exp2_fast(step.x * rates.v[0][k]) * h.v[0][k] + u.x * b_row[k];
+        h.v[1][k] = exp2_fast(step.y * rates.v[1][k]) * h.v[1][k] + u.y * b_row[k];
+        if (KIND == OUTPUTS) {
+            out.x += h.v[0][k] * c_row[k];
+            out.y += h.v[1][k] * c_row[k];
+        }
     }
-    if (KIND == OUTPUTS) {
-        out = split_sum(out);
-        if (threadIdx.x % SPLIT == 0) rows.outs[t][at.lane] = out;
-    }
+    return part_sum(out);
 }
 
-// Walks a piece from the states `h`. OUTPUTS: sets y. ENDS: returns the sum of the steps. STATES:
+// Walks a piece from the states `h`. OUTPUTS: sets y. ENDS: returns the sums of the steps. STATES:
 // puts the states before every sub-chunk into `held`.
 template <Kind KIND, class X, class D, class B, class C, class G, class Y>
-DEVICE float walk(const Piece& piece, const Place& at, const X* x, const D* delta,
-                  const float* coefs, const B* b, const C* c, const G* gate, Y* y, float* held,
-                  float* h) {
-    __shared__ Chunk rows;
-    const bool gated = KIND == OUTPUTS && HAS_GATE;
-    u32 col = threadIdx.x % GROUP, ch = piece.ch0 + col;
-    float bias = ch < D_INNER ? coefs[BIAS + ch] : 0.0f;
-    float skip = ch < D_INNER ? coefs[SKIP + ch] : 0.0f;
-    float rates[N], total = 0.0f;
-    load_states(coefs, 0, at, rates);
-    Next next;
-    fetch<gated>(next, x, delta, gate, piece.first, (int)piece.n_rows, ch);
-    for (u32 first = 0; first < piece.n_rows; first += TOKENS) {
-        int n = (int)min((u32)TOKENS, piece.n_rows - first);
-        size_t row = (size_t)piece.first + first;
-        float xs[ITEMS], gates[ITEMS];
+struct Walk {
+    const X* x;
+    const D* delta;
+    const float* coefs;
+    const B* b;
+    const C* c;
+    const G* gate;
+    Y* y;
+    float* held;
+    u32 col, ch;
+    float2 bias, skip;
+    typedef Next<X, D, B, C, G> Loaded;
+
+    DEVICE void fetch_chunk(Loaded& next, size_t row, u32 n) {
+        fetch<ITEMS>(next.x, x, row, n, ch);
+        fetch<ITEMS>(next.delta, delta, row, n, ch);
+        fetch_shared(next.b, b, row, n);
+        if (KIND != OUTPUTS) return;
+        fetch_shared(next.c, c, row, n);
+        if (HAS_GATE) fetch<ITEMS>(next.gate, gate, row, n, ch);
+    }
+
+    DEVICE void open(Chunk& rows, const Loaded& next) {
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
-            int r = threadIdx.x / GROUP + i * SPLIT;
-            float step = softplus(next.delta[i] + bias);
+            u32 r = row_of_item(i);
+            float2 x = floats(next.x[i]), z = floats(next.delta[i]);
+            float2 step = make_float2(softplus(z.x + bias.x), softplus(z.y + bias.y));
             rows.steps[r][col] = step;
-            rows.us[r][col] = step * next.x[i];
-            xs[i] = next.x[i];
-            gates[i] = next.gate[i];
+            rows.us[r][col] = make_float2(step.x * x.x, step.y * x.y);
         }
-        stage<TOKENS>(b, row, n, rows.bs);
-        if (KIND == OUTPUTS) stage<TOKENS>(c, row, n, rows.cs);
-        __syncthreads();
-        if (first + TOKENS < piece.n_rows) {
-            fetch<gated>(next, x, delta, gate, row + TOKENS,
-                         (int)(piece.n_rows - first - TOKENS), ch);
-        }
-        if (n == TOKENS) {
-            // Places in shared memory are then known to the compiler.
+        open_shared<1, 1>(next.b, rows.bs);
+        if (KIND == OUTPUTS) open_shared<1, 1>(next.c, rows.cs);
+    }
+
+    // Outputs of the `n` rows from `row` on.
+    DEVICE void finish(const Chunk& rows, const Loaded& done, size_t row, u32 n) {
+        if (KIND != OUTPUTS || !is_there(ch)) return;
 #pragma unroll
-            for (int t = 0; t < TOKENS; t++) {
-                if (KIND == STATES && t % SUB == 0) {
-                    store_states(held, piece.sub + (first + t) / SUB, at, h);
-                }
-                advance<KIND>(rows, t, at, rates, h, total);
-            }
-        } else {
-            for (int t = 0; t < n; t++) {
-                if (KIND == STATES && t % SUB == 0) {
-                    store_states(held, piece.sub + (first + t) / SUB, at, h);
-                }
-                advance<KIND>(rows, t, at, rates, h, total);
-            }
-        }
-        __syncthreads();
-        if (KIND == OUTPUTS && ch < D_INNER) {
+        for (int i = 0; i < ITEMS; i++) {
+            u32 r = row_of_item(i);
+            float2 x = floats(done.x[i]), out = make_float2(skip.x * x.x, skip.y * x.y);
 #pragma unroll
-            for (int i = 0; i < ITEMS; i++) {
-                int r = threadIdx.x / GROUP + i * SPLIT;
-                float out = rows.outs[r][col] + skip * xs[i];
-                if (HAS_GATE) out *= silu(gates[i]);
-                if (r < n) store(y, (row + r) * D_INNER + ch, out);
+            for (int part = 0; part < PARTS; part++) {
+                float2 v = rows.outs[r][part][col];
+                out = make_float2(out.x + v.x, out.y + v.y);
             }
+            if (HAS_GATE) {
+                float2 gate = floats(done.gate[i]);
+                out = make_float2(out.x * silu(gate.x), out.y * silu(gate.y));
+            }
+            if (r < n) store_two(y, row + r, ch, out);
         }
     }
-    return total;
+
+    DEVICE float2 go(const Piece& piece, const Place& at, States& h) {
+        __shared__ Chunk chunks[2];
+        States rates = load_states(coefs, 0, at);
+        float2 total = make_float2(0.0f, 0.0f);
+        Loaded next, done;
+        fetch_chunk(next, piece.first, piece.n_rows);
+        open(chunks[0], next);
+        for (u32 first = 0; first < piece.n_rows; first += TOKENS) {
+            u32 n = min((u32)TOKENS, piece.n_rows - first);
+            size_t row = (size_t)piece.first + first;
+            Chunk& rows = chunks[first / TOKENS % 2];
+            Chunk& other = chunks[1 - first / TOKENS % 2];
+            __syncthreads();
+            if (first > 0) finish(other, done, row - TOKENS, TOKENS);
+            done = next;
+            bool is_last = first + TOKENS >= piece.n_rows;
+            if (!is_last) fetch_chunk(next, row + TOKENS, piece.n_rows - first - TOKENS);
+            if (n == TOKENS) {
+                // Nothing is written to shared memory between rows: they overlap.
+                float2 outs[TOKENS];
+#pragma unroll
+                for (int t = 0; t < TOKENS; t++) {
+                    if (KIND == STATES && t % SUB == 0) {
+                        store_states(held, piece.sub + (first + t) / SUB, at, h);
+                    }
+                    outs[t] = advance<KIND>(rows, t, at, rates, h, total);
+                }
+#pragma unroll
+                for (int t = 0; t < TOKENS; t++) {
+                    if (at.part < PARTS) rows.outs[t][at.part][at.pair] = outs[t];
+                }
+            } else {
+                for (int t = 0; t < n; t++) {
+                    if (KIND == STATES && t % SUB == 0) {
+                        store_states(held, piece.sub + (first + t) / SUB, at, h);
+                    }
+                    float2 out = advance<KIND>(rows, t, at, rates, h, total);
+                    if (at.part < PARTS) rows.outs[t][at.part][at.pair] = out;
+                }
+            }
+            if (!is_last) open(other, next);
+            if (is_last) {
+                __syncthreads();
+                finish(rows, done, row, n);
+            }
+        }
+        return total;
+    }
+};
+
+template <Kind KIND, class X, class D, class B, class C, class G, class Y>
+DEVICE float2 walk(const Piece& piece, const Place& at, const X* x, const D* delta,
+                   const float* coefs, const B* b, const C* c, const G* gate, Y* y, float* held,
+                   States& h) {
+    u32 col = threadIdx.x % PAIRS, ch = piece.ch0 + 2 * col;
+    float2 bias = coefs_of(coefs, BIAS, ch), skip = coefs_of(coefs, SKIP, ch);
+    Walk<KIND, X, D, B, C, G, Y> walk = {x, delta, coefs, b, c, gate, y, held, col, ch, bias,
+                                         skip};
+    return walk.go(piece, at, h);
 }
 #endif
 
@@ -287,10 +441,8 @@ KERNEL scan_forward(const T0* x, const T1* delta, const T2* coefs, const T3* b, 
     Piece piece = piece_of(coefs, p);
     if (piece.idx >= max(p.n_pieces, 1u)) return;
     Place at = place_of(piece);
-    float h[N];
-#pragma unroll
-    for (int k = 0; k < N; k++) h[k] = 0.0f;
-    if (p.flags & READ) load_states(state, piece.idx, at, h);
+    States h = zeros();
+    if (p.flags & READ) h = load_states(state, piece.idx, at);
     walk<OUTPUTS>(piece, at, x, delta, coefs, b, c, gate, y, (float*)0, h);
     if (p.flags & WRITE) store_states(state, piece.idx, at, h);
 }
@@ -303,12 +455,10 @@ KERNEL scan_ends(const T0* x, const T1* delta, const T2* coefs, const T3* b, T4*
     Piece piece = piece_of(coefs, p);
     if (piece.idx >= p.n_pieces) return;
     Place at = place_of(piece);
-    float h[N];
-#pragma unroll
-    for (int k = 0; k < N; k++) h[k] = 0.0f;
-    float total = walk<ENDS>(piece, at, x, delta, coefs, b, b, x, (float*)0, (float*)0, h);
+    States h = zeros();
+    float2 total = walk<ENDS>(piece, at, x, delta, coefs, b, b, x, (float*)0, (float*)0, h);
     store_states(ends, piece.idx, at, h);
-    if (at.is_there && at.n0 == 0) totals[(size_t)piece.idx * D_INNER + at.ch] = total;
+    if (is_there(at.ch) && at.part == 0) store_two(totals, piece.idx, at.ch, total);
 }
 #endif
 
@@ -319,10 +469,8 @@ KERNEL scan_states(const T0* x, const T1* delta, const T2* coefs, const T3* b, c
     Piece piece = piece_of(coefs, p);
     if (piece.idx >= p.n_pieces) return;
     Place at = place_of(piece);
-    float h[N];
-#pragma unroll
-    for (int k = 0; k < N; k++) h[k] = 0.0f;
-    if (p.flags & READ) load_states((const float*)start, piece.idx, at, h);
+    States h = zeros();
+    if (p.flags & READ) h = load_states((const float*)start, piece.idx, at);
     walk<STATES>(piece, at, x, delta, coefs, b, b, x, (float*)0, held, h);
 }
 #endif
@@ -341,74 +489,6 @@ KERNEL scan_carry(const T0* totals, const T1* entry, const T2* coefs, T3* starts
         float end = starts[slot];
         starts[slot] = before;
         before = exp2_fast(rate * totals[(size_t)piece * D_INNER + ch]) * before + end;
-    }
-}
-#endif
-
-#ifdef ENTRY_scan_ends_back
-// Of each piece, the gradient it sends to the state before it, from zero behind it: in the states
-// of `held` behind those of the sub-chunks.
-KERNEL scan_ends_back(const T0* dy, const T1* delta, const T2* coefs, const T3* c, const T4* gate,
-                      T5* held, Params p) {
-    __shared__ float steps[TOKENS][GROUP], douts[TOKENS][GROUP];
-    __shared__ __align__(16) float cs[TOKENS * N_PAD];
-    Piece piece = piece_of(coefs, p);
-    if (piece.idx >= p.n_pieces) return;
-    Place at = place_of(piece);
-    u32 col = threadIdx.x % GROUP, ch = piece.ch0 + col;
-    float bias = ch < D_INNER ? coefs[BIAS + ch] : 0.0f;
-    float rates[N], g[N];
-    load_states(coefs, 0, at, rates);
-#pragma unroll
-    for (int k = 0; k < N; k++) g[k] = 0.0f;
-    u32 n_chunks = (piece.n_rows + TOKENS - 1) / TOKENS;
-    Next next;
-    u32 last = (n_chunks - 1) * TOKENS;
-    fetch<HAS_GATE>(next, dy, delta, gate, (size_t)piece.first + last,
-                    (int)(piece.n_rows - last), ch);
-    for (u32 chunk = n_chunks; chunk > 0; chunk--) {
-        u32 first = (chunk - 1) * TOKENS;
-        int n = (int)min((u32)TOKENS, piece.n_rows - first);
-        size_t row = (size_t)piece.first + first;
-#pragma unroll
-        for (int i = 0; i < ITEMS; i++) {
-            int r = threadIdx.x / GROUP + i * SPLIT;
-            steps[r][col] = softplus(next.delta[i] + bias);
-            douts[r][col] = HAS_GATE ? next.x[i] * silu(next.gate[i]) : next.x[i];
-        }
-        stage<TOKENS>(c, row, n, cs);
-        __syncthreads();
-        if (chunk > 1) fetch<HAS_GATE>(next, dy, delta, gate, row - TOKENS, TOKENS, ch);
-#pragma unroll 2
-        for (int t = n - 1; t >= 0; t--) {
-            float step = steps[t][at.lane], dout = douts[t][at.lane];
-            float c_row[N];
-            row_of(cs + t * N_PAD + at.n0, c_row);
-#pragma unroll
-            for (int k = 0; k < N; k++) {
-                g[k] = exp2_fast(step * rates[k]) * (g[k] + dout * c_row[k]);
-            }
-        }
-        __syncthreads();
-    }
-    store_states(held, (size_t)p.n_subs + piece.idx, at, g);
-}
-#endif
-
-#ifdef ENTRY_scan_carry_back
-// From there to the gradient of the state behind each piece.
-KERNEL scan_carry_back(const T0* totals, T1* held, const T2* coefs, Params p) {
-    size_t i = thread_of();
-    if (i >= (size_t)p.n_segments * BIAS) return;
-    u32 state = (u32)(i % BIAS), ch = (u32)(i % D_INNER);
-    const u32* segment = (const u32*)coefs + TABLE + 4 * (size_t)p.n_pieces + 2 * (i / BIAS);
-    float rate = coefs[state], behind = 0.0f;
-    for (u32 left = segment[1]; left > 0; left--) {
-        size_t piece = segment[0] + left - 1;
-        size_t slot = (p.n_subs + piece) * BIAS + state;
-        float end = held[slot];
-        held[slot] = behind;
-        behind = exp2_fast(rate * totals[piece * D_INNER + ch]) * behind + end;
     }
 }
 #endif

@@ -392,6 +392,7 @@ fn devices_agree_at_the_edges_of_pieces_groups_and_states() {
     check(&[64, 1, 129, 65, 2], 65, 4, Parts::All);
     check(&[3, 200], 64, 1, Parts::NoBias);
     check(&[70, 1], 63, 64, Parts::All);
+    check(&[33, 9], 66, 20, Parts::All);
     check(&[17; 9], 130, 16, Parts::NoGate);
     // Longer pieces: there are channels enough.
     check(&[1025, 600], 701, 2, Parts::All);

@@ -8,10 +8,27 @@ mod common;
 use common::http::{n_busy, raw, wait_until, with_headers, words, world};
 use common::server::{Client, Server};
 use serde_json::{Value, json};
-use std::io::Write;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Connections that a server has at the same time.
+#[cfg(target_os = "linux")]
+const N_CONNECTIONS_MAX: usize = 512;
+
+fn connect(server: &Server) -> TcpStream {
+    let stream = TcpStream::connect(server.url.trim_start_matches("http://")).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream
+}
+
+/// Sends a request for an answer.
+fn post(stream: &mut TcpStream, body: &Value) {
+    let body = body.to_string();
+    let head = "POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
+    write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+}
 
 /// A request that goes on for long.
 fn long_body() -> Value {
@@ -31,10 +48,8 @@ fn a_client_that_goes_away_stops_its_answer() {
     // One that waits for a whole answer.
     let mut body = long_body();
     body["stream"] = json!(false);
-    let body = body.to_string();
-    let mut stream = TcpStream::connect(server.url.trim_start_matches("http://")).unwrap();
-    let head = "POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
-    write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let mut stream = connect(&server);
+    post(&mut stream, &body);
     wait_until(&client, "/slots", |slots| n_busy(slots) == 1);
     drop(stream);
     wait_until(&client, "/slots", |slots| n_busy(slots) == 0);
@@ -73,6 +88,74 @@ fn a_request_has_a_time() {
     let answer = client.post("/completion", &body);
     assert_eq!(answer.status, 408);
     words(&answer.json());
+}
+
+#[test]
+fn a_head_that_comes_byte_by_byte_is_cut_off() {
+    let w = world("serve-head");
+    let server = Server::start(&w.model, "--timeout-s 1");
+    let mut stream = connect(&server);
+    stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    stream.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nAccept: ").unwrap();
+    let begin = Instant::now();
+    // It never falls silent for long.
+    let is_open = |stream: &mut TcpStream| {
+        let is_sent = stream.write_all(b"x").is_ok();
+        match stream.read(&mut [0; 64]) {
+            Ok(n) => is_sent && n > 0,
+            Err(error) => {
+                is_sent && matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+            }
+        }
+    };
+    while is_open(&mut stream) {
+        assert!(begin.elapsed() < Duration::from_secs(30), "half a head is waited for");
+    }
+    assert!(begin.elapsed() > Duration::from_millis(800), "cut off after {:?}", begin.elapsed());
+    assert_eq!(Client::new(&server).get("/health").status, 200);
+}
+
+// Elsewhere a process may not have as many files open.
+#[cfg(target_os = "linux")]
+#[test]
+fn past_the_bound_on_connections_one_waits_for_another_to_end() {
+    let w = world("serve-full");
+    let server = Server::start(&w.model, "");
+    let ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let answer = |stream: &mut TcpStream| {
+        let mut bytes = [0; 15];
+        stream.read_exact(&mut bytes).map(|()| String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let mut held: Vec<TcpStream> = (0..N_CONNECTIONS_MAX).map(|_| connect(&server)).collect();
+    let mut one_more = connect(&server);
+    one_more.write_all(ask).unwrap();
+    // All the others are served.
+    for stream in &mut held {
+        stream.write_all(ask).unwrap();
+        assert_eq!(answer(stream).unwrap(), "HTTP/1.1 200 OK");
+    }
+    one_more.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    let kind = answer(&mut one_more).unwrap_err().kind();
+    assert!(matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut), "{kind}");
+    drop(held.pop());
+    one_more.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    assert_eq!(answer(&mut one_more).unwrap(), "HTTP/1.1 200 OK", "its turn came");
+}
+
+#[test]
+fn a_stream_that_waits_says_that_it_is_there() {
+    let w = world("serve-silence");
+    let server = Server::start(&w.model, "--context 65536 --parallel 1");
+    let client = Client::new(&server);
+    let running: Vec<_> = (0..8).map(|_| client.post("/completion", &long_body())).collect();
+    let mut waiting = connect(&server);
+    post(&mut waiting, &long_body());
+    let mut lines = BufReader::new(waiting).lines().map(Result::unwrap);
+    let first = lines.find(|line| line.starts_with(':') || line.starts_with("data:"));
+    assert_eq!(first.unwrap(), ": still here");
+    drop(running);
+    let mut events = lines.filter(|line| line.starts_with("data:"));
+    assert!(events.next().unwrap().contains("\"stop\":false"), "its turn came");
 }
 
 fn signal(server: &Server, name: &str) {

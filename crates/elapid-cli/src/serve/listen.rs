@@ -1,7 +1,8 @@
 //! Connections, signals, and the end of the server.
 //!
 //! A connection has a time for the headers of each request, so that clients that send a byte now
-//! and then do not hold it for ever; there is a bound on connections.
+//! and then do not hold it for ever; there is a bound on connections. Where it is reached the next
+//! one waits for another to end.
 //!
 //! SIGINT or SIGTERM ends the server: no new connections, answers under way have a while to finish,
 //! a second signal ends them too.
@@ -20,7 +21,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
-/// For the headers of a request, and between two requests.
+/// For the headers of a request, and between two requests; less where a whole request has less.
 const HEADER_TIME: Duration = Duration::from_secs(60);
 const HEADER_BYTES_MAX: usize = 32 << 10;
 const N_CONNECTIONS_MAX: usize = 512;
@@ -65,7 +66,9 @@ pub fn serve(
 
 async fn run(listener: TcpListener, app: Arc<App>, signals: &mut Signals) -> ExitCode {
     let (stop, stopping) = watch::channel(false);
-    let mut connections = tokio::spawn(accept(listener, router(app.clone()), stopping));
+    let header_time = HEADER_TIME.min(app.limits.time_max);
+    let accepting = accept(listener, router(app.clone()), header_time, stopping);
+    let mut connections = tokio::spawn(accepting);
     let code = tokio::select! {
         () = signals.next() => {
             let seconds = GRACE.as_secs();
@@ -92,7 +95,12 @@ async fn run(listener: TcpListener, app: Arc<App>, signals: &mut Signals) -> Exi
 }
 
 /// Takes connections until the server ends, then waits for them.
-async fn accept(listener: TcpListener, router: Router, mut stopping: watch::Receiver<bool>) {
+async fn accept(
+    listener: TcpListener,
+    router: Router,
+    header_time: Duration,
+    mut stopping: watch::Receiver<bool>,
+) {
     let room = Arc::new(Semaphore::new(N_CONNECTIONS_MAX));
     let mut tasks = JoinSet::new();
     loop {
@@ -106,7 +114,8 @@ async fn accept(listener: TcpListener, router: Router, mut stopping: watch::Rece
         };
         match (accepted, permit) {
             (Ok((stream, _)), Ok(permit)) => {
-                tasks.spawn(connection(stream, router.clone(), stopping.clone(), permit));
+                let (router, stopping) = (router.clone(), stopping.clone());
+                tasks.spawn(connection(stream, router, header_time, stopping, permit));
             }
             // Out of file descriptors, or a client that went away at once.
             _ => tokio::time::sleep(Duration::from_millis(20)).await,
@@ -120,13 +129,14 @@ async fn accept(listener: TcpListener, router: Router, mut stopping: watch::Rece
 async fn connection(
     stream: TcpStream,
     router: Router,
+    header_time: Duration,
     mut stopping: watch::Receiver<bool>,
     _permit: OwnedSemaphorePermit,
 ) {
     // Pieces of an answer are small and wanted at once.
     let _ = stream.set_nodelay(true);
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME);
+    builder.timer(TokioTimer::new()).header_read_timeout(header_time);
     builder.max_header_size(HEADER_BYTES_MAX);
     let service = TowerToHyperService::new(router);
     let connection = builder.serve_connection(TokioIo::new(stream), service);

@@ -10,12 +10,11 @@
 //! Not here: text and tokens (`tokenizer/`), the choice itself (`sample.rs`). Nothing counts how
 //! much context a model was made for; that is the caller's.
 
-use crate::batch::Batch;
+use crate::decoder::Decoder;
 use crate::error::{Error, Result};
-use crate::model::{ForwardOptions, Model};
+use crate::model::Model;
 use crate::sample::{Sampling, pick};
 use crate::state::State;
-use crate::tape::{Tape, Var};
 use crate::weights::Weights;
 use std::ops::ControlFlow;
 
@@ -63,10 +62,12 @@ pub fn generate_many(
     let mut running: Vec<usize> = (0..n_running).collect();
     let mut states: Vec<State> = running.iter().map(|_| model.state(&device)).collect();
     let mut next: Vec<Vec<u32>> = running.iter().map(|&idx| prompts[idx].to_vec()).collect();
+    let mut decoder = Decoder::new();
     while !running.is_empty() {
         let parts: Vec<&[u32]> = next.iter().map(|ids| &ids[..]).collect();
         let n_wanted = vec![1; parts.len()];
-        let logits = device.run(|| advance(model, weights, &parts, &mut states, &n_wanted))?;
+        let work = || decoder.advance(model, weights, &parts, &mut states, &n_wanted);
+        let logits = device.run(work)?;
         let mut left = Vec::with_capacity(running.len());
         let (mut left_states, mut left_next) = (Vec::new(), Vec::new());
         let rows = logits.chunks_exact(logits.len() / running.len());
@@ -86,30 +87,4 @@ pub fn generate_many(
         (running, states, next) = (left, left_states, left_next);
     }
     Ok(out)
-}
-
-/// Takes the next tokens of each sequence, at least one; the logits behind its last `n_wanted`
-/// tokens, sequence by sequence: (sum of n_wanted, n_vocab).
-pub(crate) fn advance(
-    model: &Model,
-    weights: &Weights,
-    next: &[&[u32]],
-    states: &mut [State],
-    n_wanted: &[usize],
-) -> Result<Vec<f32>> {
-    let parts: Vec<(&[u32], usize)> =
-        next.iter().zip(states.iter()).map(|(ids, state)| (*ids, state.n_tok)).collect();
-    let batch = Batch::continuing(&parts);
-    let (tape, options) = (Tape::off(), ForwardOptions::default());
-    let hidden = model.forward(&tape, weights, &batch, Some(states), options)?.hidden;
-    let rows = batch.segments.iter().zip(n_wanted);
-    let rows: Vec<usize> =
-        rows.flat_map(|(part, n)| part.rows().end - n..part.rows().end).collect();
-    if rows.is_empty() {
-        return Ok(Vec::new());
-    }
-    let hidden = Var::constant(hidden.value().gather(&rows));
-    let logits = model.logits(&tape, weights, &hidden).value().to_vec();
-    weights.device().check()?;
-    Ok(logits)
 }

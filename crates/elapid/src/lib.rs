@@ -34,6 +34,7 @@ mod check;
 pub mod config;
 pub mod cpu;
 pub mod data;
+pub mod decoder;
 pub mod device;
 pub mod error;
 pub mod eval;

@@ -124,10 +124,9 @@ impl Model {
         State::with_cache(device, &self.config, kind)
     }
 
-    fn check_tokens(&self, batch: &Batch) -> Result<()> {
+    pub(crate) fn check_tokens(&self, ids: &[u32]) -> Result<()> {
         let n_vocab = self.config.n_vocab;
-        assert_eq!(batch.tokens.len(), batch.segments.n_tok(), "a batch's segments cover its rows");
-        match batch.tokens.iter().find(|&&id| id as usize >= n_vocab) {
+        match ids.iter().find(|&&id| id as usize >= n_vocab) {
             Some(id) => Err(Error::input(
                 format!("token {id} is outside the vocabulary of {n_vocab}"),
                 "the tokenizer may belong to another model",
@@ -184,7 +183,8 @@ impl Model {
         mut states: Option<&mut [State]>,
         options: ForwardOptions,
     ) -> Result<Forward> {
-        self.check_tokens(batch)?;
+        assert_eq!(batch.tokens.len(), batch.segments.n_tok(), "a batch's segments cover its rows");
+        self.check_tokens(&batch.tokens)?;
         if let Some(states) = states.as_deref() {
             self.check_states(batch, states)?;
         }

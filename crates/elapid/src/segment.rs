@@ -10,6 +10,8 @@ use crate::tensor::Tensor;
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
+const POSITIONS: &str = "positions";
+
 /// One run of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
@@ -34,6 +36,7 @@ pub struct Segments(Arc<Inner>);
 
 struct Inner {
     list: Vec<Segment>,
+    n_ahead: usize,
     /// What kernels were told of them, see `Segments::table`: tensors, whose type is hidden because
     /// proving that they may cross threads leads a compiler through all of wgpu.
     tables: Mutex<Vec<(&'static str, Box<dyn Any + Send + Sync>)>>,
@@ -48,18 +51,45 @@ impl Segments {
 
     /// Segments of (length, offset).
     pub fn continuing(parts: &[(usize, usize)]) -> Segments {
+        Segments::repeated(parts, 0)
+    }
+
+    /// The same for work that is recorded and then done again up to `n_ahead` times, each sequence
+    /// one token further every time: `step_on` tells where they are.
+    pub(crate) fn repeated(parts: &[(usize, usize)], n_ahead: usize) -> Segments {
         let mut start = 0;
         let mut list = Vec::with_capacity(parts.len());
         for &(n_tok, offset) in parts.iter().filter(|part| part.0 > 0) {
             list.push(Segment { start, n_tok, offset });
             start += n_tok;
         }
-        Segments(Arc::new(Inner { list, tables: Mutex::default() }))
+        Segments(Arc::new(Inner { list, n_ahead, tables: Mutex::default() }))
     }
 
     /// Rows in all.
     pub fn n_tok(&self) -> usize {
         self.last().map_or(0, |last| last.start + last.n_tok)
+    }
+
+    /// How many tokens further the sequences may be when the same work is done again.
+    pub(crate) fn n_ahead(&self) -> usize {
+        self.0.n_ahead
+    }
+
+    /// The position of every row in its sequence, on a graphics processor. Kernels of single tokens
+    /// take positions from here, so that they can be recorded.
+    pub(crate) fn positions(&self, device: &Device) -> Tensor {
+        self.table(POSITIONS, device, |segments| {
+            let rows = segments.iter().flat_map(|s| s.offset..s.offset + s.n_tok);
+            rows.map(|pos| pos as u32).collect()
+        })
+    }
+
+    /// Tells recorded work where its sequences are: a position for every row.
+    pub(crate) fn step_on(&self, positions: &[u32]) {
+        let tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let named = tables.iter().filter(|it| it.0 == POSITIONS);
+        named.filter_map(|it| it.1.downcast_ref::<Tensor>()).for_each(|it| it.retell(positions));
     }
 
     /// Whole numbers on a graphics processor, under the name of who makes them: made once for all

@@ -87,6 +87,11 @@ impl State {
         self.layers.iter().find_map(MixerState::cache_type).unwrap_or_default()
     }
 
+    /// Whether it grows with every token.
+    pub(crate) fn has_cache(&self) -> bool {
+        self.layers.iter().any(|layer| layer.cache_type().is_some())
+    }
+
     /// Bytes it holds; what clones share is counted for each of them.
     pub fn n_bytes(&self) -> usize {
         self.parts().iter().map(|part| part.1).sum()
@@ -98,6 +103,25 @@ impl State {
         let mut list = Vec::new();
         self.layers.iter().for_each(|layer| layer.list_parts(&mut list));
         list
+    }
+
+    /// Whether recorded work may go on with it: what it writes is nobody else's.
+    pub(crate) fn can_step(&mut self) -> bool {
+        let n_tok = self.n_tok;
+        self.layers.iter_mut().all(|layer| layer.can_step(n_tok))
+    }
+
+    /// Where everything is that a step writes, on a graphics processor.
+    pub(crate) fn places(&self) -> Vec<u64> {
+        let mut list = Vec::new();
+        self.layers.iter().for_each(|layer| layer.list_places(&mut list));
+        list
+    }
+
+    /// Notes a token that recorded work has taken.
+    pub(crate) fn step_on(&mut self) {
+        self.n_tok += 1;
+        self.layers.iter_mut().for_each(MixerState::step_on);
     }
 
     /// Bytes that a state holds before the first token, without making one.
@@ -294,6 +318,40 @@ impl MixerState {
                 window.device().check()
             }
             MixerState::Parallel(a, _) => a.check_device(),
+        }
+    }
+
+    fn can_step(&mut self, n_tok: usize) -> bool {
+        match self {
+            MixerState::Attention(cache) => cache.n_tok() == n_tok && cache.can_step(),
+            MixerState::Recurrent { window, state } => window.is_unique() && state.is_unique(),
+            MixerState::Window(window) => window.is_unique(),
+            MixerState::Parallel(a, b) => a.can_step(n_tok) && b.can_step(n_tok),
+        }
+    }
+
+    fn list_places(&self, list: &mut Vec<u64>) {
+        match self {
+            MixerState::Attention(cache) => list.extend(cache.places().into_iter().flatten()),
+            MixerState::Recurrent { window, state } => {
+                list.extend([window, state].map(Tensor::cuda_address))
+            }
+            MixerState::Window(window) => list.push(window.cuda_address()),
+            MixerState::Parallel(a, b) => {
+                a.list_places(list);
+                b.list_places(list);
+            }
+        }
+    }
+
+    fn step_on(&mut self) {
+        match self {
+            MixerState::Attention(cache) => cache.step_on(),
+            MixerState::Recurrent { .. } | MixerState::Window(_) => {}
+            MixerState::Parallel(a, b) => {
+                a.step_on();
+                b.step_on();
+            }
         }
     }
 

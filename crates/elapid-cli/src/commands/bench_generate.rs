@@ -9,13 +9,13 @@ use super::bench::{last_json_line, peak_mib};
 use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, line};
-use elapid::batch::Batch;
+use elapid::decoder::Decoder;
 use elapid::device::Device;
-use elapid::model::{ForwardOptions, Model};
+use elapid::model::Model;
 use elapid::rng::Rng;
+use elapid::sample::{Sampling, pick};
 use elapid::serving::PIECE;
 use elapid::state::State;
-use elapid::tape::{Tape, Var};
 use elapid::weights::{Arithmetic, Role, Weights};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -104,26 +104,21 @@ struct Reader<'a> {
     device: &'a Device,
     model: &'a Model,
     weights: &'a Weights,
+    decoder: Decoder,
 }
 
 impl Reader<'_> {
     /// The likeliest token behind these.
-    fn read(&self, ids: &[u32], state: &mut State) -> Done<u32> {
+    fn read(&mut self, ids: &[u32], state: &mut State) -> Done<u32> {
+        let (model, weights, decoder) = (self.model, self.weights, &mut self.decoder);
         let work = || -> Result<u32, elapid::error::Error> {
-            let (tape, options) = (Tape::off(), ForwardOptions::default());
-            let mut hidden = None;
-            for ids in ids.chunks(PIECE) {
-                let batch = Batch::continuing(&[(ids, state.n_tok)]);
-                let states = Some(std::slice::from_mut(&mut *state));
-                let forward = self.model.forward(&tape, self.weights, &batch, states, options)?;
-                let last = forward.hidden.value().rows(ids.len() - 1..ids.len());
-                hidden = Some(Var::constant(last));
+            let (states, mut logits) = (std::slice::from_mut(&mut *state), Vec::new());
+            let n_pieces = ids.len().div_ceil(PIECE);
+            for (idx, ids) in ids.chunks(PIECE).enumerate() {
+                let n_wanted = usize::from(idx + 1 == n_pieces);
+                logits = decoder.advance(model, weights, &[ids], states, &[n_wanted])?;
             }
-            let hidden = hidden.expect("at least one token");
-            let logits = self.model.logits(&tape, self.weights, &hidden);
-            let logits = logits.value().to_vec();
-            let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
-            Ok(best.map_or(0, |best| best.0 as u32))
+            pick(&logits, &Sampling::greedy(), 0)
         };
         let done = if ids.len() == 1 { self.device.run_awake(work) } else { self.device.run(work) };
         Ok(done?)
@@ -138,7 +133,8 @@ fn measure(path: &Path, settings: &Settings) -> Done<Value> {
     weights.set_arithmetic(Arithmetic::Quick);
     files::release_pages();
     let model = checkpoint.model();
-    let reader = Reader { device: &device, model, weights: &weights };
+    let decoder = Decoder::new();
+    let mut reader = Reader { device: &device, model, weights: &weights, decoder };
     reader.read(&[0], &mut model.state(&device))?;
     let first_token_ms = begin.elapsed().as_secs_f64() * 1e3;
     let peak_mb = peak_mib();

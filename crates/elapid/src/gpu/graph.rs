@@ -10,14 +10,18 @@
 //! second records it on CUDA and starts what was recorded; later ones only start it, and the
 //! closure is not called. So it must do the same every time, on the same tensors: what changes from
 //! run to run is written into tensors before, and state is updated where it lies. On wgpu every run
-//! calls the closure. While it is recorded no other thread may start work on the device: that would
-//! be recorded too.
+//! calls the closure. While it is recorded other threads wait with their work on the device.
 //!
-//! Buffers that the work takes stay with the graph: nobody else may lie where it writes.
+//! Buffers that the work takes stay with the graph: nobody else may lie where it writes. So do
+//! tensors that it only reads. What it writes belongs to the caller, who has to see that it is still
+//! there, and still nobody else's, before each run.
 
 use super::cuda::Recorded;
-use super::{Free, Gpu, Memory};
+use super::{Arg, Free, Gpu, Memory};
+use crate::tensor::Tensor;
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::ThreadId;
 
 /// Work on a graphics processor that is done again and again, and what it returned.
 pub struct Graph<R> {
@@ -50,6 +54,11 @@ impl<R> Graph<R> {
         self.result.as_ref().expect("a result of the run before")
     }
 
+    /// Whether it is recorded, so that the next run starts only that.
+    pub fn is_recorded(&self) -> bool {
+        self.recorded.is_some()
+    }
+
     /// What the last run returned.
     pub fn result(&self) -> Option<&R> {
         self.result.as_ref()
@@ -60,17 +69,37 @@ impl<R> Graph<R> {
         self.result = None;
         let gpu = self.gpu.clone();
         let Some(cuda) = gpu.as_cuda() else { return };
-        if !cuda.record() {
+        let Some(recording) = cuda.record() else {
             self.result = Some(work());
             return;
-        }
+        };
         let reserve = Reserve::begin(&gpu);
         self.result = Some(work());
         reserve.end();
         self.reserve = Some(reserve);
-        self.recorded = cuda.recorded();
+        self.recorded = cuda.recorded(recording);
         if let Some(recorded) = &self.recorded {
             cuda.replay(recorded);
+        }
+    }
+}
+
+/// Keeps what a launch reads where one is recorded, unless the work made it or has written it.
+pub(super) fn note(gpu: &Gpu, args: &[Arg]) {
+    let reserve = gpu.shelf().recording.clone();
+    let Some(reserve) = reserve.filter(|reserve| reserve.is_mine()) else { return };
+    let mut lists = reserve.lists();
+    for arg in args {
+        match arg {
+            Arg::Out(tensor) | Arg::Window(tensor, _) => {
+                lists.written.insert(tensor.memory_id());
+            }
+            Arg::In(tensor) => {
+                let is_inside = tensor.gpu_buffer().0.reserve.is_some();
+                if !is_inside && !lists.written.contains(&tensor.memory_id()) {
+                    lists.read.push((*tensor).clone());
+                }
+            }
         }
     }
 }
@@ -78,6 +107,8 @@ impl<R> Graph<R> {
 /// Buffers of a graph.
 pub(super) struct Reserve {
     lists: Mutex<Lists>,
+    /// Who records: buffers of others come from where they always do.
+    thread: ThreadId,
     gpu: Gpu,
 }
 
@@ -87,14 +118,19 @@ struct Lists {
     free: Free,
     /// From the pool of all, not yet taken.
     spare: Free,
+    /// From outside, and read.
+    read: Vec<Tensor>,
+    /// Storage that was written.
+    written: HashSet<usize>,
 }
 
 impl Reserve {
     /// From here on buffers come from the reserve, which first gets all that lies free.
     fn begin(gpu: &Gpu) -> Arc<Reserve> {
         let mut shelf = gpu.shelf();
-        let lists = Lists { free: Free::new(), spare: std::mem::take(&mut shelf.free) };
-        let reserve = Arc::new(Reserve { lists: Mutex::new(lists), gpu: gpu.clone() });
+        let lists = Lists { spare: std::mem::take(&mut shelf.free), ..Lists::default() };
+        let thread = std::thread::current().id();
+        let reserve = Arc::new(Reserve { lists: Mutex::new(lists), thread, gpu: gpu.clone() });
         shelf.recording = Some(reserve.clone());
         reserve
     }
@@ -109,6 +145,11 @@ impl Reserve {
 
     fn lists(&self) -> std::sync::MutexGuard<'_, Lists> {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this thread records.
+    pub(super) fn is_mine(&self) -> bool {
+        self.thread == std::thread::current().id()
     }
 
     pub(super) fn take(&self, class: usize) -> Option<Memory> {

@@ -366,7 +366,7 @@ impl Gpu {
     pub(crate) fn take(&self, n_bytes: usize) -> Buffer {
         let class = class(n_bytes);
         let mut shelf = self.shelf();
-        let reserve = shelf.recording.clone();
+        let reserve = shelf.recording.clone().filter(|reserve| reserve.is_mine());
         let found = match &reserve {
             Some(reserve) => reserve.take(class),
             None => shelf.free.get_mut(&class).and_then(Vec::pop),
@@ -507,6 +507,7 @@ impl Gpu {
         if self.is_broken() {
             return;
         }
+        graph::note(self, args);
         let launch = Launch { kernel, work, consts, args: &resolved, params };
         match &self.0.backend {
             Backend::Wgpu(wgpu) => wgpu.launch(&launch),

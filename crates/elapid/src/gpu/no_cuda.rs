@@ -20,6 +20,9 @@ impl Memory {
 /// Recorded work; there is none.
 pub(crate) enum Recorded {}
 
+/// A recording; there is none.
+pub(super) type Recording = Recorded;
+
 /// What `elapid info --devices` says of a device.
 #[derive(Clone, Debug)]
 pub enum CudaDevice {}
@@ -83,11 +86,11 @@ impl Cuda {
         match *self {}
     }
 
-    pub(super) fn record(&self) -> bool {
+    pub(super) fn record(&self) -> Option<Recording> {
         match *self {}
     }
 
-    pub(super) fn recorded(&self) -> Option<Recorded> {
+    pub(super) fn recorded(&self, _recording: Recording) -> Option<Recorded> {
         match *self {}
     }
 

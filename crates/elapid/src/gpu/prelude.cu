@@ -152,3 +152,14 @@ DEVICE float group_max(float x) {
 }
 
 DEVICE float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+
+// In recorded work, kernels that may be (`Work::early`) are started while the kernel before is not
+// done. Here they wait until it is, with all that came before it. What comes first runs beside it,
+// and may read only what nothing recorded writes before: weights, and a state that is their own.
+// Everywhere else this does nothing.
+DEVICE void await_input() {
+#if !defined(ELAPID_EMULATED) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}

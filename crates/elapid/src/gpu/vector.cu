@@ -13,24 +13,22 @@ struct Params {
     float beta;
 };
 
-// Numbers in sixteen bytes.
+// Numbers in sixteen bytes, and how many times sixteen bytes of a row a lane asks for at once.
 #define WIDE (KIND == 0 ? 4 : 8)
+#define AHEAD 6
 
-DEVICE void wide(Bytes row, u32 i, float* w) {
-    if (KIND == 0) {
-        *(float4*)w = *(const float4*)(row + 4 * (size_t)i);
-        return;
-    }
-    uint4 v = *(const uint4*)(row + 2 * (size_t)i);
-    u32 pairs[4] = {v.x, v.y, v.z, v.w};
+DEVICE void wide(uint4 v, float* w) {
+    u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        if (KIND == 1) {
-            w[2 * j] = f16_to_float((u16)pairs[j]);
-            w[2 * j + 1] = f16_to_float((u16)(pairs[j] >> 16));
+        if (KIND == 0) {
+            w[j] = __uint_as_float(words[j]);
+        } else if (KIND == 1) {
+            w[2 * j] = f16_to_float((u16)words[j]);
+            w[2 * j + 1] = f16_to_float((u16)(words[j] >> 16));
         } else {
-            w[2 * j] = __uint_as_float(pairs[j] << 16);
-            w[2 * j + 1] = __uint_as_float(pairs[j] & 0xffff0000u);
+            w[2 * j] = __uint_as_float(words[j] << 16);
+            w[2 * j + 1] = __uint_as_float(words[j] & 0xffff0000u);
         }
     }
 }
@@ -51,19 +49,32 @@ KERNEL vector(const T0* matrix, const T1* xs, T2* out, Params p) {
     bool is_even = p.k % 4 == 0 && (size_t)x % (4 * sizeof(T1)) == 0;
     bool is_wide = is_even && KIND <= 2 && p.k % WIDE == 0 && (size_t)row % 16 == 0;
     if (is_wide) {
-#pragma unroll 4
-        for (u32 i = lane * WIDE; i < p.k; i += 32 * WIDE) {
-            __align__(16) float w[WIDE];
-            wide(row, i, w);
+        // The first of them come while the kernel before is not done.
+        uint4 next[AHEAD];
+        for (u32 i0 = lane * WIDE; i0 < p.k; i0 += AHEAD * 32 * WIDE) {
 #pragma unroll
-            for (int m = 0; m < M; m++) {
+            for (u32 n = 0; n < AHEAD; n++) {
+                u32 i = i0 + n * 32 * WIDE;
+                if (i < p.k) next[n] = *(const uint4*)(row + (16 / WIDE) * (size_t)i);
+            }
+            if (i0 == lane * WIDE) await_input();
 #pragma unroll
-                for (int j = 0; j < WIDE; j += 4) {
-                    sums[m] += dot4(load4(x, (size_t)m * p.k + i + j), w + j);
+            for (u32 n = 0; n < AHEAD; n++) {
+                u32 i = i0 + n * 32 * WIDE;
+                if (i >= p.k) break;
+                float w[WIDE];
+                wide(next[n], w);
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+#pragma unroll
+                    for (int j = 0; j < WIDE; j += 4) {
+                        sums[m] += dot4(load4(x, (size_t)m * p.k + i + j), w + j);
+                    }
                 }
             }
         }
     } else if (is_even) {
+        await_input();
         for (u32 i = lane * 4; i < p.k; i += 128) {
             float4 w = four(row, i);
             float flat[4] = {w.x, w.y, w.z, w.w};
@@ -71,6 +82,7 @@ KERNEL vector(const T0* matrix, const T1* xs, T2* out, Params p) {
             for (int m = 0; m < M; m++) sums[m] += dot4(load4(x, (size_t)m * p.k + i), flat);
         }
     } else {
+        await_input();
         for (u32 i = lane; i < p.k; i += 32) {
             // Whole blocks are a multiple of four: what comes here has none.
             float w = number(row, i);

@@ -68,7 +68,7 @@ impl Gpu {
                 alpha.into(),
                 beta.into(),
             ];
-            let work = Work::groups((end - first).div_ceil(N_THREADS / 32), N_THREADS);
+            let work = Work::groups((end - first).div_ceil(N_THREADS / 32), N_THREADS).early();
             let mut args = [Arg::In(&words), Arg::In(&x_words), Arg::Window(tensor, written)];
             self.launch(&VECTOR, work, &consts, &mut args, &params);
         }

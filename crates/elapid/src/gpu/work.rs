@@ -9,6 +9,8 @@ pub struct Work {
     pub threads: u32,
     /// Bytes of dynamic shared memory; CUDA alone.
     pub shared: u32,
+    /// Whether groups may start while the kernel before is not done, in recorded work.
+    pub is_early: bool,
 }
 
 /// Most groups along an axis, by WebGPU.
@@ -26,13 +28,19 @@ impl Work {
     pub fn groups(n: usize, threads: usize) -> Work {
         let y = n.div_ceil(N_GROUPS_MAX).max(1);
         let groups = [n.div_ceil(y).max(1) as u32, y as u32, 1];
-        Work { groups, threads: threads as u32, shared: 0 }
+        Work { groups, threads: threads as u32, shared: 0, is_early: false }
+    }
+
+    /// The same for a kernel that calls `await_input`; see there (prelude.cu).
+    pub fn early(self) -> Work {
+        Work { is_early: true, ..self }
     }
 
     /// Groups along three axes, none of them past 65,535.
     pub fn grid(groups: [usize; 3], threads: usize) -> Work {
         assert!(groups.iter().all(|&n| n <= N_GROUPS_MAX), "a grid of {groups:?} groups");
-        Work { groups: groups.map(|n| n.max(1) as u32), threads: threads as u32, shared: 0 }
+        let groups = groups.map(|n| n.max(1) as u32);
+        Work { groups, threads: threads as u32, shared: 0, is_early: false }
     }
 }
 

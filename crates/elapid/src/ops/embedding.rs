@@ -10,30 +10,30 @@
 //! Backward sorts the tokens by id, so that each row is summed by one task in the order of tokens;
 //! on a graphics processor by one group, from lists that the host has made of the ids.
 
+use crate::batch::Tokens;
 use crate::device::Device;
 use crate::gpu::{Arg, Gpu, Kernel, Work};
 use crate::tape::{Tape, Var};
 use crate::tensor::{DType, Tensor};
-use std::sync::Arc;
 
 /// Rows one task works on.
 const N_ROWS: usize = 64;
 
 /// Rows of `table`, one per id. Panics on an id outside it: the caller checks ids from outside.
-pub fn embedding(tape: &Tape, table: &Var, ids: &Arc<[u32]>) -> Var {
+pub fn embedding(tape: &Tape, table: &Var, ids: &Tokens) -> Var {
     let y = forward(table.value(), ids);
     let (ids, shape) = (ids.clone(), table.value().shape().to_vec());
     tape.record("embedding", &[table], y, move |dy| vec![Some(backward(&shape, &ids, &dy))])
 }
 
-fn forward(table: &Tensor, ids: &[u32]) -> Tensor {
+fn forward(table: &Tensor, ids: &Tokens) -> Tensor {
     let (n_vocab, d_model) = table.dims2();
     let cpu = match table.device() {
         Device::Cpu(cpu) => cpu,
         Device::Gpu(gpu) => {
             let outside = ids.iter().find(|&&id| id as usize >= n_vocab);
             assert!(outside.is_none(), "embedding: id {outside:?} of {n_vocab}");
-            let ids = Tensor::from_u32(table.device(), ids);
+            let ids = ids.on(table.device());
             // The residual stream begins here, and stays in f32 whatever branches are in.
             return gpu.gather_rows(table, &ids, DType::F32);
         }
@@ -119,13 +119,14 @@ mod tests {
     use crate::check::{Input, check_gradients, compare_devices, devices};
     use crate::quant::BlockType;
     use half::f16;
+    use std::sync::Arc;
 
     #[test]
     fn gradients() {
         // One token; tokens that come again; rows of two tasks.
         let cases = [(1, vec![0u32]), (4, vec![2, 0, 2, 2, 3]), (71, vec![2, 70, 65, 63, 64, 70])];
         for (n_vocab, ids) in cases {
-            let ids: Arc<[u32]> = ids.into();
+            let ids: Tokens = ids.into();
             for d_model in [1, 5, 300] {
                 let inputs = [Input::normal(1, &[n_vocab, d_model], 1.0)];
                 check_gradients(&inputs, |tape, v| vec![embedding(tape, &v[0], &ids)]);
@@ -138,7 +139,7 @@ mod tests {
         let Some(small) = crate::check::small_bindings() else { return };
         // 700 rows of 48 numbers: 131 KiB, with 64 KiB to a binding.
         let (n_vocab, d_model) = (700, 48);
-        let ids: Arc<[u32]> = vec![699, 0, 3, 340, 341, 342, 699, 0, 500].into();
+        let ids: Tokens = vec![699, 0, 3, 340, 341, 342, 699, 0, 500].into();
         let run = |device: &Device| {
             let tape = Tape::new();
             let table = Input::normal(1, &[n_vocab, d_model], 1.0).tensor(device);
@@ -157,7 +158,7 @@ mod tests {
     #[test]
     fn gradients_with_many_tokens_of_one_id() {
         for n_tok in [33, 200] {
-            let ids: Arc<[u32]> = (0..n_tok).map(|tok| [1, 1, 2][tok % 3]).collect();
+            let ids: Tokens = (0..n_tok).map(|tok| [1, 1, 2][tok % 3]).collect();
             let inputs = [Input::normal(1, &[4, 5], 1.0)];
             check_gradients(&inputs, |tape, v| vec![embedding(tape, &v[0], &ids)]);
         }
@@ -167,7 +168,7 @@ mod tests {
     fn rows_of_a_stored_table_are_those_of_its_decoded_values() {
         let device = Device::cpu(2).unwrap();
         let (n_vocab, d_model) = (71, 96);
-        let ids: Arc<[u32]> = vec![70, 0, 3, 70, 1, 64, 63].into();
+        let ids: Tokens = vec![70, 0, 3, 70, 1, 64, 63].into();
         let exact = Input::normal(1, &[n_vocab, d_model], 1.0).tensor(&device);
         let exact = exact.f32();
         let halves: Vec<f16> = exact.iter().map(|&x| f16::from_f32(x)).collect();

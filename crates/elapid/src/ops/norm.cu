@@ -19,6 +19,7 @@ KERNEL norm_forward(const T0* x, const T1* branch, const T2* w, T3* sum, T4* y, 
     size_t at = row * D;
     Eight values[N_EIGHT];
     float squares = 0.0f;
+    await_input();
 #pragma unroll
     for (int n = 0; n < N_EIGHT; n++) {
         u32 i = (n * 32 + LANE) * 8;
@@ -126,6 +127,7 @@ KERNEL norm_forward(const T0* x, const T1* branch, const T2* w, T3* sum, T4* y, 
     if (row >= p.n_rows) return;
     size_t at = row * D;
     float squares = 0.0f;
+    await_input();
     for (u32 i = threadIdx.x; i < D; i += THREADS) {
         float value = load(x, at + i);
         if (HAS_ADDED) {

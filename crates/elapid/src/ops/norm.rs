@@ -295,7 +295,7 @@ fn forward_gpu(
         Arg::Out(&mut y),
         Arg::Out(&mut r),
     ];
-    let work = row_work(gpu, n_rows, d);
+    let work = row_work(gpu, n_rows, d).early();
     let params = [n_rows.into(), eps.into(), factor.into()];
     gpu.launch(&FORWARD, work, &consts, &mut args, &params);
     (branch.map(|_| sum), y, r)

@@ -14,6 +14,7 @@ KERNEL rope_turn(const T0* x, const T1* positions, const T2* slots, const T3* ta
                  Params p) {
     const u32* position = (const u32*)positions;
     const u32* slot = (const u32*)slots;
+    await_input();
     for (size_t i = thread_of(); i < p.n; i += n_threads()) {
         u32 pair = (u32)(i % PER_HEAD) * WIDE;
         size_t row = i / PER_HEAD / PER_ROW, head = i / PER_HEAD % PER_ROW * HEADS;

@@ -216,7 +216,7 @@ impl RopeTable {
         // The lock is not held while threads work: one of them may come here for another call.
         let known = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         for segment in segments.iter() {
-            for idx in block_range(segment) {
+            for idx in block_range(segment, segments.n_ahead()) {
                 match known.get(&idx) {
                     Some(block) => _ = used.insert(idx, block.clone()),
                     None => missing.push(idx),
@@ -240,7 +240,8 @@ impl RopeTable {
         let is_here = |it: &Uploaded| it.table.device().gpu().is_some_and(|it| it.is_same(gpu));
         let mut kept = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
         let before = kept.take().and_then(|it| it.downcast().ok()).map(|it| *it).filter(is_here);
-        let wanted = segments.iter().flat_map(block_range);
+        let n_ahead = segments.n_ahead();
+        let wanted = segments.iter().flat_map(|segment| block_range(segment, n_ahead));
         let missing = |it: &Uploaded| !wanted.clone().all(|idx| it.slot_of.contains_key(&idx));
         let whole = match before {
             Some(before) if !missing(&before) => before,
@@ -296,8 +297,8 @@ impl RopeTable {
 }
 
 /// The blocks that hold the positions of a segment.
-fn block_range(segment: &Segment) -> std::ops::RangeInclusive<usize> {
-    let last = segment.offset + segment.n_tok - 1;
+fn block_range(segment: &Segment, n_ahead: usize) -> std::ops::RangeInclusive<usize> {
+    let last = segment.offset + segment.n_tok - 1 + n_ahead;
     segment.offset / BLOCK..=last / BLOCK
 }
 
@@ -377,13 +378,9 @@ struct GpuTurns {
 
 impl GpuTurns {
     fn new(gpu: &Gpu, table: &RopeTable, d_head: usize, segments: &Segments) -> GpuTurns {
-        let positions = segments.table("positions", &Device::Gpu(gpu.clone()), |segments| {
-            let rows = segments.iter().flat_map(|s| s.offset..s.offset + s.n_tok);
-            rows.map(|pos| pos as u32).collect()
-        });
         GpuTurns {
             uploaded: table.upload(gpu, segments),
-            positions,
+            positions: segments.positions(&Device::Gpu(gpu.clone())),
             d_head,
             d_rotary: table.d_rotary(),
             dtype: gpu.activation_dtype(),
@@ -418,7 +415,7 @@ impl GpuTurns {
         let mut args =
             [Arg::In(x), Arg::In(positions), Arg::In(slots), Arg::In(table), Arg::Out(&mut y)];
         let params = [n.into(), direction.sign().into()];
-        gpu.launch(&TURN, Work::each(n), &consts, &mut args, &params);
+        gpu.launch(&TURN, Work::each(n).early(), &consts, &mut args, &params);
         y
     }
 }

@@ -40,10 +40,10 @@ use self::slot::{Phase, Slot};
 use self::snapshots::Snapshots;
 use crate::batch::Batch;
 
+use crate::decoder::Decoder;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::formats::lora::Lora;
-use crate::generate::advance;
 use crate::model::{ForwardOptions, Model};
 use crate::sample::Sampling;
 use crate::state::{CacheType, State};
@@ -212,6 +212,7 @@ pub struct Engine {
     /// How keys and values are stored.
     cache: CacheType,
     snapshots: Snapshots,
+    decoder: Decoder,
     running: Vec<Slot>,
     waiting: VecDeque<Slot>,
     n_taken: u64,
@@ -258,6 +259,7 @@ impl Engine {
             settings,
             cache: CacheType::F32,
             snapshots: Snapshots::new(snapshot_bytes_max),
+            decoder: Decoder::new(),
             running: Vec::new(),
             waiting: VecDeque::new(),
             n_taken: 0,
@@ -431,6 +433,7 @@ impl Engine {
     fn read(&mut self, events: &mut Vec<(RequestId, Event)>) {
         let (model, n_vocab) = (self.model.clone(), self.model.config().n_vocab);
         let mut snapshots = std::mem::replace(&mut self.snapshots, Snapshots::new(0));
+        let mut decoder = std::mem::take(&mut self.decoder);
         let (mut n_read, mut n_found) = (0, 0);
         if let Some(slot) = self.next_prompt() {
             let n_seen = slot.n_seen();
@@ -444,7 +447,7 @@ impl Engine {
                 let (range, n_rows) = slot.piece();
                 n_read = range.len();
                 let next = (slot.tokens[range].to_vec(), n_rows);
-                match pass(&model, &mut [&mut *slot], &[next]) {
+                match pass(&model, &mut decoder, &mut [&mut *slot], &[next]) {
                     Err(error) => slot.fail(&error),
                     Ok(logits) => {
                         slot.keep(&mut snapshots);
@@ -456,7 +459,7 @@ impl Engine {
                 }
             }
         }
-        self.snapshots = snapshots;
+        (self.snapshots, self.decoder) = (snapshots, decoder);
         self.n_pieces += 1;
         self.totals.n_prompt_tok += n_read as u64;
         self.totals.n_cached_tok += n_found as u64;
@@ -472,7 +475,7 @@ impl Engine {
             let (mut group, others): (Vec<_>, Vec<_>) = left.into_iter().partition(is_same);
             left = others;
             for some in group.chunks_mut(N_SHORT) {
-                answer_together(&self.model, some, events);
+                answer_together(&self.model, &mut self.decoder, some, events);
             }
         }
     }
@@ -532,7 +535,12 @@ impl Engine {
 }
 
 /// Gives sequences their next tokens, each with the rows of logits that are wanted of it.
-fn pass(model: &Model, slots: &mut [&mut Slot], next: &[(Vec<u32>, usize)]) -> Result<Vec<f32>> {
+fn pass(
+    model: &Model,
+    decoder: &mut Decoder,
+    slots: &mut [&mut Slot],
+    next: &[(Vec<u32>, usize)],
+) -> Result<Vec<f32>> {
     let Some(first) = slots.first() else { return Ok(Vec::new()) };
     let weights = first.weights.clone();
     let state = |slot: &mut &mut Slot| slot.state.take().expect("a slot has a state but in a pass");
@@ -540,7 +548,7 @@ fn pass(model: &Model, slots: &mut [&mut Slot], next: &[(Vec<u32>, usize)]) -> R
     let parts: Vec<&[u32]> = next.iter().map(|part| &part.0[..]).collect();
     let n_wanted: Vec<usize> = next.iter().map(|part| part.1).collect();
     let device = weights.device();
-    let work = || advance(model, &weights, &parts, &mut states, &n_wanted);
+    let work = || decoder.advance(model, &weights, &parts, &mut states, &n_wanted);
     // A token takes a few hundred short tasks.
     let is_short = parts.iter().all(|part| part.len() <= N_SHORT);
     let done = if is_short { device.run_awake(work) } else { device.run(work) };
@@ -549,9 +557,14 @@ fn pass(model: &Model, slots: &mut [&mut Slot], next: &[(Vec<u32>, usize)]) -> R
 }
 
 /// Advances answers with the same adapters by one pass.
-fn answer_together(model: &Model, slots: &mut [&mut Slot], events: &mut Vec<(RequestId, Event)>) {
+fn answer_together(
+    model: &Model,
+    decoder: &mut Decoder,
+    slots: &mut [&mut Slot],
+    events: &mut Vec<(RequestId, Event)>,
+) {
     let next: Vec<(Vec<u32>, usize)> = slots.iter_mut().map(|slot| slot.next_tokens()).collect();
-    let logits = match pass(model, slots, &next) {
+    let logits = match pass(model, decoder, slots, &next) {
         Ok(logits) => logits,
         Err(error) => return slots.iter_mut().for_each(|slot| slot.fail(&error)),
     };

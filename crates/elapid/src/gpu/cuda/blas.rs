@@ -289,6 +289,7 @@ impl Drop for Blas {
 impl Cuda {
     /// Starts a product; every operand lies inside of its buffer.
     pub(in crate::gpu) fn multiply(&self, product: &Multiply) {
+        let _turn = self.turn();
         self.context.enter();
         let mut blas = lock(&self.blas);
         if blas.is_none() {

@@ -29,7 +29,8 @@ use crate::error::Result;
 use cudarc::driver::{result, sys};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::thread::ThreadId;
 
 pub use self::context::{CudaDevice, list};
 
@@ -44,6 +45,9 @@ pub struct Cuda {
     staging: Mutex<Pinned>,
     /// What a graph being recorded must keep; nothing where none is.
     recording: Mutex<Option<Vec<Pinned>>>,
+    /// Held for writing by the thread that records: the work of others would be recorded too.
+    turns: RwLock<()>,
+    recorder: Mutex<Option<ThreadId>>,
     failure: Failure,
     context: Arc<Context>,
 }
@@ -62,6 +66,18 @@ impl Memory {
     /// Address of a byte.
     fn at(&self, offset: usize) -> sys::CUdeviceptr {
         self.at + offset as sys::CUdeviceptr
+    }
+}
+
+/// While it is there this thread records, and others wait with their work.
+pub(super) struct Recording<'a> {
+    cuda: &'a Cuda,
+    _turn: RwLockWriteGuard<'a, ()>,
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        *lock(&self.cuda.recorder) = None;
     }
 }
 
@@ -92,8 +108,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The least compute capability with early starts.
+const EARLY_MIN: i32 = 90;
 /// Bytes of the staging memory.
-const STAGING: usize = 1 << 16;
+const STAGING: usize = 1 << 19;
 
 impl Cuda {
     pub(super) fn new(index: usize, failure: Failure) -> Result<Cuda> {
@@ -108,6 +126,8 @@ impl Cuda {
             n_launches: AtomicU64::new(0),
             staging: Mutex::new(staging),
             recording: Mutex::default(),
+            turns: RwLock::default(),
+            recorder: Mutex::default(),
             failure,
             context,
         })
@@ -120,6 +140,12 @@ impl Cuda {
     /// What it is.
     pub fn device(&self) -> &CudaDevice {
         &self.context.device
+    }
+
+    /// Waits while another thread records; then none does as long as the guard is there.
+    fn turn(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let is_recorder = *lock(&self.recorder) == Some(std::thread::current().id());
+        (!is_recorder).then(|| self.turns.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Keeps an error of the driver.
@@ -150,6 +176,7 @@ impl Cuda {
     }
 
     pub(super) fn free(&self, memory: Memory) {
+        let _turn = self.turn();
         self.context.enter();
         // SAFETY: it comes from `allocate`, is given back once, and the driver waits for its users.
         let freed = unsafe { result::free_sync(memory.at) };
@@ -158,6 +185,7 @@ impl Cuda {
 
     /// In the order of launches; the bytes are taken over before it returns.
     pub(super) fn upload(&self, to: &Memory, offset: usize, bytes: &[u8]) {
+        let _turn = self.turn();
         self.context.enter();
         let at = to.at(offset);
         let stream = self.context.stream;
@@ -180,6 +208,7 @@ impl Cuda {
 
     /// Waits for all work before it.
     pub(super) fn download(&self, from: &Memory, offset: usize, bytes: &mut [u8]) {
+        let _turn = self.turn();
         if lock(&self.recording).is_some() {
             return self.failure.set("the host reads in the middle of a recorded graph".into());
         }
@@ -207,6 +236,7 @@ impl Cuda {
         (to, to_offset): (&Memory, usize),
         n_bytes: usize,
     ) {
+        let _turn = self.turn();
         self.context.enter();
         let (from, to) = (from.at(from_offset), to.at(to_offset));
         // SAFETY: both ranges are inside of their buffers (checked above us).
@@ -215,6 +245,7 @@ impl Cuda {
     }
 
     pub(super) fn fill(&self, buffer: &Memory, offset: usize, n_bytes: usize, word: u32) {
+        let _turn = self.turn();
         self.context.enter();
         let (at, n_words) = (buffer.at(offset), n_bytes.div_ceil(4));
         // SAFETY: the range is inside of the buffer, whose length is whole words.
@@ -224,6 +255,7 @@ impl Cuda {
     }
 
     pub(super) fn launch(&self, launch: &Launch) {
+        let _turn = self.turn();
         self.context.enter();
         let entry = launch.kernel.entry;
         let function = match self.functions.get(launch) {
@@ -244,23 +276,36 @@ impl Cuda {
         let mut pointers: Vec<*mut c_void> =
             places.chain([params.as_mut_ptr().cast::<c_void>()]).collect();
         let [x, y, z] = launch.work.groups;
-        let (threads, shared) = (launch.work.threads, launch.work.shared);
+        let can_be_early = self.context.architecture >= EARLY_MIN;
+        let is_early = launch.work.is_early && can_be_early && lock(&self.recording).is_some();
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: launch.work.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.work.shared,
+            hStream: self.context.stream,
+            attrs: &mut early,
+            numAttrs: u32::from(is_early),
+        };
         self.timed(
             || entry.into(),
             || {
                 // SAFETY: the function was checked to take these arguments and parameters; buffers
-                // stay until the stream has passed, because a pool reuses them in its order.
+                // stay until the stream has passed, because a pool reuses them in its order; who
+                // starts early awaits its input.
                 let started = unsafe {
-                    result::launch_kernel(
-                        function.handle(),
-                        (x, y, z),
-                        (threads, 1, 1),
-                        shared,
-                        self.context.stream,
-                        &mut pointers,
-                    )
+                    let (params, extra) = (pointers.as_mut_ptr(), std::ptr::null_mut());
+                    sys::cuLaunchKernelEx(&config, function.handle(), params, extra)
                 };
-                self.tell(&format!("cannot start `{entry}`"), started);
+                self.tell(&format!("cannot start `{entry}`"), started.result());
             },
         );
     }
@@ -295,6 +340,7 @@ impl Cuda {
     }
 
     pub(super) fn wait(&self) {
+        let _turn = self.turn();
         if lock(&self.recording).is_some() {
             return self.failure.set("the host waits in the middle of a recorded graph".into());
         }
@@ -304,22 +350,22 @@ impl Cuda {
         self.tell("a kernel failed", waited);
     }
 
-    /// From here on work is recorded and not done.
-    pub(super) fn record(&self) -> bool {
+    /// From here on the work of this thread is recorded and not done.
+    pub(super) fn record(&self) -> Option<Recording<'_>> {
+        let turn = self.turns.write().unwrap_or_else(PoisonError::into_inner);
         self.context.enter();
         // Relaxed: memory that no pool has may still be asked for.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is ours and records nothing yet.
         let begun = unsafe { result::stream::begin_capture(self.context.stream, mode) };
-        let begun = self.tell("cannot record a graph", begun).is_some();
-        if begun {
-            *lock(&self.recording) = Some(Vec::new());
-        }
-        begun
+        self.tell("cannot record a graph", begun)?;
+        *lock(&self.recording) = Some(Vec::new());
+        *lock(&self.recorder) = Some(std::thread::current().id());
+        Some(Recording { cuda: self, _turn: turn })
     }
 
     /// What was recorded since `record`.
-    pub(super) fn recorded(&self) -> Option<Recorded> {
+    pub(super) fn recorded(&self, _recording: Recording) -> Option<Recorded> {
         self.context.enter();
         let kept = lock(&self.recording).take().unwrap_or_default();
         // SAFETY: the stream records since `record`; the graph is destroyed once, right here.
@@ -335,6 +381,7 @@ impl Cuda {
 
     /// Does what was recorded.
     pub(super) fn replay(&self, recorded: &Recorded) {
+        let _turn = self.turn();
         self.context.enter();
         self.timed(
             || "graph".into(),

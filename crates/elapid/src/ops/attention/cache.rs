@@ -16,6 +16,7 @@
 //! On a graphics processor there are no pages, see `rows.rs`: keys and values are kept in what
 //! activations are stored in, and are read and restored as f32.
 
+use super::gpu::New;
 use super::rows::GpuRows;
 use super::*;
 use crate::cpu::Buffer;
@@ -223,7 +224,9 @@ impl KvCache {
         if self.device.gpu().is_some() {
             let shape = [keys.len() / self.width, self.width];
             let [k, v] = [keys, values].map(|x| Tensor::from_f32(&self.device, &shape, x));
-            return self.append_rows(&k, &v, 0..shape[0]);
+            let positions: Vec<u32> = (0..shape[0]).map(|row| (self.n_tok + row) as u32).collect();
+            let positions = &Tensor::from_u32(&self.device, &positions);
+            return self.append_rows(&New { k: &k, v: &v, rows: 0..shape[0], positions }, 0);
         }
         let (kind, row) = (self.kind, self.row_bytes());
         let mut rows = 0..keys.len() / self.width;
@@ -240,19 +243,29 @@ impl KvCache {
         }
     }
 
-    /// Adds some rows of keys and of values that are on the same device.
-    pub(super) fn append_rows(&mut self, k: &Tensor, v: &Tensor, rows: Range<usize>) {
-        match &self.device {
-            Device::Cpu(_) => {
-                let numbers = rows.start * self.width..rows.end * self.width;
-                self.append(&k.f32()[numbers.clone()], &v.f32()[numbers]);
-            }
-            Device::Gpu(gpu) if !rows.is_empty() => {
-                self.on_gpu.append(gpu, k, v, rows.clone(), self.n_tok);
-                self.n_tok += rows.len();
-            }
-            Device::Gpu(_) => {}
+    /// Adds rows that are on the same graphics processor, and makes room for `n_ahead` more.
+    pub(super) fn append_rows(&mut self, new: &New, n_ahead: usize) {
+        let Device::Gpu(gpu) = &self.device else { panic!("rows of a graphics processor") };
+        if !new.rows.is_empty() {
+            self.on_gpu.append(gpu, new, self.n_tok, n_ahead);
+            self.n_tok += new.rows.len();
         }
+    }
+
+    /// Whether recorded work may write the next token.
+    pub(crate) fn can_step(&self) -> bool {
+        self.on_gpu.can_step(self.n_tok)
+    }
+
+    /// Notes a token that recorded work has written.
+    pub(crate) fn step_on(&mut self) {
+        self.on_gpu.step_on(self.n_tok);
+        self.n_tok += 1;
+    }
+
+    /// Where keys and values are on a graphics processor.
+    pub(crate) fn places(&self) -> Option<[u64; 2]> {
+        self.on_gpu.places()
     }
 
     /// All keys and values on a graphics processor.

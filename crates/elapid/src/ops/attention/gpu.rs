@@ -231,13 +231,16 @@ pub(super) fn forward_cached(
     let mut y = Tensor::uninit_as(q, q.shape());
     // Nobody reads it.
     let mut log_sum = Tensor::uninit(q.device(), &[config.n_head, segments.n_tok()]);
+    let positions = positions(q.device(), segments, caches);
     for (&segment, cache) in segments.iter().zip(caches) {
         let n_past = cache.n_tok();
-        cache.append_rows(k, v, segment.rows());
+        let new = New { k, v, rows: segment.rows(), positions: &positions };
+        cache.append_rows(&new, segments.n_ahead());
         let Some((keys, values)) = cache.on_gpu() else { continue };
         let qkv = [q, &keys, &values];
         if segment.n_tok <= N_STEP_MAX {
-            step(gpu, config, (segment, n_past), qkv, &mut y);
+            let past = n_past..n_past + segments.n_ahead() + 1;
+            step(gpu, config, (segment, past), (qkv, &positions), &mut y);
             continue;
         }
         let params = params(config, segments.n_tok(), [segment.start, segment.n_tok, n_past]);
@@ -250,45 +253,61 @@ pub(super) fn forward_cached(
     y
 }
 
-/// A few new tokens of one sequence, whose keys and values are in the cache already.
+/// Where every row is in its sequence: behind what its cache holds.
+fn positions(device: &Device, segments: &Segments, caches: &[&mut KvCache]) -> Tensor {
+    let pairs = || segments.iter().zip(caches);
+    if pairs().all(|(segment, cache)| segment.offset == cache.n_tok()) {
+        return segments.positions(device);
+    }
+    let rows = pairs().flat_map(|(segment, cache)| cache.n_tok()..cache.n_tok() + segment.n_tok);
+    Tensor::from_u32(device, &rows.map(|pos| pos as u32).collect::<Vec<_>>())
+}
+
+/// A few new tokens of one sequence, whose keys and values are in the cache already; `past` is how
+/// many came before, now and when the same launch is done again.
 fn step(
     gpu: &Gpu,
     config: &Attention,
-    (segment, n_past): (Segment, usize),
-    [q, keys, values]: [&Tensor; 3],
+    (segment, past): (Segment, Range<usize>),
+    ([q, keys, values], positions): ([&Tensor; 3], &Tensor),
     y: &mut Tensor,
 ) {
     let n_new = segment.n_tok;
-    let seen = config.seen(&(n_past..n_past + n_new));
-    let first_split = seen.start / N_SPLIT;
-    let n_split = seen.end.div_ceil(N_SPLIT) - first_split;
+    let n_split = past.map(|n_past| {
+        let seen = config.seen(&(n_past..n_past + n_new));
+        seen.end.div_ceil(N_SPLIT) - seen.start / N_SPLIT
+    });
+    let n_split = n_split.max().expect("at least now");
     let Attention { n_head, n_kv_head, d_head, .. } = *config;
     let mut parts = Tensor::uninit(q.device(), &[n_new * n_split, n_head, d_head + 2]);
-    let [start, n_new_word, n_past] = [segment.start, n_new, n_past].map(Word::from);
     let scale = (config.scale * LOG2_E).into();
-    let splits = [first_split, n_split].map(Word::from);
-    let params = [start, n_new_word, n_past, window(config), scale, splits[0], splits[1]];
+    let params = [segment.start.into(), n_new.into(), window(config), scale, n_split.into()];
     let consts = step_consts(n_head, n_kv_head, d_head);
-    let mut args = [Arg::In(q), Arg::In(keys), Arg::In(values), Arg::Out(&mut parts)];
-    let work = Work::grid([n_split, n_kv_head, n_new], 256);
+    let ins = [Arg::In(q), Arg::In(keys), Arg::In(values), Arg::In(positions)];
+    let mut args: Vec<Arg> = ins.into_iter().chain([Arg::Out(&mut parts)]).collect();
+    let work = Work::grid([n_split, n_kv_head, n_new], 256).early();
     gpu.launch(&STEP, work, &consts, &mut args, &params);
     let mut args = [Arg::In(&parts), Arg::Out(y)];
-    gpu.launch(&MERGE, Work::grid([n_head, n_new, 1], 64), &consts, &mut args, &params);
+    let work = Work::grid([n_head, n_new, 1], 64).early();
+    gpu.launch(&MERGE, work, &consts, &mut args, &params);
 }
 
-/// Copies rows of `k` and `v` behind the `n_past` rows of a cache, in its dtype.
-pub(super) fn append(
-    gpu: &Gpu,
-    [k, v]: [&Tensor; 2],
-    rows: Range<usize>,
-    [keys, values]: [&mut Tensor; 2],
-    n_past: usize,
-) {
-    let width = k.shape()[1];
-    let mut params = [Word(0); 7];
-    params[..3].copy_from_slice(&[rows.start, rows.len(), n_past].map(Word::from));
-    let mut args = [Arg::In(k), Arg::In(v), Arg::Out(keys), Arg::Out(values)];
-    let work = Work::each(rows.len() * width);
+/// Rows of keys and of values that go to a cache.
+pub(super) struct New<'a> {
+    pub k: &'a Tensor,
+    pub v: &'a Tensor,
+    pub rows: Range<usize>,
+    /// Of all rows of `k`; those of `rows` follow each other.
+    pub positions: &'a Tensor,
+}
+
+/// Copies rows of `k` and `v` to their places in a cache, in its dtype.
+pub(super) fn append(gpu: &Gpu, new: &New, [keys, values]: [&mut Tensor; 2]) {
+    let (width, rows) = (new.k.shape()[1], &new.rows);
+    let params = [rows.start.into(), rows.len().into(), Word(0), Word(0), Word(0)];
+    let ins = [Arg::In(new.k), Arg::In(new.v), Arg::In(new.positions)];
+    let mut args: Vec<Arg> = ins.into_iter().chain([Arg::Out(keys), Arg::Out(values)]).collect();
+    let work = Work::each(rows.len() * width).early();
     gpu.launch(&APPEND, work, &step_consts(1, 1, width), &mut args, &params);
 }
 

@@ -4,7 +4,7 @@
 //! all of them goes on where it is, and snapshots of one growing sequence cost nothing; the others
 //! take a copy when they grow. Numbers are stored as activations are.
 
-use super::gpu::append;
+use super::gpu::{New, append};
 use super::*;
 use crate::gpu::Gpu;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,15 +29,37 @@ impl GpuRows {
         self.0.as_ref().map(|held| held.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Adds rows of `k` and `v` behind the first `n_tok`.
-    pub fn append(&mut self, gpu: &Gpu, k: &Tensor, v: &Tensor, rows: Range<usize>, n_tok: usize) {
-        let n_after = n_tok + rows.len();
-        self.open(gpu, k, n_tok, n_after);
+    /// Adds rows behind the first `n_tok`, and makes room for `n_ahead` more.
+    pub fn append(&mut self, gpu: &Gpu, new: &New, n_tok: usize, n_ahead: usize) {
+        let n_after = n_tok + new.rows.len();
+        self.open(gpu, new.k, n_tok, n_after + n_ahead);
         if let Some(mut held) = self.held() {
             let Held { keys, values, n_written } = &mut *held;
             *n_written = n_after;
-            append(gpu, [k, v], rows, [keys, values], n_tok);
+            append(gpu, new, [keys, values]);
         }
+    }
+
+    /// Whether the next row goes where recorded work writes it: behind the first `n_tok`, in a
+    /// place that is nobody else's.
+    pub fn can_step(&self, n_tok: usize) -> bool {
+        let is_alone = self.0.as_ref().is_some_and(|held| Arc::strong_count(held) == 1);
+        let is_open = |held: MutexGuard<Held>| {
+            n_tok < held.keys.shape()[0] && (is_alone || held.n_written == n_tok)
+        };
+        self.held().is_some_and(is_open)
+    }
+
+    /// Notes a row that recorded work has written behind the first `n_tok`.
+    pub fn step_on(&mut self, n_tok: usize) {
+        if let Some(mut held) = self.held() {
+            held.n_written = n_tok + 1;
+        }
+    }
+
+    /// Where keys and values are.
+    pub fn places(&self) -> Option<[u64; 2]> {
+        self.held().map(|held| [&held.keys, &held.values].map(Tensor::cuda_address))
     }
 
     /// Makes room for `n_after` rows where nobody else's are.

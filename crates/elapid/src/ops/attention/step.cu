@@ -5,15 +5,17 @@
 //     q, y: (n_tok, Q_WIDTH)   k_new, v_new: (n_tok, KV_WIDTH)   keys, values: (room, KV_WIDTH)
 //     parts: (n_new, n_split, N_HEAD, D + 2): weighted sum of the values, largest score, sum of the
 //     weights
+//
+// Where the tokens are in their sequence (positions: (n_tok), words) is no parameter, so that the
+// launches of one token can be recorded and serve those that follow: `n_split` is enough for them,
+// and splits behind the last key add nothing.
 
 struct Params {
     u32 first; // row of the first new token
     u32 n_new;
-    u32 n_past;
     u32 window;       // keys a query sees, itself included
     float scale_log2; // scale times log2(e)
-    u32 first_split;  // the first that is seen, and
-    u32 n_split;      // how many there are
+    u32 n_split;
 };
 
 #define SPLIT 64
@@ -25,9 +27,12 @@ struct Params {
 
 #ifdef ENTRY_attention_append
 // New keys and values go behind those of the past.
-KERNEL attention_append(const T0* k_new, const T1* v_new, T2* keys, T3* values, Params p) {
+KERNEL attention_append(const T0* k_new, const T1* v_new, const T2* positions, T3* keys,
+                        T4* values, Params p) {
+    await_input();
     size_t n = (size_t)p.n_new * KV_WIDTH;
-    size_t from = (size_t)p.first * KV_WIDTH, to = (size_t)p.n_past * KV_WIDTH;
+    size_t from = (size_t)p.first * KV_WIDTH;
+    size_t to = (size_t)((const u32*)positions)[p.first] * KV_WIDTH;
     for (size_t i = thread_of(); i < n; i += n_threads()) {
         store(keys, to + i, load(k_new, from + i));
         store(values, to + i, load(v_new, from + i));
@@ -36,18 +41,21 @@ KERNEL attention_append(const T0* k_new, const T1* v_new, T2* keys, T3* values, 
 #endif
 
 #ifdef ENTRY_attention_step
-KERNEL attention_step(const T0* q, const T1* keys, const T2* values, T3* parts, Params p) {
+KERNEL attention_step(const T0* q, const T1* keys, const T2* values, const T3* positions,
+                      T4* parts, Params p) {
     __shared__ float tile[SPLIT * (STEP + 1)];
     __shared__ float weights[4 * SPLIT];
     __shared__ float sums[4 * 4 * 64]; // runs of keys, heads, columns
     u32 thread = threadIdx.x, kv_head = blockIdx.y;
-    u32 pos = p.n_past + blockIdx.z;
-    u32 j0 = (p.first_split + blockIdx.x) * SPLIT;
+    u32 n_past = ((const u32*)positions)[p.first], pos = n_past + blockIdx.z;
+    u32 first_split = (n_past + 1 - min(n_past + 1, p.window)) / SPLIT;
+    u32 j0 = (first_split + blockIdx.x) * SPLIT;
     u32 n_key = min((u32)SPLIT, pos + 1 - min(pos + 1, j0));
     u32 lane = thread % 64;    // a key, then a column
     u32 quarter = thread / 64; // a head, then a run of keys
     bool is_seen = lane < n_key && pos - (j0 + lane) < p.window;
     size_t row0 = (size_t)j0 * KV_WIDTH + kv_head * D;
+    await_input();
     for (u32 h0 = 0; h0 < N_GROUP; h0 += 4) {
         bool is_head = h0 + quarter < N_GROUP;
         u32 head = kv_head * N_GROUP + min(h0 + quarter, (u32)N_GROUP - 1);
@@ -110,6 +118,7 @@ KERNEL attention_step(const T0* q, const T1* keys, const T2* values, T3* parts, 
 #ifdef ENTRY_attention_merge
 // A group for each head and token, a thread for each column.
 KERNEL attention_merge(const T0* parts, T1* y, Params p) {
+    await_input();
     size_t by = (size_t)N_HEAD * (D + 2);
     size_t at = blockIdx.y * p.n_split * by + blockIdx.x * (D + 2);
     float top = SCORE_MIN;

@@ -1,15 +1,14 @@
 // A few new tokens of one sequence against its cache; see mod.rs. The keys are cut into splits of
 // 64; a group takes one split, one token and the heads that share a key-value head, four at a time;
-// what the splits give is merged in their order.
+// what the splits give is merged in their order. Where the tokens are in their sequence is no
+// parameter, see step.cu.
 
 struct Params {
     first: u32, // row of the first new token
     n_new: u32,
-    n_past: u32,
     window: u32, // keys a query sees, itself included
     scale_log2: f32, // scale times log2(e)
-    first_split: u32, // the first that is seen, and
-    n_split: u32, // how many there are
+    n_split: u32,
 }
 
 const SPLIT: u32 = 64u;
@@ -21,9 +20,10 @@ const SCORE_MIN: f32 = -1e30;
 
 @group(0) @binding(0) var<storage, read> k_new: array<f32>; // (n_tok, KV_WIDTH)
 @group(0) @binding(1) var<storage, read> v_new: array<f32>; // (n_tok, KV_WIDTH)
-@group(0) @binding(2) var<storage, read_write> keys_out: array<f32>; // (room, KV_WIDTH)
-@group(0) @binding(3) var<storage, read_write> values_out: array<f32>; // (room, KV_WIDTH)
-@group(0) @binding(4) var<uniform> p_append: Params;
+@group(0) @binding(2) var<storage, read> positions_append: array<u32>; // (n_tok)
+@group(0) @binding(3) var<storage, read_write> keys_out: array<f32>; // (room, KV_WIDTH)
+@group(0) @binding(4) var<storage, read_write> values_out: array<f32>; // (room, KV_WIDTH)
+@group(0) @binding(5) var<uniform> p_append: Params;
 
 // New keys and values go behind those of the past.
 @compute @workgroup_size(THREADS)
@@ -33,19 +33,21 @@ fn attention_append(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let n = p_append.n_new * KV_WIDTH;
+    let to = positions_append[p_append.first] * KV_WIDTH;
     let n_threads = n_groups.x * n_groups.y * THREADS;
     for (var i = group_of(group_id, n_groups) * THREADS + thread; i < n; i += n_threads) {
-        keys_out[p_append.n_past * KV_WIDTH + i] = k_new[p_append.first * KV_WIDTH + i];
-        values_out[p_append.n_past * KV_WIDTH + i] = v_new[p_append.first * KV_WIDTH + i];
+        keys_out[to + i] = k_new[p_append.first * KV_WIDTH + i];
+        values_out[to + i] = v_new[p_append.first * KV_WIDTH + i];
     }
 }
 
 @group(0) @binding(0) var<storage, read> q: array<f32>; // (n_tok, Q_WIDTH)
 @group(0) @binding(1) var<storage, read> keys: array<f32>; // (room, KV_WIDTH)
 @group(0) @binding(2) var<storage, read> values: array<f32>; // (room, KV_WIDTH)
+@group(0) @binding(3) var<storage, read> positions: array<u32>; // (n_tok)
 // (n_new, n_split, N_HEAD, D + 2): weighted sum of the values, largest score, sum of the weights
-@group(0) @binding(3) var<storage, read_write> parts: array<f32>;
-@group(0) @binding(4) var<uniform> p: Params;
+@group(0) @binding(4) var<storage, read_write> parts: array<f32>;
+@group(0) @binding(5) var<uniform> p: Params;
 
 var<workgroup> tile: array<f32, 2112>; // (SPLIT, STEP + 1)
 var<workgroup> weights: array<f32, 256>; // (4 heads, SPLIT)
@@ -57,8 +59,10 @@ fn attention_step(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let kv_head = group_id.y;
-    let pos = p.n_past + group_id.z;
-    let j0 = (p.first_split + group_id.x) * SPLIT;
+    let n_past = positions[p.first];
+    let pos = n_past + group_id.z;
+    let first_split = (n_past + 1u - min(n_past + 1u, p.window)) / SPLIT;
+    let j0 = (first_split + group_id.x) * SPLIT;
     let n_key = min(SPLIT, pos + 1u - min(pos + 1u, j0));
     let lane = thread % 64u; // a key, then a column
     let quarter = thread / 64u; // a head, then a run of keys

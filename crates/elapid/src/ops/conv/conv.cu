@@ -254,16 +254,20 @@ KERNEL conv_step(const T0* x, const T1* w, const T2* bias, T3* window, T4* y, Pa
     u32 ch = blockIdx.x * THREADS + threadIdx.x;
     if (ch >= CHANNELS) return;
     size_t at = (size_t)p.first * CHANNELS + ch;
-    float newest = load(x, at);
     float pre = HAS_BIAS ? load(bias, ch) : 0.0f;
+    float taps[D_CONV], inputs[D_CONV];
 #pragma unroll
-    for (u32 k = 0; k < BEHIND; k++) {
-        float input = load(window, (size_t)k * CHANNELS + ch);
-        pre += load(w, (size_t)ch * D_CONV + k) * input;
-        if (k > 0) store(window, (size_t)(k - 1) * CHANNELS + ch, input);
+    for (u32 k = 0; k < D_CONV; k++) {
+        taps[k] = load(w, (size_t)ch * D_CONV + k);
+        if (k < BEHIND) inputs[k] = load(window, (size_t)k * CHANNELS + ch);
     }
-    pre += load(w, (size_t)ch * D_CONV + BEHIND) * newest;
-    if (BEHIND > 0) store(window, (size_t)(BEHIND - 1) * CHANNELS + ch, newest);
+    await_input();
+    inputs[BEHIND] = load(x, at);
+#pragma unroll
+    for (u32 k = 0; k < D_CONV; k++) {
+        pre += taps[k] * inputs[k];
+        if (k > 0) store(window, (size_t)(k - 1) * CHANNELS + ch, inputs[k]);
+    }
     store(y, at, activated(pre));
 }
 #endif

@@ -189,7 +189,7 @@ pub(super) fn step_gpu(gpu: &Gpu, conv: &Conv, windows: &mut [&mut Tensor]) -> T
         let params = [0u32.into(), row.into(), 1u32.into()];
         gpu.launch(
             &STEP,
-            Work::grid([channels.div_ceil(128), 1, 1], 128),
+            Work::groups(channels.div_ceil(64), 64).early(),
             &consts,
             &mut args,
             &params,

@@ -70,6 +70,12 @@ pub(super) fn linear_maps(
     maps: &[(&Linear, Vec<Range<usize>>)],
 ) -> Vec<Var> {
     let (device, n_tok) = (x.value().device(), x.value().dims2().0);
+    if n_tok == 1 && !tape.is_recording() {
+        return maps
+            .iter()
+            .flat_map(|(linear, pieces)| one_row(gpu, x.value(), linear, pieces))
+            .collect();
+    }
     let (mut outputs, mut kept) = (Vec::new(), Vec::new());
     for (linear, pieces) in maps {
         let operands = linear.operands();
@@ -132,6 +138,17 @@ pub(super) fn linear_maps(
         };
         list
     })
+}
+
+/// The map of a single row: parts of its result follow each other in memory.
+fn one_row(gpu: &Gpu, x: &Tensor, linear: &Linear, pieces: &[Range<usize>]) -> Vec<Var> {
+    let (operands, d_out) = (linear.operands(), linear.d_out());
+    let input = operands.input_gpu(gpu, x, 0);
+    let mut y = Tensor::activation(x.device(), &[1, d_out]);
+    operands.forward_gpu(gpu, 0..d_out, &input, all(&mut y), Way::Few);
+    let column = y.reshape(&[d_out, 1]);
+    let part = |rows: &Range<usize>| column.rows(rows.clone()).reshape(&[1, rows.len()]);
+    pieces.iter().map(|rows| Var::constant(part(rows))).collect()
 }
 
 /// A map with several narrow outputs, which CUDA computes as one: products with few columns take

@@ -311,7 +311,11 @@ DEVICE float2 advance(const Chunk& rows, int t, const Place& at, const States& r
             out.y += h.v[1][k] * c_row[k];
         }
     }
-    return part_sum(out);
+    return KIND == OUTPUTS ? part_sum(out) : out;
+}
+
+template <Kind KIND> DEVICE void put_out(Chunk& rows, int t, const Place& at, float2 out) {
+    if (KIND == OUTPUTS && at.part < PARTS) rows.outs[t][at.part][at.pair] = out;
 }
 
 // Walks a piece from the states `h`. OUTPUTS: sets y. ENDS: returns the sums of the steps. STATES:
@@ -400,16 +404,13 @@ struct Walk {
                     outs[t] = advance<KIND>(rows, t, at, rates, h, total);
                 }
 #pragma unroll
-                for (int t = 0; t < TOKENS; t++) {
-                    if (at.part < PARTS) rows.outs[t][at.part][at.pair] = outs[t];
-                }
+                for (int t = 0; t < TOKENS; t++) put_out<KIND>(rows, t, at, outs[t]);
             } else {
                 for (int t = 0; t < n; t++) {
                     if (KIND == STATES && t % SUB == 0) {
                         store_states(held, piece.sub + (first + t) / SUB, at, h);
                     }
-                    float2 out = advance<KIND>(rows, t, at, rates, h, total);
-                    if (at.part < PARTS) rows.outs[t][at.part][at.pair] = out;
+                    put_out<KIND>(rows, t, at, advance<KIND>(rows, t, at, rates, h, total));
                 }
             }
             if (!is_last) open(other, next);

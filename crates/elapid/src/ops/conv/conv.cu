@@ -1,40 +1,49 @@
 // Causal depthwise convolution; see mod.rs. A thread takes LANES neighbouring channels of a piece:
 // some rows of one segment. Pieces are five words: first row, last row + 1, segment, first
 // row of the segment, last row of the segment + 1.
+// LANES: 1 or 2, a divisor of CHANNELS.
 // HAS_BIAS, HAS_WINDOW, SILU, WANTS_X, WANTS_SUMS: 1 or 0; another buffer takes the place of what
 // is not there.
 //
 // Numbers that move, for each of x: forward 2 (x, y), backward 3 (x, dy, dx), so 4 and 6 bytes in
-// bf16. Of every piece D_CONV - 1 rows move twice, and D_CONV + 1 rows of sums: at 64 rows and 4
-// taps 5% each. Inputs stay in registers from row to row; ROWS rows are loaded before the first of
-// them is used.
+// bf16. Of every piece D_CONV - 1 rows move twice, and D_CONV + 1 rows of sums: at 128 rows and 4
+// taps 2% each. Inputs stay in registers from row to row; some rows are loaded while those before
+// them are used.
 
 struct Params { u32 n_pieces; u32 first; u32 n_rows; };
 
 #define BEHIND (D_CONV - 1)
-#define ROWS 4
-#if CHANNELS % 4 == 0
-#define LANES 4
-#else
-#define LANES 1
-#endif
 
-// LANES numbers from `i` on.
-template <class T> DEVICE void get(const T* x, size_t i, float* out) {
-#if LANES == 4
-    float4 v = load4(x, i);
-    out[0] = v.x; out[1] = v.y; out[2] = v.z; out[3] = v.w;
-#else
-    out[0] = load(x, i);
-#endif
+// LANES neighbours as they lie in memory.
+template <class T> struct __align__(LANES * sizeof(T)) Pack { T v[LANES]; };
+
+template <class T> DEVICE Pack<T> pack_at(const T* x, size_t i) { return *(const Pack<T>*)(x + i); }
+
+template <class T> DEVICE void unpack(const Pack<T>& pack, float* out) {
+#pragma unroll
+    for (int i = 0; i < LANES; i++) out[i] = load(pack.v, i);
 }
 
+template <class T> DEVICE void get(const T* x, size_t i, float* out) { unpack(pack_at(x, i), out); }
+
 template <class T> DEVICE void put(T* y, size_t i, const float* v) {
-#if LANES == 4
-    store4(y, i, make_float4(v[0], v[1], v[2], v[3]));
-#else
-    store(y, i, v[0]);
-#endif
+    Pack<T> pack;
+#pragma unroll
+    for (int k = 0; k < LANES; k++) store(pack.v, k, v[k]);
+    *(Pack<T>*)(y + i) = pack;
+}
+
+// ROWS rows of LANES channels from `row` on; the one before `end` stands for those past it. ROWS is
+// a multiple of the usual four taps: inputs then change their names, not their registers.
+template <class T, int ROWS> struct Rows { Pack<T> v[ROWS]; };
+
+template <int ROWS, class T> DEVICE Rows<T, ROWS> rows_at(const T* x, u32 row, u32 end, u32 ch) {
+    Rows<T, ROWS> rows;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        rows.v[r] = pack_at(x, (size_t)min(row + r, end - 1) * CHANNELS + ch);
+    }
+    return rows;
 }
 
 // Taps and bias of LANES channels.
@@ -107,21 +116,19 @@ KERNEL conv_forward(const T0* x, const T1* w, const T2* bias, const T3* window, 
     u32 first = piece[0], end = piece[1];
     Filter f = filter_of(w, bias, ch);
     Inputs in = inputs_before(x, window, piece[2], piece[3], first, ch);
-    for (u32 row = first; row < end; row += ROWS) {
-        float xs[ROWS][LANES];
+    const u32 n = 8; // rows ahead
+    auto next = rows_at<n>(x, first, end, ch);
+    for (u32 row = first; row < end; row += n) {
+        auto xs = next;
+        next = rows_at<n>(x, row + n, end, ch);
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            if (row + r < end) get(x, (size_t)(row + r) * CHANNELS + ch, xs[r]);
-        }
+        for (u32 r = 0; r < n; r++) {
+            float newest[LANES], out[LANES];
+            unpack(xs.v[r], newest);
+            push(in, newest);
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            if (row + r < end) {
-                push(in, xs[r]);
-                float out[LANES];
-#pragma unroll
-                for (int i = 0; i < LANES; i++) out[i] = activated(sum_taps(f, in, i));
-                put(y, (size_t)(row + r) * CHANNELS + ch, out);
-            }
+            for (int i = 0; i < LANES; i++) out[i] = activated(sum_taps(f, in, i));
+            if (row + r < end) put(y, (size_t)(row + r) * CHANNELS + ch, out);
         }
     }
 }
@@ -148,31 +155,29 @@ KERNEL conv_backward(const T0* x, const T1* w, const T2* bias, const T3* window,
         }
     }
     // dx of the last rows needs dpre of the rows after this piece: they are made twice.
-    u32 last = end + BEHIND;
-    for (u32 row0 = first; row0 < last; row0 += ROWS) {
-        float xs[ROWS][LANES], dys[ROWS][LANES];
+    u32 last = end + BEHIND, there = min(last, segment_end);
+    const u32 n = 4; // rows ahead
+    auto next_x = rows_at<n>(x, first, there, ch);
+    auto next_dy = rows_at<n>(dy, first, there, ch);
+    for (u32 row0 = first; row0 < last; row0 += n) {
+        auto xs = next_x;
+        auto dys = next_dy;
+        next_x = rows_at<n>(x, row0 + n, there, ch);
+        next_dy = rows_at<n>(dy, row0 + n, there, ch);
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-#pragma unroll
-            for (int i = 0; i < LANES; i++) xs[r][i] = dys[r][i] = 0.0f;
-            size_t at = (size_t)(row0 + r) * CHANNELS + ch;
-            if (row0 + r < min(last, segment_end)) {
-                get(x, at, xs[r]);
-                get(dy, at, dys[r]);
-            }
-        }
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
+        for (u32 r = 0; r < n; r++) {
             u32 row = row0 + r;
-            push(in, xs[r]);
-            float d[LANES];
+            float newest[LANES], d[LANES];
+            unpack(xs.v[r], newest);
+            unpack(dys.v[r], d);
+            push(in, newest);
 #pragma unroll
             for (int i = 0; i < LANES; i++) {
-                d[i] = dys[r][i];
                 if (SILU) {
                     float pre = sum_taps(f, in, i), s = sigmoid(pre);
                     d[i] *= s * (1.0f + pre * (1.0f - s));
                 }
+                if (row >= there) d[i] = 0.0f;
             }
             push(dpre, d);
             if (row < end) {

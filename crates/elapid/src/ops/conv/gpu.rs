@@ -1,4 +1,4 @@
-//! `conv` on graphics processors: a thread takes a channel, or four, of a piece of some rows, and
+//! `conv` on graphics processors: a thread takes a channel, or two, of a piece of some rows, and
 //! holds the last inputs in registers. Sums over rows are made for each piece, then over pieces in
 //! fixed order.
 
@@ -16,9 +16,11 @@ static SUM: Kernel = Kernel { entry: "conv_sum", ..FORWARD };
 static WINDOW: Kernel = Kernel { entry: "conv_window", ..FORWARD };
 static STEP: Kernel = Kernel { entry: "conv_step", ..FORWARD };
 
-/// Rows of a piece on a graphics processor: few enough to fill it, many enough for little to be
-/// read twice.
-pub(super) const N_ROWS: usize = 64;
+/// Rows of a piece on a graphics processor: few enough to fill it, or with many tokens
+/// (`N_TOK_MANY`) many enough for little to be read twice.
+pub(super) const N_ROWS: usize = 32;
+const N_ROWS_MANY: usize = 128;
+const N_TOK_MANY: usize = 8192;
 
 /// What is there and what is wanted, for the constants of the kernels.
 #[derive(Clone, Copy, Default)]
@@ -30,7 +32,7 @@ struct Has {
     sums: bool,
 }
 
-fn consts(w: &Tensor, has: Has) -> [Const; 7] {
+fn consts(w: &Tensor, has: Has) -> [Const; 8] {
     let (channels, d_conv) = w.dims2();
     [
         ("CHANNELS", channels),
@@ -40,14 +42,20 @@ fn consts(w: &Tensor, has: Has) -> [Const; 7] {
         ("SILU", usize::from(has.silu)),
         ("WANTS_X", usize::from(has.dx)),
         ("WANTS_SUMS", usize::from(has.sums)),
+        ("LANES", lanes(channels)),
     ]
 }
 
-/// Groups of threads for all channels: CUDA gives a thread four of them where they come in fours.
+/// Channels of a thread on CUDA.
+fn lanes(channels: usize) -> usize {
+    if channels.is_multiple_of(2) { 2 } else { 1 }
+}
+
+/// Groups of threads for all channels.
 fn channel_groups(gpu: &Gpu, channels: usize) -> (usize, usize) {
-    let is_four = gpu.as_cuda().is_some() && channels.is_multiple_of(4);
-    let n_threads = if is_four { channels / 4 } else { channels };
-    let threads = n_threads.next_power_of_two().clamp(32, 128);
+    let is_cuda = gpu.as_cuda().is_some();
+    let n_threads = if is_cuda { channels / lanes(channels) } else { channels };
+    let threads = n_threads.next_power_of_two().clamp(32, if is_cuda { 64 } else { 128 });
     (n_threads.div_ceil(threads), threads)
 }
 
@@ -63,7 +71,8 @@ struct Launch {
 impl Launch {
     fn new(gpu: &Gpu, job: &Job) -> Launch {
         let device = job.x.device();
-        let pieces = job.pieces(N_ROWS);
+        let is_many = job.x.dims2().0 >= N_TOK_MANY;
+        let pieces = job.pieces(if is_many { N_ROWS_MANY } else { N_ROWS });
         let mut words = Vec::with_capacity(5 * pieces.len());
         for Piece { segment_idx, rows } in &pieces {
             let segment = job.segments[*segment_idx].rows();

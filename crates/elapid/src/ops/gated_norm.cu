@@ -3,6 +3,10 @@
 //
 // Numbers that move, for each of x: forward 3 (x, z, y), backward 5 (x, z, dy, dx, dz), dw 3 (x, z,
 // dy). A wide group is looked at twice; the second look finds it in the cache.
+//
+// Where groups are of whole eights and not too wide (EIGHTS is 1) forward has a warp for a group of
+// a row; backward has a block for N_ROWS rows, a thread for eight channels of theirs, and makes
+// the partial sums of dw on its way.
 
 struct Params { u32 n_rows; float eps; };
 
@@ -39,7 +43,124 @@ template <class T> DEVICE void put(T* y, size_t i, const float* v) {
 #define HELD 1
 #endif
 
-#ifdef ENTRY_gated_norm_forward
+#if defined(ENTRY_gated_norm_forward) && EIGHTS
+#define N_EIGHT ((D_GROUP + 255) / 256) // eights of a lane
+
+KERNEL gated_norm_forward(const T0* x, const T1* z, const T2* w, T3* y, T4* r, Params p) {
+    size_t group = group_of() * (THREADS / 32) + threadIdx.x / 32;
+    if (group >= (size_t)p.n_rows * N_GROUP) return;
+    size_t at = group * D_GROUP;
+    u32 first = (u32)(group % N_GROUP) * D_GROUP, lane = threadIdx.x % 32 * 8;
+    Eight us[N_EIGHT], zs[N_EIGHT];
+    float squares = 0.0f;
+#pragma unroll
+    for (u32 n = 0; n < N_EIGHT; n++) {
+        u32 i = n * 256 + lane;
+        if (i >= D_GROUP) break;
+        us[n] = load8(x, at + i);
+        zs[n] = load8(z, at + i);
+    }
+#pragma unroll
+    for (u32 n = 0; n < N_EIGHT; n++) {
+        if (n * 256 + lane >= D_GROUP) break;
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            float x_k = us[n].v[k], z_k = zs[n].v[k];
+            us[n].v[k] *= z_k * sigmoid(z_k);
+            squares += GATE_FIRST ? us[n].v[k] * us[n].v[k] : x_k * x_k;
+        }
+    }
+    float ratio = 1.0f / sqrtf(warp_sum(squares) / (float)D_GROUP + p.eps);
+    if (lane == 0) store(r, group, ratio);
+#pragma unroll
+    for (u32 n = 0; n < N_EIGHT; n++) {
+        u32 i = n * 256 + lane;
+        if (i >= D_GROUP) break;
+        Eight ws = load8(w, first + i);
+#pragma unroll
+        for (int k = 0; k < 8; k++) us[n].v[k] *= ws.v[k] * ratio;
+        store8(y, at + i, us[n]);
+    }
+}
+#endif
+
+#ifdef ENTRY_gated_norm_backward_rows
+// Eight numbers as they lie in memory: half the registers of floats.
+template <class T> struct __align__(16) Pack { T v[8]; };
+
+template <class T> DEVICE Pack<T> pack_at(const T* x, size_t i) { return *(const Pack<T>*)(x + i); }
+template <class T> DEVICE Eight unpack(const Pack<T>& pack) {
+    Eight x;
+#pragma unroll
+    for (int k = 0; k < 8; k++) x.v[k] = load(pack.v, k);
+    return x;
+}
+
+// Of some row.
+struct Look { Pack<T0> x; Pack<T1> z; Pack<T4> dy; float ratio; };
+
+// `parts`: sums of dw over the rows of each block, (blocks, D). Registers for 768 threads at the
+// same time.
+extern "C" __global__ __launch_bounds__(THREADS, 768 / THREADS) void
+gated_norm_backward_rows(const T0* x, const T1* z, const T2* w, const T3* r, const T4* dy, T5* dx,
+                         T6* dz, T7* parts, Params p) {
+    const u32 n_warp = THREADS / 32;
+    __shared__ float dots[2][n_warp]; // they take turns: one barrier a row
+    u32 first = blockIdx.y * N_ROWS, end = min(first + N_ROWS, p.n_rows);
+    u32 i = threadIdx.x * 8, col = blockIdx.x * D_GROUP + i;
+    bool is_there = i < D_GROUP;
+    Eight ws, dw;
+#pragma unroll
+    for (int k = 0; k < 8; k++) ws.v[k] = dw.v[k] = 0.0f;
+    if (is_there) ws = load8(w, col);
+    auto look = [&](u32 row) {
+        size_t at = (size_t)row * D + (is_there ? col : 0);
+        size_t group = (size_t)row * N_GROUP + blockIdx.x;
+        Look of = {pack_at(x, at), pack_at(z, at), pack_at(dy, at), load(r, group)};
+        return of;
+    };
+    Look next = look(first);
+    for (u32 row = first; row < end; row++) {
+        Look now = next;
+        next = look(min(row + 1, end - 1));
+        Eight xs = unpack(now.x), zs = unpack(now.z), dys = unpack(now.dy);
+        float dot = 0.0f, ratio = now.ratio;
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            float udy = xs.v[k] * zs.v[k] * sigmoid(zs.v[k]) * dys.v[k];
+            dot += udy * ws.v[k];
+            dw.v[k] += udy * ratio;
+        }
+        dot = warp_sum(dot);
+        if (threadIdx.x % 32 == 0) dots[row % 2][threadIdx.x / 32] = dot;
+        __syncthreads();
+        if (!is_there) continue;
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 warp = 0; warp < n_warp; warp++) sum += dots[row % 2][warp];
+        float pull = ratio * ratio * sum / (float)D_GROUP;
+        Eight dxs, dzs;
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            float x_k = xs.v[k], z_k = zs.v[k], s = sigmoid(z_k), wdy = ws.v[k] * dys.v[k];
+            float silu = z_k * s, slope = s * (1.0f + z_k * (1.0f - s));
+            if (GATE_FIRST) {
+                float du = ratio * (wdy - x_k * silu * pull);
+                dxs.v[k] = silu * du;
+                dzs.v[k] = slope * x_k * du;
+            } else {
+                dxs.v[k] = ratio * (wdy * silu - x_k * pull);
+                dzs.v[k] = slope * wdy * x_k * ratio;
+            }
+        }
+        store8(dx, (size_t)row * D + col, dxs);
+        store8(dz, (size_t)row * D + col, dzs);
+    }
+    if (is_there) store8(parts, (size_t)blockIdx.y * D + col, dw);
+}
+#endif
+
+#if defined(ENTRY_gated_norm_forward) && !EIGHTS
 // u = x silu(z), and its square, or that of x.
 DEVICE float product(const T0* x, const T1* z, size_t i, float* u) {
     float zs[STEP], squares = 0.0f;

@@ -170,15 +170,27 @@ static FORWARD: Kernel = Kernel {
 };
 static BACKWARD: Kernel = Kernel { entry: "gated_norm_backward", ..FORWARD };
 static DW: Kernel = Kernel { entry: "gated_norm_dw", ..FORWARD };
+static BACKWARD_ROWS: Kernel = Kernel { entry: "gated_norm_backward_rows", ..FORWARD };
+
+/// Whether CUDA takes eight channels at a time, and keeps all of a group in registers.
+fn has_eights(gpu: &Gpu, inputs: &Inputs) -> bool {
+    let d_group = inputs.w.n_elem() / inputs.config.n_group;
+    gpu.as_cuda().is_some() && d_group.is_multiple_of(8) && d_group <= 2048
+}
 
 /// Constants of all kernels, and the work of one workgroup to each group of channels of a row.
-fn launch_of(inputs: &Inputs) -> ([Const; 4], Work) {
+fn launch_of(gpu: &Gpu, inputs: &Inputs) -> ([Const; 5], Work) {
     let n_group = inputs.config.n_group;
     let (n_tok, d_inner) = inputs.x.dims2();
     let d_group = d_inner / n_group;
     let gate_first = usize::from(inputs.config.order == Order::GateFirst);
-    let consts =
-        [("D_GROUP", d_group), ("N_GROUP", n_group), ("GATE_FIRST", gate_first), ("N_ROWS", ROWS)];
+    let consts = [
+        ("D_GROUP", d_group),
+        ("N_GROUP", n_group),
+        ("GATE_FIRST", gate_first),
+        ("N_ROWS", ROWS),
+        ("EIGHTS", usize::from(has_eights(gpu, inputs))),
+    ];
     let threads = d_group.div_ceil(4).next_power_of_two().clamp(32, 256);
     (consts, Work::groups(n_tok * n_group, threads))
 }
@@ -188,7 +200,11 @@ fn forward_gpu(gpu: &Gpu, inputs: &Inputs) -> (Tensor, Tensor) {
     let n_tok = x.dims2().0;
     let mut y = Tensor::activation(x.device(), x.shape());
     let mut r = Tensor::uninit(x.device(), &[n_tok, config.n_group]);
-    let (consts, work) = launch_of(inputs);
+    let (consts, work) = launch_of(gpu, inputs);
+    let work = match has_eights(gpu, inputs) {
+        true => Work::groups((n_tok * config.n_group).div_ceil(4), 128),
+        false => work,
+    };
     let mut args = [Arg::In(x), Arg::In(z), Arg::In(w), Arg::Out(&mut y), Arg::Out(&mut r)];
     gpu.launch(&FORWARD, work, &consts, &mut args, &[n_tok.into(), config.eps.into()]);
     (y, r)
@@ -205,8 +221,27 @@ fn backward_gpu(
     let (n_tok, d_inner) = x.dims2();
     let mut dx = Tensor::uninit_as(x, x.shape());
     let mut dz = Tensor::uninit_as(z, z.shape());
-    let (consts, work) = launch_of(inputs);
+    let (consts, work) = launch_of(gpu, inputs);
     let params = [n_tok.into(), config.eps.into()];
+    if has_eights(gpu, inputs) {
+        let n_parts = n_tok.div_ceil(ROWS);
+        let mut parts = Tensor::uninit(x.device(), &[n_parts, d_inner]);
+        let mut args = [
+            Arg::In(x),
+            Arg::In(z),
+            Arg::In(w),
+            Arg::In(r),
+            Arg::In(dy),
+            Arg::Out(&mut dx),
+            Arg::Out(&mut dz),
+            Arg::Out(&mut parts),
+        ];
+        let threads = (d_inner / config.n_group).div_ceil(8).next_multiple_of(32);
+        let work = Work::grid([config.n_group, n_parts, 1], threads);
+        gpu.launch(&BACKWARD_ROWS, work, &consts, &mut args, &params);
+        let dw = wants_dw.then(|| norm::sum_rows(&parts));
+        return vec![Some(dx), Some(dz), dw];
+    }
     let mut args = [
         Arg::In(x),
         Arg::In(z),
@@ -338,9 +373,17 @@ mod tests {
     #[test]
     fn gradients() {
         // One number; groups narrower than a vector; tails; rows and columns past one task.
-        // On a graphics processor: four numbers to a load or one, more numbers than threads.
-        let shapes =
-            [(1, 1, 1), (1, 12, 4), (3, 57, 3), (ROWS + 2, 40, 2), (2, 1100, 1), (2, 2062, 2)];
+        // On a graphics processor: eight numbers to a load, four or one, more than threads.
+        let shapes = [
+            (1, 1, 1),
+            (1, 12, 4),
+            (3, 57, 3),
+            (ROWS + 2, 40, 2),
+            (ROWS + 3, 48, 2),
+            (3, 1104, 1),
+            (2, 1100, 1),
+            (2, 2062, 2),
+        ];
         for (n_tok, d_inner, n_group) in shapes {
             for order in ORDERS {
                 let config = GatedNorm { n_group, eps: 0.1, order };

@@ -14,6 +14,14 @@
 //! | `ssd_sums`   | a head                         | gradients by delta_bias, a_log, skip   |
 //! | `ssd_step`   | 16 columns of a head           | y and the state after a few tokens     |
 //!
+//! Where heads are 64 wide, `d_state` is 64 or 128 and all is bf16, CUDA has others (`cores.cu`):
+//!
+//! | kernel          | a group takes               | in place of                              |
+//! |-----------------|-----------------------------|------------------------------------------|
+//! | `ssd_walk`      | a head, along a run         | `ssd_states`                             |
+//! | `ssd_outputs`   | a few heads, a chunk        | `ssd_scores`, `ssd_output`               |
+//! | `ssd_gradients` | all heads of a group, chunk | the rest down to `ssd_dbc`               |
+//!
 //! Only `ssd_states` walks from chunk to chunk. Sums over heads and over chunks have a fixed order.
 //!
 //! | name     | shape                             |                                             |
@@ -31,13 +39,21 @@
 //! Where the states of all chunks are too large they are made for one stretch of chunks after the
 //! other. A run is what a segment has in a stretch; its `carry` comes from the stretch before.
 
+mod plan;
+
 use super::*;
 use crate::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
+use plan::*;
 
 static STEPS: Kernel = Kernel {
     entry: "ssd_steps",
     wgsl: concat!(include_str!("ssd.wgsl"), include_str!("ssd_backward.wgsl")),
-    cuda: concat!(include_str!("ssd.cu"), include_str!("ssd_backward.cu")),
+    cuda: concat!(
+        include_str!("ssd.cu"),
+        include_str!("ssd_backward.cu"),
+        include_str!("cores.cu"),
+        include_str!("cores_backward.cu"),
+    ),
 };
 static STATES: Kernel = Kernel { entry: "ssd_states", ..STEPS };
 static SCORES: Kernel = Kernel { entry: "ssd_scores", ..STEPS };
@@ -48,6 +64,9 @@ static DBC: Kernel = Kernel { entry: "ssd_dbc", ..STEPS };
 static FINISH: Kernel = Kernel { entry: "ssd_finish", ..STEPS };
 static SUMS: Kernel = Kernel { entry: "ssd_sums", ..STEPS };
 static STEP: Kernel = Kernel { entry: "ssd_step", ..STEPS };
+static WALK: Kernel = Kernel { entry: "ssd_walk", ..STEPS };
+static OUTPUTS: Kernel = Kernel { entry: "ssd_outputs", ..STEPS };
+static GRADIENTS: Kernel = Kernel { entry: "ssd_gradients", ..STEPS };
 
 /// Side of a tile of a product.
 const TILE: usize = 64;
@@ -55,148 +74,6 @@ const TILE: usize = 64;
 const STEP_COLUMNS: usize = 16;
 /// Threads that make a tile.
 const THREADS: usize = 256;
-/// Most bytes of the states of a stretch.
-const STATE_BYTES_MAX: usize = 1 << 29;
-/// Most chunks of a stretch: groups along an axis.
-const N_CHUNK_MAX: usize = 65_535;
-
-/// Groups that `ssd_inside` should have, so that no processor waits.
-const N_GROUP_MIN: usize = 512;
-/// Most heads that it takes one after the other: fewer parts of dscores to add later.
-const N_HEADS_MAX: usize = 8;
-
-/// Which way through time.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Pass {
-    /// States, from the first chunk.
-    Forward,
-    /// Gradients by states, from the last chunk.
-    Backward,
-}
-
-/// Where states come from when a run begins.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Before {
-    Zero,
-    Given,
-}
-
-/// What a segment has in a stretch.
-struct Run {
-    segment: usize,
-    is_first: bool,
-    is_last: bool,
-}
-
-/// Chunks whose states are there at the same time.
-struct Stretch {
-    chunks: Range<usize>,
-    runs: Vec<Run>,
-    /// In `table`.
-    runs_at: usize,
-}
-
-/// How a batch is cut.
-struct Plan {
-    dims: SsdDims,
-    n_tok: usize,
-    n_chunk: usize,
-    n_heads: usize,
-    stretches: Vec<Stretch>,
-    table: Tensor,
-}
-
-impl Plan {
-    fn new(inputs: &Inputs, segments: &Segments, has_initial: bool, n_chunk_max: usize) -> Plan {
-        let dims = inputs.dims;
-        let mut table: Vec<u32> = Vec::new();
-        let mut stretches: Vec<Stretch> = Vec::new();
-        let mut runs: Vec<u32> = Vec::new();
-        for (segment_idx, segment) in segments.iter().enumerate() {
-            let n_chunk = chunks(segment.n_tok).len();
-            for (idx, chunk) in chunks(segment.n_tok).enumerate() {
-                let has_before = idx > 0 || has_initial;
-                let has_after = idx + 1 < n_chunk;
-                let at = table.len() / 4;
-                let flags = u32::from(has_before) + 2 * u32::from(has_after);
-                table.extend([(segment.start + chunk.start) as u32, chunk.len() as u32, flags, 0]);
-                if stretches.last().is_none_or(|last| last.chunks.len() == n_chunk_max) {
-                    stretches.push(Stretch { chunks: at..at, runs: vec![], runs_at: runs.len() });
-                }
-                let Some(stretch) = stretches.last_mut() else { continue };
-                stretch.chunks.end += 1;
-                if idx == 0 || stretch.runs.is_empty() {
-                    let (is_first, is_last) = (idx == 0, false);
-                    stretch.runs.push(Run { segment: segment_idx, is_first, is_last });
-                    runs.extend([at as u32, 0]);
-                }
-                if let (Some(run), Some(count)) = (stretch.runs.last_mut(), runs.last_mut()) {
-                    *count += 1;
-                    run.is_last = !has_after;
-                }
-            }
-        }
-        let n_chunk = table.len() / 4;
-        stretches.iter_mut().for_each(|stretch| stretch.runs_at += table.len());
-        table.extend(runs);
-        let n_heads = (n_chunk * dims.n_head / N_GROUP_MIN).clamp(1, N_HEADS_MAX);
-        Plan {
-            dims,
-            n_tok: segments.n_tok(),
-            n_chunk,
-            n_heads: divisor_at_most(dims.heads_per_group(), n_heads),
-            stretches,
-            table: Tensor::from_u32(inputs.xbc.device(), &table),
-        }
-    }
-
-    fn consts(&self, pass: Pass, before: Before) -> [Const; 8] {
-        consts(&self.dims, self.n_heads, pass, before, self.table.device())
-    }
-
-    fn params(&self, stretch: &Stretch) -> [Word; 6] {
-        let counts = [self.n_tok, self.n_chunk, stretch.chunks.start, stretch.runs_at];
-        params(&self.dims, counts)
-    }
-
-    /// Whether some stretch begins within a segment.
-    fn is_cut(&self) -> bool {
-        self.stretches.iter().any(|stretch| stretch.runs.iter().any(|run| !run.is_first))
-    }
-}
-
-/// Of all entries. `MMA`: whether CUDA multiplies in bf16.
-fn consts(
-    dims: &SsdDims,
-    n_heads: usize,
-    pass: Pass,
-    before: Before,
-    device: &Device,
-) -> [Const; 8] {
-    [
-        ("N_HEAD", dims.n_head),
-        ("D_HEAD", dims.d_head),
-        ("N_GROUP", dims.n_group),
-        ("D_STATE", dims.d_state),
-        ("N_PER", n_heads),
-        ("PASS", usize::from(pass == Pass::Backward)),
-        ("HAS_BEFORE", usize::from(before == Before::Given)),
-        ("MMA", usize::from(device.activation_dtype() == DType::BF16)),
-    ]
-}
-
-/// Of all entries: n_tok, n_chunk, first, runs_at, and limits. A kernel may not be given infinity.
-fn params(dims: &SsdDims, counts: [usize; 4]) -> [Word; 6] {
-    let [n_tok, n_chunk, first, runs_at] = counts.map(Word::from);
-    let limits = [dims.delta_min, dims.delta_max.min(f32::MAX)].map(Word::from);
-    [n_tok, n_chunk, first, runs_at, limits[0], limits[1]]
-}
-
-/// Chunks whose states fit into one argument of a kernel.
-fn n_chunk_max(gpu: &Gpu, dims: &SsdDims) -> usize {
-    let n_bytes = dims.n_head * dims.n_state() * 4;
-    (gpu.binding_bytes_max().min(STATE_BYTES_MAX) / n_bytes.max(1)).clamp(1, N_CHUNK_MAX)
-}
 
 pub(super) fn forward(
     gpu: &Gpu,
@@ -248,7 +125,7 @@ pub(super) fn chunked(
     n_chunk_max: usize,
 ) -> Tensor {
     let mut y = Tensor::activation(inputs.xbc.device(), &[segments.n_tok(), inputs.dims.d_inner()]);
-    let plan = Plan::new(inputs, segments, states.is_some(), n_chunk_max);
+    let plan = Plan::new(inputs, segments, states.is_some(), None, n_chunk_max);
     let op = Op { gpu, inputs, plan: &plan, steps: steps(gpu, inputs, &plan) };
     let mut carry = None;
     for stretch in &plan.stretches {
@@ -257,7 +134,10 @@ pub(super) fn chunked(
             .map(|states| stretch.runs.iter().map(|run| (*states[run.segment]).clone()).collect());
         let before = before_runs(&plan, stretch, given, carry.as_ref());
         let (made, after) = op.states(stretch, before);
-        op.output(stretch, &op.scores(stretch), &made, &mut y);
+        match plan.cores {
+            Some(cores) => op.outputs(stretch, cores, &made, &mut y),
+            None => op.output(stretch, &op.scores(stretch), &made, &mut y),
+        }
         for (idx, run) in stretch.runs.iter().enumerate() {
             match &mut states {
                 Some(states) if run.is_last => *states[run.segment] = of_run(&plan, &after, idx),
@@ -289,7 +169,7 @@ pub(super) fn backward_by(
     (initial, dy): (Option<&[Tensor]>, &Tensor),
     n_chunk_max: usize,
 ) -> Vec<Option<Tensor>> {
-    let plan = Plan::new(inputs, segments, initial.is_some(), n_chunk_max);
+    let plan = Plan::new(inputs, segments, initial.is_some(), Some(dy), n_chunk_max);
     let op = Op { gpu, inputs, plan: &plan, steps: steps(gpu, inputs, &plan) };
     let given = |stretch: &Stretch| -> Option<Vec<Tensor>> {
         initial.map(|list| stretch.runs.iter().map(|run| list[run.segment].clone()).collect())
@@ -313,6 +193,10 @@ pub(super) fn backward_by(
         let (dh, before) = op.dstates(stretch, after, (dy, &h), &mut terms);
         let cut = stretch.runs.iter().position(|run| !run.is_first);
         dcarry = cut.map(|idx| of_run(&plan, &before, idx));
+        if let Some(cores) = plan.cores {
+            op.gradients(stretch, cores, (dy, &h, &dh), &mut dxbc, &mut terms);
+            continue;
+        }
         let scores = op.scores(stretch);
         op.dx(stretch, (dy, &scores, &dh), &mut dxbc, &mut terms);
         let dscores = op.inside(stretch, (dy, &scores), &mut terms);
@@ -399,9 +283,13 @@ struct Op<'a> {
 }
 
 impl Op<'_> {
+    /// Tiles of a state, whose sums lie in `terms` one by one.
     fn tiles(&self) -> (usize, usize) {
         let dims = self.plan.dims;
-        (dims.d_state.div_ceil(TILE), dims.d_head.div_ceil(TILE))
+        match self.plan.cores {
+            Some(_) => (1, 1),
+            None => (dims.d_state.div_ceil(TILE), dims.d_head.div_ceil(TILE)),
+        }
     }
 
     /// Numbers in `terms`.
@@ -416,7 +304,7 @@ impl Op<'_> {
         &self,
         kernel: &'static Kernel,
         stretch: &Stretch,
-        groups: [usize; 3],
+        work: Work,
         pass: Pass,
         args: Vec<Arg>,
     ) {
@@ -425,7 +313,7 @@ impl Op<'_> {
         all.extend(args);
         let consts = self.plan.consts(pass, Before::Zero);
         let params = self.plan.params(stretch);
-        self.gpu.launch(kernel, Work::grid(groups, THREADS), &consts, &mut all, &params);
+        self.gpu.launch(kernel, work, &consts, &mut all, &params);
     }
 
     /// The states before the chunks of a stretch, and after its runs.
@@ -474,9 +362,12 @@ impl Op<'_> {
             Arg::Out(terms),
         ];
         let (n_tiles, p_tiles) = self.tiles();
-        let work = Work::grid([n_tiles * p_tiles, n_head, n_run], THREADS);
+        let (kernel, work) = match self.plan.cores {
+            Some(cores) => (&WALK, cores.walk_work(n_head, n_run)),
+            None => (&STATES, Work::grid([n_tiles * p_tiles, n_head, n_run], THREADS)),
+        };
         let consts = self.plan.consts(pass, kind);
-        self.gpu.launch(&STATES, work, &consts, &mut args, &self.plan.params(stretch));
+        self.gpu.launch(kernel, work, &consts, &mut args, &self.plan.params(stretch));
         (states, carry)
     }
 
@@ -485,14 +376,37 @@ impl Op<'_> {
         let mut scores =
             Tensor::uninit(self.inputs.xbc.device(), &[n_chunk * n_group, CHUNK, CHUNK]);
         let args = vec![Arg::Out(&mut scores)];
-        self.launch(&SCORES, stretch, [n_group, n_chunk, 1], Pass::Forward, args);
+        let work = Work::grid([n_group, n_chunk, 1], THREADS);
+        self.launch(&SCORES, stretch, work, Pass::Forward, args);
         scores
     }
 
     fn output(&self, stretch: &Stretch, scores: &Tensor, states: &Tensor, y: &mut Tensor) {
         let args = vec![Arg::In(&self.inputs.xbc), Arg::In(states), Arg::In(scores), Arg::Out(y)];
         let groups = [self.tiles().1, self.plan.dims.n_head, stretch.chunks.len()];
-        self.launch(&OUTPUT, stretch, groups, Pass::Forward, args);
+        self.launch(&OUTPUT, stretch, Work::grid(groups, THREADS), Pass::Forward, args);
+    }
+
+    /// The same, with scores of its own.
+    fn outputs(&self, stretch: &Stretch, cores: Cores, states: &Tensor, y: &mut Tensor) {
+        let n_block = self.plan.dims.n_head / self.plan.n_heads;
+        let work = cores.outputs_work(n_block, stretch.chunks.len());
+        let args = vec![Arg::In(states), Arg::Out(y)];
+        self.launch(&OUTPUTS, stretch, work, Pass::Forward, args);
+    }
+
+    /// What `dx`, `inside` and `dbc` do, with scores of its own.
+    fn gradients(
+        &self,
+        stretch: &Stretch,
+        cores: Cores,
+        (dy, h, dh): (&Tensor, &Tensor, &Tensor),
+        dxbc: &mut Tensor,
+        terms: &mut Tensor,
+    ) {
+        let work = cores.gradients_work(self.plan.dims.n_group, stretch.chunks.len());
+        let args = vec![Arg::In(dy), Arg::In(h), Arg::In(dh), Arg::Out(dxbc), Arg::Out(terms)];
+        self.launch(&GRADIENTS, stretch, work, Pass::Backward, args);
     }
 
     fn dx(
@@ -504,7 +418,7 @@ impl Op<'_> {
     ) {
         let args = vec![Arg::In(dy), Arg::In(dh), Arg::In(scores), Arg::Out(dxbc), Arg::Out(terms)];
         let groups = [self.tiles().1, self.plan.dims.n_head, stretch.chunks.len()];
-        self.launch(&DX, stretch, groups, Pass::Backward, args);
+        self.launch(&DX, stretch, Work::grid(groups, THREADS), Pass::Backward, args);
     }
 
     /// dscores, still to be summed over the blocks of heads of a group.
@@ -519,7 +433,8 @@ impl Op<'_> {
         let mut dscores =
             Tensor::uninit(self.inputs.xbc.device(), &[n_chunk * n_block, CHUNK, CHUNK]);
         let args = vec![Arg::In(dy), Arg::In(scores), Arg::Out(&mut dscores), Arg::Out(terms)];
-        self.launch(&INSIDE, stretch, [n_block, 1, n_chunk], Pass::Backward, args);
+        let work = Work::grid([n_block, 1, n_chunk], THREADS);
+        self.launch(&INSIDE, stretch, work, Pass::Backward, args);
         dscores
     }
 
@@ -535,7 +450,7 @@ impl Op<'_> {
         let args =
             vec![Arg::In(v), Arg::In(states), Arg::In(dscores), Arg::Out(dxbc), Arg::Out(terms)];
         let groups = [self.tiles().0, self.plan.dims.n_group, stretch.chunks.len()];
-        self.launch(&DBC, stretch, groups, pass, args);
+        self.launch(&DBC, stretch, Work::grid(groups, THREADS), pass, args);
     }
 
     /// Gradients by delta, delta_bias, a_log and skip.

@@ -3,7 +3,8 @@
 //
 // All products are tiles of 64 x 64 with 16 numbers to each of 256 threads. MMA 0: f32, steps of 16
 // along k, tiles in shared memory with k as the slow axis. MMA 1: bf16 on tensor cores, steps of 64
-// along k, tiles as they come from memory, four bytes or 16 at a time by ldmatrix; sums in f32.
+// along k, tiles as they come from memory, four bytes or 16 at a time by ldmatrix; sums in f32. MMA
+// 2: cores.cu does the most of it.
 // PASS: 0 forward in time (states, and the gradient by c), 1 backward (their gradients, and the
 // gradient by b). HAS_BEFORE: 0 where states begin at zero.
 //
@@ -30,8 +31,13 @@
 #define WIDTH (D_INNER + 2 * N_GROUP * D_STATE)
 #define PER_GROUP (N_HEAD / N_GROUP)
 #define N_STATE (D_STATE * D_HEAD)
+#if MMA == 2 // cores.cu makes whole states
+#define N_TILES 1
+#define P_TILES 1
+#else
 #define N_TILES ((D_STATE + 63) / 64)
 #define P_TILES ((D_HEAD + 63) / 64)
+#endif
 #define N_BLOCK (N_HEAD / N_PER)
 // Whether four neighbours always lie in one row of everything.
 #define FOUR (D_HEAD % 4 == 0 && D_STATE % 4 == 0)
@@ -320,43 +326,50 @@ DEVICE float2 step_size(float x, float lower, float upper) {
     return make_float2(soft, (x < 0.0f ? e : 1.0f) / (1.0f + e));
 }
 
+// The sum over this lane and those before it.
+template <class T> DEVICE T sum_upto(T x) {
+#pragma unroll
+    for (u32 lanes = 1; lanes < 32; lanes *= 2) {
+        T other = __shfl_up_sync(0xffffffffu, x, lanes);
+        if (threadIdx.x % 32 >= lanes) x += other;
+    }
+    return x;
+}
+
 #ifdef ENTRY_ssd_steps
 // A group takes a chunk of a head. The sum is kept in two numbers: where it is large, differences
 // of it are small.
 KERNEL ssd_steps(const T0* raw, const T1* delta_bias, const u32* table, const T3* a_log,
                  const T4* skip, float* steps, Params p) {
-    __shared__ float delta[64];
-    __shared__ double cum[64];
+    __shared__ double first_half, whole;
     u32 head = blockIdx.x, chunk = p.first + blockIdx.y, tok = threadIdx.x;
     u32 start = table[4 * chunk], n = table[4 * chunk + 1];
     size_t series = (size_t)N_HEAD * p.n_tok, at = (size_t)head * p.n_tok + start + tok;
     float a = -expf(load(a_log, head));
+    double cum = 0.0;
     if (tok < n) {
         float x = load(raw, (size_t)(start + tok) * N_HEAD + head) + load(delta_bias, head);
         float2 size = step_size(x, p.delta_min, p.delta_max);
-        delta[tok] = size.x;
+        cum = (double)size.x * (double)a;
         steps[at] = size.x;
         steps[at + series] = size.y;
     }
-    __syncthreads();
-    if (tok == 0) {
-        double sum = 0.0;
-        for (u32 i = 0; i < n; i++) {
-            sum += (double)delta[i] * (double)a;
-            cum[i] = sum;
-        }
-        if (chunk == 0) {
-            steps[6 * series + head * 2] = a;
-            steps[6 * series + head * 2 + 1] = load(skip, head);
-        }
+    if (tok == 0 && chunk == 0) {
+        steps[6 * series + head * 2] = a;
+        steps[6 * series + head * 2 + 1] = load(skip, head);
     }
+    cum = sum_upto(cum);
+    if (tok == 31) first_half = cum;
+    __syncthreads();
+    if (tok >= 32) cum += first_half;
+    if (tok == n - 1) whole = cum;
     __syncthreads();
     if (tok < n) {
-        float high = (float)cum[tok];
+        float high = (float)cum;
         steps[at + 2 * series] = high;
-        steps[at + 3 * series] = (float)(cum[tok] - (double)high);
+        steps[at + 3 * series] = (float)(cum - (double)high);
         steps[at + 4 * series] = expf(high);
-        steps[at + 5 * series] = expf((float)(cum[n - 1] - cum[tok]));
+        steps[at + 5 * series] = expf((float)(whole - cum));
     }
 }
 #endif

@@ -252,7 +252,7 @@ KERNEL ssd_dbc(const T0* xbc, const float* steps, const u32* table, const T3* v,
 KERNEL ssd_finish(const float* terms, const float* steps, const u32* table, T3* draw, float* sums,
                   Params p) {
     __shared__ Steps s;
-    __shared__ float before[64], after[64];
+    __shared__ float first_half, second_half;
     u32 head = blockIdx.x, chunk = p.first + blockIdx.y, i = threadIdx.x;
     u32 start = table[4 * chunk], n = table[4 * chunk + 1], flags = table[4 * chunk + 2];
     load_steps(s, steps, head, start, n, p.n_tok);
@@ -265,38 +265,35 @@ KERNEL ssd_finish(const float* terms, const float* steps, const u32* table, T3* 
             leaving += terms[term_at(3 + N_TILES + tile, head, start + i, p.n_tok)];
         }
     }
-    before[i] = leaving * s.delta[i];
-    after[i] = entering;
-    __syncthreads();
-    if (i == 0) {
-        float sum = 0.0f;
-        if (flags == 3) {
-            size_t series = (size_t)(3 + N_TILES + P_TILES) * N_HEAD * p.n_tok;
-            for (u32 tile = 0; tile < N_TILES * P_TILES; tile++) {
-                sum += terms[series + ((size_t)tile * p.n_chunk + chunk) * N_HEAD + head];
-            }
-            sum *= s.since[n - 1];
+    // What passes through the chunk and what earlier tokens send out of it; what enters for later
+    // ones.
+    float through = 0.0f;
+    if (flags == 3) {
+        size_t series = (size_t)(3 + N_TILES + P_TILES) * N_HEAD * p.n_tok;
+        for (u32 tile = 0; tile < N_TILES * P_TILES; tile++) {
+            through += terms[series + ((size_t)tile * p.n_chunk + chunk) * N_HEAD + head];
         }
-        for (u32 k = 0; k < n; k++) {
-            float sent = before[k];
-            before[k] = sum;
-            sum += sent;
-        }
+        through *= s.since[n - 1];
     }
-    if (i == 32) {
-        float sum = 0.0f;
-        for (u32 back = 1; back <= n; back++) {
-            sum += after[n - back];
-            after[n - back] = sum;
-        }
+    float upto = sum_upto(leaving * s.delta[i]);
+    float before = __shfl_up_sync(0xffffffffu, upto, 1), after = entering;
+    if (i % 32 == 0) before = 0.0f;
+#pragma unroll
+    for (u32 lanes = 1; lanes < 32; lanes *= 2) {
+        float other = __shfl_down_sync(0xffffffffu, after, lanes);
+        if (i % 32 + lanes < 32) after += other;
     }
+    if (i == 31) first_half = upto;
+    if (i == 32) second_half = after;
     __syncthreads();
+    before += i < 32 ? through : through + first_half;
+    if (i < 32) after += second_half;
     float raw_sum = 0.0f, decay_sum = 0.0f, skip_sum = 0.0f;
     if (i < n) {
         u32 tok = start + i;
         float a = steps[6 * (size_t)N_HEAD * p.n_tok + head * 2];
         float inner = terms[term_at(1, head, tok, p.n_tok)];
-        float ddecay = a * ((inner + before[i]) + after[i]);
+        float ddecay = a * ((inner + before) + after);
         float ddelta = terms[term_at(0, head, tok, p.n_tok)] + leaving + ddecay;
         raw_sum = ddelta * steps[term_at(1, head, tok, p.n_tok)];
         decay_sum = ddecay * s.delta[i];

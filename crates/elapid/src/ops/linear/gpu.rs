@@ -151,10 +151,10 @@ fn one_row(gpu: &Gpu, x: &Tensor, linear: &Linear, pieces: &[Range<usize>]) -> V
     pieces.iter().map(|rows| Var::constant(part(rows))).collect()
 }
 
-/// A map with several narrow outputs, which CUDA computes as one: products with few columns take
-/// as long as those with many.
+/// A map with two or three narrow outputs, which CUDA computes as one: products with few columns
+/// take as long as those with many.
 struct Narrow {
-    pieces: Vec<Range<usize>>,
+    widths: [usize; 3],
     width: usize,
 }
 
@@ -164,33 +164,40 @@ const N_NARROW: usize = 256;
 impl Narrow {
     fn of(gpu: &Gpu, pieces: &[Range<usize>], n_tok: usize) -> Option<Narrow> {
         let width = pieces.last()?.end;
-        let is_one = pieces.len() > 1 && width <= N_NARROW && pieces[0].start == 0;
-        let can = gpu.as_cuda().is_some() && Way::of(n_tok) == Way::Many;
-        (is_one && can).then(|| Narrow { pieces: pieces.to_vec(), width })
+        let can = gpu.as_cuda().is_some() && Way::of(n_tok) == Way::Many && width <= N_NARROW;
+        let widths = match pieces {
+            [a, b] => [a.len(), b.len(), 0],
+            [a, b, c] => [a.len(), b.len(), c.len()],
+            _ => return None,
+        };
+        let is_whole = widths.iter().sum::<usize>() == width;
+        let has_all = pieces.iter().all(|piece| !piece.is_empty());
+        (can && is_whole && has_all).then_some(Narrow { widths, width })
     }
 
-    /// Moves the numbers of a piece of `n_tok` rows.
-    fn launch(
-        &self,
-        gpu: &Gpu,
-        kernel: &'static Kernel,
-        (piece, n_tok): (&Range<usize>, usize),
-        args: &mut [Arg],
-    ) {
-        let n = n_tok * piece.len();
-        let params = [n.into(), piece.start.into(), self.width.into()];
-        gpu.launch(kernel, Work::each(n), &consts(piece.len(), &[]), args, &params);
+    fn n_pieces(&self) -> usize {
+        self.widths.iter().filter(|width| **width > 0).count()
+    }
+
+    /// Moves the numbers of `n_tok` rows.
+    fn launch(&self, gpu: &Gpu, kernel: &'static Kernel, n_tok: usize, args: &mut [Arg]) {
+        let [a, b, c] = self.widths;
+        let consts = [("D", self.width), ("A", a), ("B", b), ("C", c)];
+        let n = n_tok * self.width;
+        gpu.launch(kernel, Work::each(n), &consts, args, &[n.into()]);
     }
 
     /// The pieces of a result.
     fn take(&self, gpu: &Gpu, all: &Tensor) -> Vec<Tensor> {
-        let take = |piece: &Range<usize>| {
-            let n_tok = all.dims2().0;
-            let mut y = Tensor::uninit_as(all, &[n_tok, piece.len()]);
-            self.launch(gpu, &TAKE, (piece, n_tok), &mut [Arg::In(all), Arg::Out(&mut y)]);
-            y
-        };
-        self.pieces.iter().map(take).collect()
+        let n_tok = all.dims2().0;
+        let piece = |width: usize| Tensor::uninit_as(all, &[n_tok, width.max(1)]);
+        let [mut a, mut b, mut c] = self.widths.map(piece);
+        let outs = [&mut a, &mut b, &mut c].map(Arg::Out);
+        let mut args: Vec<Arg> = std::iter::once(Arg::In(all)).chain(outs).collect();
+        self.launch(gpu, &TAKE, n_tok, &mut args);
+        let mut list = vec![a, b, c];
+        list.truncate(self.n_pieces());
+        list
     }
 
     /// The gradient of the whole from those of its pieces, if there are any.
@@ -200,14 +207,17 @@ impl Narrow {
         dys: impl Iterator<Item = Option<Tensor>>,
         n_tok: usize,
     ) -> Option<Tensor> {
-        let dys: Vec<Option<Tensor>> = dys.take(self.pieces.len()).collect();
+        let mut dys: Vec<Option<Tensor>> = dys.take(self.n_pieces()).collect();
+        dys.resize(3, None);
         let first = dys.iter().flatten().next()?;
         let mut all = Tensor::uninit_as(first, &[n_tok, self.width]);
-        for (piece, dy) in self.pieces.iter().zip(&dys) {
-            let zeros = || Tensor::zeros(first.device(), &[n_tok, piece.len()]);
-            let dy = dy.clone().unwrap_or_else(zeros);
-            self.launch(gpu, &PUT, (piece, n_tok), &mut [Arg::In(&dy), Arg::Out(&mut all)]);
-        }
+        let zeros = |width: usize| Tensor::zeros(first.device(), &[n_tok, width.max(1)]);
+        let pairs = dys.iter().zip(self.widths);
+        let pieces: Vec<Tensor> =
+            pairs.map(|(dy, width)| dy.clone().unwrap_or_else(|| zeros(width))).collect();
+        let ins = pieces.iter().map(Arg::In);
+        let mut args: Vec<Arg> = ins.chain([Arg::Out(&mut all)]).collect();
+        self.launch(gpu, &PUT, n_tok, &mut args);
         Some(all)
     }
 }

@@ -133,22 +133,34 @@ KERNEL linear_dropout(const T0* x, T1* y, Params p) {
 }
 #endif
 
+#if defined(ENTRY_linear_take) || defined(ENTRY_linear_put)
+// Rows of D numbers, and their pieces of A, B and C; C may be 0, then another buffer is there.
+struct Params { u32 n; };
+#endif
+
 #ifdef ENTRY_linear_take
-// Columns of x, which has rows of `width` numbers: y = x[.., first..first + D].
-struct Params { u32 n; u32 first; u32 width; };
-KERNEL linear_take(const T0* x, T1* y, Params p) {
+KERNEL linear_take(const T0* x, T1* a, T2* b, T3* c, Params p) {
     for (size_t i = thread_of(); i < p.n; i += n_threads()) {
-        store(y, i, load(x, i / D * p.width + p.first + i % D));
+        size_t row = i / D;
+        u32 col = (u32)(i % D);
+        float value = load(x, i);
+        if (col < A) store(a, row * A + col, value);
+        else if (col < A + B) store(b, row * B + col - A, value);
+        else store(c, row * C + col - A - B, value);
     }
 }
 #endif
 
 #ifdef ENTRY_linear_put
-// The way back: y[.., first..first + D] = x.
-struct Params { u32 n; u32 first; u32 width; };
-KERNEL linear_put(const T0* x, T1* y, Params p) {
+KERNEL linear_put(const T0* a, const T1* b, const T2* c, T3* x, Params p) {
     for (size_t i = thread_of(); i < p.n; i += n_threads()) {
-        store(y, i / D * p.width + p.first + i % D, load(x, i));
+        size_t row = i / D;
+        u32 col = (u32)(i % D);
+        float value;
+        if (col < A) value = load(a, row * A + col);
+        else if (col < A + B) value = load(b, row * B + col - A);
+        else value = load(c, row * C + col - A - B);
+        store(x, i, value);
     }
 }
 #endif

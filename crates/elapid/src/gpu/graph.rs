@@ -2,7 +2,7 @@
 //!
 //!     let mut step = Graph::new(&gpu);
 //!     loop {
-//!         token.write_f32(..);
+//!         token.retell(..);
 //!         let logits = step.run(|| model_step(&token, &mut state));
 //!     }
 //!
@@ -13,8 +13,9 @@
 //! calls the closure. While it is recorded other threads wait with their work on the device.
 //!
 //! Buffers that the work takes stay with the graph: nobody else may lie where it writes. So do
-//! tensors that it only reads. What it writes belongs to the caller, who has to see that it is still
-//! there, and still nobody else's, before each run.
+//! tensors that it only reads; they are shared from then on, so that `Tensor::retell` alone can
+//! change them. What it writes belongs to the caller, who has to see that it is still there, and
+//! still nobody else's, before each run.
 
 use super::cuda::Recorded;
 use super::{Arg, Free, Gpu, Memory};

@@ -163,3 +163,10 @@ DEVICE void await_input() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+// Asks for the 32 bytes at an address, for a read after `await_input`.
+DEVICE void prefetch(const void* at) {
+#ifndef ELAPID_EMULATED
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+#endif
+}

@@ -254,13 +254,13 @@ fn a_graph_does_the_same_work_again() {
     let found = [Gpu::wgpu(0, host()).ok(), fresh(Precision::F32), fresh(Precision::Bf16)];
     for gpu in &found.into_iter().flatten().collect::<Vec<_>>() {
         let device = &Device::Gpu(gpu.clone());
-        let mut x = Tensor::zeros(device, &[4, 2]);
+        let x = Tensor::zeros(device, &[4, 2]);
         let mut state = Tensor::zeros(device, &[4, 2]);
         let mut graph = Graph::new(gpu);
         let mut want = [0.0f32; 8];
         for run in 0..5 {
             let numbers: Vec<f32> = (0..8).map(|n| (n * 4 + run) as f32).collect();
-            x.write_f32(&numbers);
+            x.retell(bytemuck::cast_slice(&numbers));
             for (idx, (want, x)) in want.iter_mut().zip(&numbers).enumerate() {
                 *want += x * [2.0, 3.0][idx % 2];
             }

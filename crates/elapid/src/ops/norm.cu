@@ -19,6 +19,9 @@ KERNEL norm_forward(const T0* x, const T1* branch, const T2* w, T3* sum, T4* y, 
     size_t at = row * D;
     Eight values[N_EIGHT];
     float squares = 0.0f;
+    if (HAS_W) {
+        for (u32 i = LANE * 8; i < D; i += 256) prefetch(w + i);
+    }
     await_input();
 #pragma unroll
     for (int n = 0; n < N_EIGHT; n++) {

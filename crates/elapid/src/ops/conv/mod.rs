@@ -673,7 +673,7 @@ mod tests {
             let want = pieces(&Device::cpu(1).unwrap(), &[n_tok]);
             for (device, tolerance) in crate::check::devices() {
                 let ones: Vec<usize> = (1..=n_tok).collect();
-                for ends in [&[n_tok][..], &[1, 3, 4, 5, 72, n_tok], &ones] {
+                for ends in [&[n_tok][..], &[1, 3, 4, 5, gpu::N_ROWS + 8, n_tok], &ones] {
                     let (y, window) = pieces(device, ends);
                     crate::check::compare_devices("y", &want.0, &y, *tolerance);
                     assert_eq!(window, want.1, "{d_conv} taps");

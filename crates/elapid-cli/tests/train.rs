@@ -5,68 +5,12 @@
 mod common;
 
 use common::Scratch;
+use common::training::{
+    SMALL, elapid, losses, model, ok, run, run_and_kill, sources, stderr, train,
+};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::time::Duration;
-
-fn elapid(args: &[&str], dir: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elapid"));
-    command.args(args).current_dir(dir).stdin(Stdio::null());
-    command
-}
-
-fn run(args: &[&str], dir: &Path) -> Output {
-    elapid(args, dir).output().unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-fn ok(args: &[&str], dir: &Path) -> Output {
-    let output = run(args, dir);
-    assert!(output.status.success(), "{args:?}: {}", stderr(&output));
-    output
-}
-
-/// A directory of small sources: functions that differ and are alike.
-fn sources(dir: &Path) -> PathBuf {
-    let src = dir.join("src");
-    std::fs::create_dir_all(&src).unwrap();
-    for n in 0..24 {
-        let body: String = (0..12)
-            .map(|k| {
-                let head = format!("/// Adds {k} to the value of {n}.\npub fn add_{n}_{k}(");
-                let body = format!("value + {k} * {}", n * k + 7);
-                format!("{head}value: u32) -> u32 {{\n    {body}\n}}\n\n")
-            })
-            .collect();
-        std::fs::write(src.join(format!("part_{n}.rs")), body).unwrap();
-    }
-    src
-}
-
-/// Flags of a run that takes a second.
-const SMALL: &str =
-    "--vocab 400 --context 24 --batch 2 --threads 2 --eval-every 5 --optimizer adamw";
-
-fn train<'a>(out: &'a str, more: &'a str) -> Vec<&'a str> {
-    let head = ["train", "src", "--out", out];
-    head.into_iter().chain(SMALL.split(' ')).chain(more.split(' ')).collect()
-}
-
-/// (step, loss) of every step, as they are written.
-fn losses(run: &Path) -> Vec<(u64, String)> {
-    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let steps = records.filter(|record| record["kind"] == "step");
-    steps.map(|step| (step["step"].as_u64().unwrap(), step["loss"].to_string())).collect()
-}
-
-fn model(run: &Path) -> Vec<u8> {
-    std::fs::read(run.join("model/model.safetensors")).unwrap()
-}
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_run_learns_measures_and_leaves_everything_that_is_promised() {
@@ -114,22 +58,6 @@ fn a_run_learns_measures_and_leaves_everything_that_is_promised() {
     // Nor is anything else overwritten.
     let other = run(&train("src", "--steps 3"), &dir.0);
     assert!(!other.status.success() && stderr(&other).contains("not empty"));
-}
-
-/// Runs a command and kills it after a while; its exit code if it came to an end before.
-fn run_and_kill(mut command: Command, wait: Duration, errors: &Path) -> Option<i32> {
-    let errors = std::fs::File::create(errors).unwrap();
-    let mut child = command.stdout(Stdio::null()).stderr(errors).spawn().unwrap();
-    let begin = std::time::Instant::now();
-    while begin.elapsed() < wait {
-        if let Some(status) = child.try_wait().unwrap() {
-            return Some(status.code().unwrap_or(-1));
-        }
-        std::thread::sleep(Duration::from_millis(3));
-    }
-    child.kill().unwrap();
-    child.wait().unwrap();
-    None
 }
 
 #[test]
@@ -320,6 +248,45 @@ fn an_interrupt_saves_and_the_run_goes_on() {
             ok(&["train", "--resume", "run"], &dir.0);
         }
     }
+    assert_eq!(losses(&dir.0.join("run")), losses(&dir.0.join("whole")));
+    assert!(model(&dir.0.join("run")) == model(&dir.0.join("whole")));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_second_interrupt_ends_at_once_and_the_run_goes_on() {
+    let dir = Scratch::new("train-twice");
+    sources(&dir.0);
+    // Steps that take long enough to be interrupted twice.
+    let flags = "--steps 3 --save-every 1 --context 64 --batch 12 --vocab 400 --threads 2";
+    let args = |out| ["train", "src", "--out", out].into_iter().chain(flags.split(' ')).collect();
+    let (whole, twice): (Vec<&str>, Vec<&str>) = (args("whole"), args("run"));
+    ok(&whole, &dir.0);
+    let errors = dir.0.join("errors");
+    let file = std::fs::File::create(&errors).unwrap();
+    let mut child = elapid(&twice, &dir.0).stderr(file).spawn().unwrap();
+    let wait_for = |text: &str| {
+        let begin = Instant::now();
+        while !std::fs::read_to_string(&errors).unwrap().contains(text) {
+            assert!(begin.elapsed() < Duration::from_secs(120), "`{text}` is not said");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let interrupt = || {
+        let id = child.id().to_string();
+        assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    };
+    // After this line the second step begins.
+    wait_for("checkpoints/step-0000000001.elapid");
+    interrupt();
+    wait_for("once more stops at once");
+    interrupt();
+    let code = child.wait().unwrap().code();
+    let said = std::fs::read_to_string(&errors).unwrap();
+    assert_eq!(code, Some(130), "{said}");
+    assert!(!said.contains("--resume run") && !said.contains("step-0000000002"), "{said}");
+    let resumed = stderr(&ok(&["train", "--resume", "run"], &dir.0));
+    assert!(resumed.contains("run at step 1"), "{resumed}");
     assert_eq!(losses(&dir.0.join("run")), losses(&dir.0.join("whole")));
     assert!(model(&dir.0.join("run")) == model(&dir.0.join("whole")));
 }

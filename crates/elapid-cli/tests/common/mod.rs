@@ -5,6 +5,7 @@
 pub mod http;
 pub mod server;
 pub mod tiny;
+pub mod training;
 
 use std::path::PathBuf;
 

@@ -12,7 +12,7 @@
 // 14; states 64 / SUB; parts of db and dc 128 / GROUP: 24 in all. A warp takes about 206
 // instructions for a row of its 16 channels (14 to each of its 8 states, of them 1.75 exponentials;
 // 16 for the sums over channels; most others belong to numbers of x): 0.33 ms for 16,384 rows of
-// 1536 channels on an H200, which takes 0.47, against 0.15 for the bytes. At 168 registers three
+// 1536 channels on an H200, which takes 0.47 to 0.51; 0.15 for the bytes. At 168 registers three
 // blocks fit a multiprocessor.
 
 #ifdef ENTRY_scan_ends_back

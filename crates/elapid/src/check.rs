@@ -96,12 +96,13 @@ pub fn devices() -> &'static [(Device, f32)] {
     })
 }
 
-/// wgpu, if it is there, with at most 64 KiB in a binding: for ops on what is larger than one.
+/// wgpu, if it is there, with what every adapter has and at most 64 KiB in a binding: for ops on
+/// what is larger than one, and for kernels that have a twin.
 pub fn small_bindings() -> Option<&'static Device> {
     static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
     let open = || {
         let host = Device::cpu(1).expect("one thread").host().clone();
-        Gpu::wgpu_with_bindings(0, host, 1 << 16).ok().map(Device::Gpu)
+        Gpu::wgpu_plain(0, host, 1 << 16).ok().map(Device::Gpu)
     };
     DEVICE.get_or_init(open).as_ref()
 }

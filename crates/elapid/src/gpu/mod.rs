@@ -145,6 +145,11 @@ impl Failure {
     pub(crate) fn get(&self) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+
+    /// Forgets what went wrong with something that was only tried.
+    pub(crate) fn clear(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
 }
 
 /// A buffer on a graphics processor that returns to its pool.
@@ -215,8 +220,9 @@ impl Gpu {
         Ok(Gpu::with(Backend::Wgpu(Box::new(backend)), host, failure, Precision::F32))
     }
 
-    /// The same, with bindings of at most so many bytes: for tests of what is split.
-    pub fn wgpu_with_bindings(index: usize, host: Arc<Cpu>, bytes_max: usize) -> Result<Gpu> {
+    /// The same with what every adapter has, and with bindings of at most so many bytes: for tests
+    /// of what is split, and of kernels that have a twin.
+    pub fn wgpu_plain(index: usize, host: Arc<Cpu>, bytes_max: usize) -> Result<Gpu> {
         let failure = Failure::default();
         let backend = wgpu::Wgpu::new(index, failure.clone(), Some(bytes_max))?;
         Ok(Gpu::with(Backend::Wgpu(Box::new(backend)), host, failure, Precision::F32))

@@ -1,38 +1,8 @@
-// Before every kernel: places in the grid, and sums over a group in a fixed order.
+// Before every kernel: places in the grid, and numbers. Behind it sums.wgsl or subgroups.wgsl.
 
 // The group, where groups are laid in a plane.
 fn group_of(group_id: vec3<u32>, n_groups: vec3<u32>) -> u32 {
     return group_id.y * n_groups.x + group_id.x;
-}
-
-var<workgroup> group_scratch: array<f32, THREADS>;
-
-// Sum of `x` over the threads of a group, the same in all of them. All threads must come here.
-fn group_sum(thread: u32, x: f32) -> f32 {
-    group_scratch[thread] = x;
-    workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if thread < half {
-            group_scratch[thread] += group_scratch[thread + half];
-        }
-        workgroupBarrier();
-    }
-    let sum = workgroupUniformLoad(&group_scratch[0]);
-    return sum;
-}
-
-// Largest `x` in a group, likewise.
-fn group_max(thread: u32, x: f32) -> f32 {
-    group_scratch[thread] = x;
-    workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if thread < half {
-            group_scratch[thread] = max(group_scratch[thread], group_scratch[thread + half]);
-        }
-        workgroupBarrier();
-    }
-    let top = workgroupUniformLoad(&group_scratch[0]);
-    return top;
 }
 
 // Not a number in, not a number out; and no overflow: e^-x of a large x.

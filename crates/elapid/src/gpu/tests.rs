@@ -2,7 +2,7 @@
 
 use super::graph::Graph;
 use super::product::{Batch, Block, Places, Rows, Side};
-use super::{Arg, Gpu, Kernel, Precision, Work};
+use super::{Arg, Backend, Gpu, Kernel, Precision, Work};
 use crate::check::{compare_devices, devices};
 use crate::device::Device;
 use crate::rng::Rng;
@@ -353,4 +353,49 @@ fn shared_memory_past_what_is_plain_is_allowed() {
     gpu.launch(&WIDE, work, &[], &mut [Arg::Out(&mut y)], &[]);
     assert_eq!(y.to_vec(), [16383.0]);
     gpu.check().unwrap();
+}
+
+static SUMS: Kernel = Kernel {
+    entry: "sums_of_a_group",
+    wgsl: "
+        @group(0) @binding(0) var<storage, read> x: array<f32>;
+        @group(0) @binding(1) var<storage, read_write> out: array<f32>; // (3, THREADS)
+        @compute @workgroup_size(THREADS)
+        fn sums_of_a_group(@builtin(local_invocation_index) thread: u32) {
+            out[thread] = group_sum(thread, x[thread]);
+            out[THREADS + thread] = group_max(thread, x[thread]);
+            out[2 * THREADS + thread] = lanes_sum(thread, x[thread]);
+        }",
+    cuda: "",
+};
+
+/// Of a group, its largest number, and of the 32 threads around each.
+fn sums_of(x: &[f32]) -> Vec<f32> {
+    let sum = |x: &[f32]| x.iter().map(|&x| f64::from(x)).sum::<f64>() as f32;
+    let largest = x.iter().copied().fold(f32::MIN, f32::max);
+    let lanes = x.chunks(32).flat_map(|lanes| vec![sum(lanes); lanes.len()]);
+    [vec![sum(x); x.len()], vec![largest; x.len()], lanes.collect()].concat()
+}
+
+#[test]
+fn sums_over_a_group_come_out_right_with_subgroups_and_without() {
+    let host = Device::cpu(1).unwrap().host().clone();
+    let Some(adapter) = super::list_wgpu().into_iter().next() else { return };
+    let fast = Gpu::wgpu(0, host.clone()).unwrap();
+    let plain = Gpu::wgpu_plain(0, host, 1 << 20).unwrap();
+    for (gpu, has) in [(fast, adapter.features.contains(&"subgroups")), (plain, false)] {
+        let Backend::Wgpu(backend) = &gpu.0.backend else { unreachable!("wgpu was asked for") };
+        assert_eq!(backend.has_subgroups(), has, "{}", adapter.name);
+        let device = Device::Gpu(gpu.clone());
+        for n_threads in [32, 64, 128, 256] {
+            let x = numbers(n_threads as u64, n_threads);
+            let there = Tensor::from_f32(&device, &[n_threads], &x);
+            let mut out = Tensor::zeros(&device, &[3, n_threads]);
+            let args = &mut [Arg::In(&there), Arg::Out(&mut out)];
+            gpu.launch(&SUMS, Work::groups(1, n_threads), &[], args, &[]);
+            let what = format!("{n_threads} threads, subgroups: {has}");
+            compare_devices(&what, &sums_of(&x), &out.to_vec(), 1e-6);
+        }
+        gpu.check().unwrap();
+    }
 }

@@ -45,18 +45,12 @@ fn vector(
         }
     }
     for (var row = 0u; row < M; row++) {
-        group_scratch[thread] = sums[row];
-        workgroupBarrier();
-        for (var half = 16u; half > 0u; half /= 2u) {
-            if lane < half { group_scratch[thread] += group_scratch[thread + half]; }
-            workgroupBarrier();
-        }
+        let sum = lanes_sum(thread, sums[row]);
         if lane == 0u && col < p.n {
             let at = p.out_first + row * p.out_stride + col;
-            var y = p.alpha * group_scratch[thread];
+            var y = p.alpha * sum;
             if p.beta != 0.0 { y += p.beta * out[at]; }
             out[at] = y;
         }
-        workgroupBarrier();
     }
 }

@@ -4,10 +4,14 @@
 //! reads something. Parameters of launches go into slots of uniform buffers that are written just
 //! before. Pipelines are made once for each kernel, its constants and its kinds of arguments.
 //!
+//! Sums over a group go by subgroups where the adapter has them and a first kernel has shown that
+//! they hold threads in order; else through shared memory alone.
+//!
 //! Errors that nobody asked for, and the loss of the device, end in `Failure`.
 
-use super::{Const, Failure, Launch};
+use super::{Const, Failure, Kernel, Launch, Memory, Resolved, Work};
 use crate::error::{Error, Result};
+use crate::tensor::DType;
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +19,9 @@ use wgpu::util::DeviceExt;
 
 /// Text before every kernel.
 const PRELUDE: &str = include_str!("prelude.wgsl");
+/// Sums over a group: with what is there everywhere, and with subgroups.
+const PLAIN_SUMS: &str = include_str!("sums.wgsl");
+const SUBGROUP_SUMS: &str = include_str!("subgroups.wgsl");
 /// Bytes between the parameters of two launches: the alignment of uniform bindings.
 const SLOT: usize = 256;
 /// Launches whose parameters share a uniform buffer.
@@ -28,6 +35,8 @@ pub struct Wgpu {
     queue: wgpu::Queue,
     info: wgpu::AdapterInfo,
     limits: wgpu::Limits,
+    /// The text of sums over a group.
+    sums: &'static str,
     pipelines: Mutex<HashMap<Key, Arc<Pipeline>>>,
     pending: Mutex<Pending>,
     failure: Failure,
@@ -134,12 +143,8 @@ fn limits(adapter: &wgpu::Adapter) -> wgpu::Limits {
 }
 
 impl Wgpu {
-    /// With `binding_bytes_max` bindings are at most so large: for tests of what is split.
-    pub(super) fn new(
-        index: usize,
-        failure: Failure,
-        binding_bytes_max: Option<usize>,
-    ) -> Result<Wgpu> {
+    /// With `plain` bindings are at most so large, and what not every adapter has is not used.
+    pub(super) fn new(index: usize, failure: Failure, plain: Option<usize>) -> Result<Wgpu> {
         let list = adapters();
         let n_found = list.len();
         let Some(adapter) = list.into_iter().nth(index) else {
@@ -153,11 +158,14 @@ impl Wgpu {
         };
         let info = adapter.get_info();
         let mut limits = limits(&adapter);
-        if let Some(max) = binding_bytes_max {
+        let mut features = adapter.features() & wgpu::Features::SUBGROUP;
+        if let Some(max) = plain {
             limits.max_storage_buffer_binding_size = max as _;
+            features = wgpu::Features::empty();
         }
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("elapid"),
+            required_features: features,
             required_limits: limits.clone(),
             ..Default::default()
         };
@@ -175,7 +183,49 @@ impl Wgpu {
             }
         });
         let (pipelines, pending) = (Mutex::default(), Mutex::default());
-        Ok(Wgpu { device, queue, info, limits, pipelines, pending, failure })
+        let sums = PLAIN_SUMS;
+        let mut made = Wgpu { device, queue, info, limits, sums, pipelines, pending, failure };
+        if features.contains(wgpu::Features::SUBGROUP) {
+            made.sums = SUBGROUP_SUMS;
+            if !made.sums_hold() {
+                made.sums = PLAIN_SUMS;
+                made.failure.clear();
+            }
+        }
+        Ok(made)
+    }
+
+    /// Whether sums over a group come out right.
+    fn sums_hold(&self) -> bool {
+        static PROBE: Kernel = Kernel {
+            entry: "subgroups_probe",
+            wgsl: include_str!("subgroups_probe.wgsl"),
+            cuda: "",
+        };
+        let n = 256;
+        let n_bytes = 3 * n * size_of::<f32>();
+        let Ok(buffer) = self.allocate(n_bytes) else { return false };
+        let memory = Memory::Wgpu(buffer);
+        let out = Resolved { memory: &memory, offset: 0, n_bytes, dtype: DType::F32, writes: true };
+        let (work, args) = (Work::groups(1, n), &[out]);
+        self.launch(&Launch { kernel: &PROBE, work, consts: &[], args, params: &[] });
+        let Memory::Wgpu(buffer) = &memory else { unreachable!("it was made above") };
+        let mut got = vec![0.0f32; 3 * n];
+        self.download(buffer, 0, bytemuck::cast_slice_mut(&mut got));
+        let sum = (n * (n + 1) / 2) as f32;
+        let lanes = |thread: usize| thread / 32 * 32..thread / 32 * 32 + 32;
+        let lanes_sum = |thread| lanes(thread).map(|at| (at * at) as f32).sum::<f32>();
+        let is_right = |thread: usize| {
+            let [group_sum, group_max, got_lanes] = [0, 1, 2].map(|it| got[it * n + thread]);
+            group_sum == sum && group_max == (n - 1) as f32 && got_lanes == lanes_sum(thread)
+        };
+        self.failure.get().is_none() && (0..n).all(is_right)
+    }
+
+    /// Whether sums over a group go by subgroups.
+    #[cfg(test)]
+    pub(super) fn has_subgroups(&self) -> bool {
+        self.sums == SUBGROUP_SUMS
     }
 
     pub(super) fn name(&self) -> String {
@@ -348,7 +398,9 @@ impl Wgpu {
         for (name, value) in launch.consts {
             source.push_str(&format!("const {name}: u32 = {value}u;\n"));
         }
+        source.push_str(&format!("const SUBGROUP_MIN: u32 = {}u;\n", self.info.subgroup_min_size));
         source.push_str(PRELUDE);
+        source.push_str(self.sums);
         source.push_str(launch.kernel.wgsl);
         let entry = launch.kernel.entry;
         let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {

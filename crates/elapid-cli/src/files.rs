@@ -12,6 +12,8 @@ use elapid::tokenizer::Tokenizer;
 use memmap2::{Mmap, UncheckedAdvice};
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -68,32 +70,47 @@ pub fn release_pages() {
     {
         // SAFETY: it takes the locks of the heap and gives back whole pages that nobody uses.
         unsafe { libc::malloc_trim(0) };
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-        for range in maps.lines().filter_map(program_pages) {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+        for range in program_pages(&maps) {
             let address = std::ptr::with_exposed_provenance_mut(range.start);
-            // SAFETY: the range is mapped from a file and was never written: it comes back from
-            // the file as it was, at the next access.
+            // SAFETY: the range is mapped from a file and no page of it was ever written: it comes
+            // back from the file as it was, at the next access.
             unsafe { libc::madvise(address, range.len(), libc::MADV_DONTNEED) };
         }
     }
 }
 
-/// The addresses in a line of `/proc/self/maps`, if it is of code or of the constants before it.
+/// The addresses of code and constants in `/proc/self/smaps`.
 ///
-/// What begins at the head of a file holds its ELF header, which no relocation writes to; other
-/// read-only parts may have been written before they were closed, and are left alone.
+/// The loader writes to some constants before it closes them. Such pages are the process's own,
+/// counted as anonymous or swapped out, and would be lost: parts that have any are left alone.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-fn program_pages(line: &str) -> Option<std::ops::Range<usize>> {
-    let mut words = line.split_ascii_whitespace();
-    let (range, rights, offset) = (words.next()?, words.next()?, words.next()?);
-    let is_file = words.nth(2)?.starts_with('/');
-    let is_head = rights == "r--p" && offset.bytes().all(|digit| digit == b'0');
-    if !is_file || !(is_head || rights == "r-xp") {
-        return None;
+fn program_pages(smaps: &str) -> Vec<Range<usize>> {
+    let (mut list, mut part) = (Vec::new(), None);
+    for line in smaps.lines() {
+        let Some((first, rest)) = line.split_once(' ') else { continue };
+        match first.strip_suffix(':') {
+            None => {
+                list.extend(part.take());
+                part = file_pages(first, rest);
+            }
+            Some("Anonymous" | "Swap") if rest.trim() != "0 kB" => part = None,
+            Some(_) => {}
+        }
     }
+    list.extend(part);
+    list
+}
+
+/// The range of a part, if it is read from a file into this process alone and not written to.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn file_pages(range: &str, rest: &str) -> Option<Range<usize>> {
+    let mut words = rest.split_ascii_whitespace();
+    let is_read = matches!(words.next()?, "r--p" | "r-xp");
+    let is_file = words.nth(3)?.starts_with('/');
     let (start, end) = range.split_once('-')?;
     let number = |hex: &str| usize::from_str_radix(hex, 16).ok();
-    Some(number(start)?..number(end)?)
+    (is_read && is_file).then_some(number(start)?..number(end)?)
 }
 
 /// An open safetensors file.
@@ -250,21 +267,27 @@ pub fn write_bytes(path: &Path, bytes: &[u8]) -> Done<()> {
 mod tests {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     #[test]
-    fn only_code_and_the_heads_of_files_are_let_go() {
-        let of = |line: &str| super::program_pages(line);
-        let code = "5581a000-5581c000 r-xp 004af000 08:01 917 /usr/bin/elapid";
-        assert_eq!(of(code), Some(0x5581_a000..0x5581_c000));
-        let head = "5581a000-5581c000 r--p 00000000 08:01 917 /usr/bin/elapid";
-        assert_eq!(of(head), Some(0x5581_a000..0x5581_c000));
-        for kept in [
-            "5581a000-5581c000 r--p 01330000 08:01 917 /usr/bin/elapid",
-            "5581a000-5581c000 rw-p 00000000 08:01 917 /usr/bin/elapid",
-            "7f81a000-7f81c000 r-xp 00000000 00:00 0 [vdso]",
-            "7f81a000-7f81c000 r--p 00000000 00:00 0",
-            "",
-        ] {
-            assert_eq!(of(kept), None, "{kept}");
-        }
+    fn only_pages_that_nobody_wrote_are_let_go() {
+        let part = |range: &str, about: &str, anonymous: usize, swap: usize| {
+            let numbers = format!("Anonymous:{anonymous:>15} kB\nSwap:{swap:>20} kB\n");
+            format!("{range} {about}\nSize:                  4 kB\n{numbers}VmFlags: rd mr me\n")
+        };
+        // The constants of a small library begin at the head of its file, as its code does.
+        let small = [
+            part("1000-2000", "r-xp 00000000 08:01 77      /lib/small.so", 0, 0),
+            part("3000-4000", "r--p 00000000 08:01 77      /lib/small.so", 4, 0),
+            part("4000-5000", "rw-p 00001000 08:01 77      /lib/small.so", 0, 0),
+        ];
+        let others = [
+            part("5000-6000", "r--p 00000000 08:01 78      /lib/two words.so", 0, 0),
+            part("6000-7000", "r--p 00002000 08:01 78      /lib/two words.so", 0, 8),
+            part("7000-8000", "r--s 00000000 08:01 79      /model.gguf", 0, 0),
+            part("8000-9000", "r-xp 00000000 00:00 0       [vdso]", 0, 0),
+            part("9000-a000", "r--p 00000000 00:00 0 ", 0, 0),
+            part("a000-b000", "r-xp 00003000 08:01 78      /lib/two words.so", 0, 0),
+        ];
+        let pages = super::program_pages(&[small.concat(), others.concat()].concat());
+        assert_eq!(pages, [0x1000..0x2000, 0x5000..0x6000, 0xa000..0xb000]);
     }
 
     #[test]

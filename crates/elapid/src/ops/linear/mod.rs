@@ -133,7 +133,7 @@ pub fn linear(tape: &Tape, x: &Var, linear: &Linear) -> Var {
 /// Several maps of the same input.
 pub fn linear_each(tape: &Tape, x: &Var, linears: &[Linear]) -> Vec<Var> {
     if let Device::Gpu(gpu) = x.value().device() {
-        let maps: Vec<_> = linears.iter().map(|it| (it, vec![0..it.d_out()])).collect();
+        let maps: Vec<_> = linears.iter().map(|it| (it, cut(&[it.d_out()]))).collect();
         return gpu::linear_maps(tape, gpu, x, &maps);
     }
     if !linears.iter().all(|linear| linear.is_quick(tape)) {

@@ -7,8 +7,8 @@
 //!
 //! A `Var` whose gradient nobody wants has no slot, and an op all of whose inputs are such is not
 //! recorded: what is frozen costs nothing. A value that is cheap to make again may say how
-//! (`remade_by`): an op that needs it on the way back then holds the recipe. A span under `checkpoint` keeps only its inputs and is
-//! run again when the walk reaches it.
+//! (`remade_by`): an op that needs it on the way back then holds the recipe. A span under
+//! `checkpoint` keeps only its inputs and is run again when the walk reaches it.
 
 use crate::ops::add::add_into;
 use crate::tensor::Tensor;

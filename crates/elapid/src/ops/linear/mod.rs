@@ -29,6 +29,7 @@
 mod dropout;
 pub(super) mod gpu;
 mod magnitude;
+mod narrow;
 mod operands;
 mod quick;
 

@@ -209,18 +209,14 @@ fn decoded_strips(weight: &Tensor, x: &[f32], y: &mut Tensor) {
         let out = MatMut::new(&mut out[..n_tok * rows.len()], n_tok, rows.len());
         cpu.gemm(out, 0.0, 1.0, x, w.t(), Scope::Thread);
     });
-    let out = out.f32();
-    cpu.each_piece(y.f32_mut(), N_COPIED * d_out, |piece, y| {
-        for (tok, y) in (piece * N_COPIED..).zip(y.chunks_exact_mut(d_out)) {
-            for (y, out) in y.chunks_mut(N_DECODED).zip(out.chunks_exact(N_DECODED * n_tok)) {
-                y.copy_from_slice(&out[tok * y.len()..][..y.len()]);
-            }
+    for (strip, out) in out.f32().chunks_exact(N_DECODED * n_tok).enumerate() {
+        let first = strip * N_DECODED;
+        let n_row = N_DECODED.min(d_out - first);
+        for (out, y) in out.chunks_exact(n_row).zip(y.f32_mut().chunks_exact_mut(d_out)) {
+            y[first..first + n_row].copy_from_slice(out);
         }
-    });
+    }
 }
-
-/// Rows of a result that are copied together.
-const N_COPIED: usize = 32;
 
 /// A matrix in blocks with many rounded inputs, sixteen rows at a time.
 fn strips(block: BlockType, weight: &Tensor, groups: &[Group], y: &mut Tensor) {

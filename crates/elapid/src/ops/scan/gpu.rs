@@ -286,7 +286,8 @@ pub(super) fn step_gpu(gpu: &Gpu, job: &Job, states: &mut [&mut Tensor]) -> Tens
     y
 }
 
-/// The same by a kernel with a thread for every few states: what little there is to do is spread out.
+/// The same by a kernel with a thread for every few states: what little there is to do is spread
+/// out.
 fn step_cuda(gpu: &Gpu, job: &Job, states: &mut [&mut Tensor]) -> Tensor {
     let consts = consts(gpu, job);
     let rates = job.a_log.derived("scan: rates", |a_log| {

@@ -170,3 +170,66 @@ DEVICE void prefetch(const void* at) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 #endif
 }
+
+// ---- Instructions that C++ has no words for ----------------------------------------------------
+
+DEVICE float exp2_fast(float x) {
+#ifdef ELAPID_EMULATED
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
+// d += a @ b: (16, 8) of (16, 16) and (16, 8).
+DEVICE void mma(float d[4], const u32 a[4], const u32 b[2]) {
+#ifdef ELAPID_EMULATED
+    emu_mma_m16n8k16_bf16(d, a, b);
+#else
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// Copies 16 bytes, or sets them to zero, while other work goes on.
+DEVICE void copy16(uint4* to, const bf16* from, bool is_there) {
+#ifdef ELAPID_EMULATED
+    emu_cp_async16_zfill(to, from, is_there ? 16 : 0);
+#else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(is_there ? 16 : 0)
+                 : "memory");
+#endif
+}
+
+DEVICE void copy4(float* to, const float* from) {
+#ifdef ELAPID_EMULATED
+    emu_cp_async4(to, from);
+#else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
+                 :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+#endif
+}
+
+// The copies since the last call belong together.
+DEVICE void copies_end() {
+#ifdef ELAPID_EMULATED
+    emu_cp_async_commit();
+#else
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits for all copies but those of the last N groups.
+template <int N> DEVICE void copies_wait() {
+#ifdef ELAPID_EMULATED
+    emu_cp_async_wait(N);
+#else
+    asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
+#endif
+}

@@ -20,11 +20,11 @@
 //! Gradients are made only for operands that want them. Kept: `x` and `u`, and with magnitudes the
 //! result before they scale it.
 //!
-//! In generation there is a fourth, `linear_each`, several maps of one input, and all of them may
-//! be quick instead of exact (`quick.rs`).
+//! A fourth, `linear_each`, is several maps of one input. In generation all of them may be quick
+//! instead of exact (`quick.rs`).
 //!
-//! The products are in `operands.rs` and `gpu.rs`, the mask in `dropout.rs`, the lengths in
-//! `magnitude.rs`.
+//! The products are in `operands.rs`, `gpu.rs` and `narrow.rs`, the mask in `dropout.rs`, the
+//! lengths in `magnitude.rs`.
 
 mod dropout;
 pub(super) mod gpu;

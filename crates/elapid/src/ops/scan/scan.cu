@@ -44,16 +44,6 @@ struct Params {
 #define LN_2 0.6931471805599453f
 #define LOG2_E 1.4426950408889634f
 
-DEVICE float exp2_fast(float x) {
-#ifdef ELAPID_EMULATED
-    return exp2f(x);
-#else
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#endif
-}
-
 DEVICE float reciprocal(float x) {
 #ifdef ELAPID_EMULATED
     return 1.0f / x;

@@ -18,43 +18,11 @@ DEVICE char* shared_at(u32 byte) {
     return (char*)shared + byte;
 }
 
-// Copies 16 bytes, or sets them to zero, while other work goes on.
 DEVICE void copy16(u32 to, const bf16* from, bool is_there) {
-#ifdef ELAPID_EMULATED
-    emu_cp_async16_zfill(shared_at(to), from, is_there ? 16 : 0);
-#else
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"((u32)__cvta_generic_to_shared(shared_at(to))), "l"(from),
-                    "r"(is_there ? 16 : 0) : "memory");
-#endif
+    copy16((uint4*)shared_at(to), from, is_there);
 }
 
-DEVICE void copy4(u32 to, const float* from) {
-#ifdef ELAPID_EMULATED
-    emu_cp_async4(shared_at(to), from);
-#else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
-                 :: "r"((u32)__cvta_generic_to_shared(shared_at(to))), "l"(from) : "memory");
-#endif
-}
-
-// The copies since the last call belong together.
-DEVICE void copies_end() {
-#ifdef ELAPID_EMULATED
-    emu_cp_async_commit();
-#else
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-// Waits for all copies but those of the last N groups.
-template <int N> DEVICE void copies_wait() {
-#ifdef ELAPID_EMULATED
-    emu_cp_async_wait(N);
-#else
-    asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
-#endif
-}
+DEVICE void copy4(u32 to, const float* from) { copy4((float*)shared_at(to), from); }
 
 // ---- tiles of pieces ----------------------------------------------------------------------------
 

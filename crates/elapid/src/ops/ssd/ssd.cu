@@ -151,17 +151,6 @@ template <bool K, class F> DEVICE void stage(Tile& tile, F at) {
 }
 
 #if MMA
-DEVICE void mma(float d[4], const u32 a[4], const u32 b[2]) {
-#ifdef ELAPID_EMULATED
-    emu_mma_m16n8k16_bf16(d, a, b);
-#else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#endif
-}
-
 // Four matrices of 8 x 8, whose rows are where the lanes say; TRANSPOSED: their columns.
 template <bool TRANSPOSED> DEVICE void ldmatrix(u32 r[4], const u16* row) {
 #ifdef ELAPID_EMULATED

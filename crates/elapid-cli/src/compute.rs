@@ -3,13 +3,15 @@
 use crate::report::{Done, between, n_threads_default};
 use elapid::device::Device;
 use elapid::gpu::Precision;
+use serde::{Deserialize, Serialize};
 
 /// Where to compute.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Compute {
-    /// Where to compute: auto, cpu, gpu, wgpu, cuda, or one of several, such as cuda:1
-    #[arg(long, value_name = "D", default_value = "auto")]
-    pub device: String,
+    /// Where to compute: auto, cpu, gpu, wgpu, cuda, or one of several, such as cuda:1 [default:
+    /// auto, or where a resumed run began]
+    #[arg(long, value_name = "D")]
+    pub device: Option<String>,
     /// Arithmetic on CUDA: bf16, tf32 or f32 [default: bf16; elsewhere f32]
     #[arg(long, value_name = "P", value_parser = precision)]
     pub precision: Option<Precision>,
@@ -20,8 +22,18 @@ pub struct Compute {
 
 impl Default for Compute {
     fn default() -> Compute {
-        Compute { device: "auto".into(), precision: None, threads: None }
+        Compute { device: None, precision: None, threads: None }
     }
+}
+
+/// Where a run began: it goes on there, unless told otherwise.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Place {
+    /// As `--device` takes it.
+    pub device: String,
+    /// Arithmetic.
+    pub precision: Precision,
 }
 
 impl Compute {
@@ -35,10 +47,36 @@ impl Compute {
         self.open_in(self.precision.unwrap_or(Precision::F32))
     }
 
+    /// The device of a run that began at `place`.
+    pub fn open_again(&self, place: Option<&Place>) -> Done<Device> {
+        let Some(place) = place else { return self.open() };
+        let here = Compute {
+            device: Some(self.device.clone().unwrap_or_else(|| place.device.clone())),
+            precision: Some(self.precision.unwrap_or(place.precision)),
+            threads: self.threads,
+        };
+        here.open().map_err(|failure| match &self.device {
+            Some(_) => failure,
+            None => failure.with_hint(&format!(
+                "the run began on `{}`; `--device cpu` or another goes on elsewhere",
+                place.device
+            )),
+        })
+    }
+
+    /// Where this is, for `open_again`.
+    pub fn place(&self, device: &Device) -> Place {
+        let name = match self.device.as_deref() {
+            None | Some("auto" | "gpu") => device.kind(),
+            Some(name) => name,
+        };
+        Place { device: name.into(), precision: device.precision() }
+    }
+
     fn open_in(&self, precision: Precision) -> Done<Device> {
         // To look for graphics processors loads their drivers: time and memory for nothing where
         // the system has none.
-        let name = match self.device.as_str() {
+        let name = match self.device.as_deref().unwrap_or("auto") {
             "auto" if !has_graphics() => "cpu",
             name => name,
         };

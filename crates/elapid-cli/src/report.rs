@@ -17,6 +17,11 @@ impl Failure {
     pub fn new(problem: impl Display, hint: &str) -> Failure {
         Failure(format!("{problem}\n\nhint: {hint}"))
     }
+
+    /// The same problem with another hint.
+    pub fn with_hint(&self, hint: &str) -> Failure {
+        Failure::new(self.0.split("\n\nhint: ").next().unwrap_or_default(), hint)
+    }
 }
 
 impl Display for Failure {

@@ -91,7 +91,8 @@ fn killed_goes_on_to_the_bit(device: &str) {
     let (whole, killed) = (dir.0.join("whole"), dir.0.join("killed"));
     ok(&begin("whole", device), &dir.0);
     begin_and_kill("killed", device, &dir.0);
-    ok(&resume("killed", device), &dir.0);
+    // Nothing says where: it goes on where it began.
+    ok(&["train", "--resume", "killed"], &dir.0);
     assert_eq!(losses(&killed).len() as u64, N_STEPS);
     assert_eq!(losses(&killed), losses(&whole), "{device}");
     assert!(model(&killed) == model(&whole), "{device}: the models differ");
@@ -105,6 +106,21 @@ fn a_run_killed_on_wgpu_goes_on_to_the_bit() {
 #[test]
 fn a_run_killed_on_cuda_goes_on_to_the_bit() {
     killed_goes_on_to_the_bit("cuda");
+}
+
+#[test]
+fn a_run_whose_device_is_gone_says_so() {
+    let dir = world("train-gone", Kind::Hybrid);
+    ok(&begin("run", "cpu"), &dir.0);
+    let path = dir.0.join("run/config.json");
+    let config = std::fs::read_to_string(&path).unwrap();
+    let moved = config.replace("\"device\": \"cpu\"", "\"device\": \"cuda:99\"");
+    assert_ne!(config, moved);
+    std::fs::write(&path, moved).unwrap();
+    let output = elapid(&["train", "--resume", "run"], &dir.0).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.contains("began on `cuda:99`"), "{errors}");
+    ok(&["train", "--resume", "run", "--device", "cpu"], &dir.0);
 }
 
 fn goes_on_elsewhere(device: &str) {

@@ -88,6 +88,20 @@ impl Device {
         }
     }
 
+    /// What it is, as `by_name` takes it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Device::Cpu(_) => "cpu",
+            Device::Gpu(gpu) if gpu.as_cuda().is_some() => "cuda",
+            Device::Gpu(_) => "wgpu",
+        }
+    }
+
+    /// What products and activations are computed in.
+    pub fn precision(&self) -> Precision {
+        self.gpu().map(Gpu::precision).unwrap_or_default()
+    }
+
     /// The graphics processor, if it is one.
     pub fn gpu(&self) -> Option<&Gpu> {
         match self {

@@ -467,6 +467,7 @@ impl Flags {
             patience: Some(self.patience.unwrap_or(5)).filter(|n| *n > 0),
             seed: self.seed,
             settings: self.settings(name),
+            place: None,
         })
     }
 

@@ -1,5 +1,6 @@
 //! What a run is, resolved: everything that decides its numbers, as `config.json` of the run.
 
+use crate::compute::Place;
 use crate::files;
 use crate::report::{Done, Failure};
 use elapid::config::preset::{Arch, Size};
@@ -46,6 +47,9 @@ pub struct RunConfig {
     pub seed: u64,
     /// Rate, schedule, optimizer.
     pub settings: Settings,
+    /// Where it began. Runs that began before this was written down lack it.
+    #[serde(default)]
+    pub place: Option<Place>,
 }
 
 /// Where the model comes from.

@@ -180,7 +180,8 @@ impl Run {
         }
         let step = saved.step();
         let metrics = Metrics::open(&self.dir, Some(step))?;
-        self.live.line("resume", &format!("{} at step {step}", self.dir.display()));
+        let (dir, device) = (self.dir.display(), self.device.describe());
+        self.live.line("resume", &format!("{dir} at step {step} on {device}"));
         let state = self.open_loop(metrics, watch, step)?;
         self.run(state)
     }

@@ -105,6 +105,7 @@ fn prepare_run(dir: PathBuf, mut config: RunConfig, wishes: &Wishes) -> Done<dri
     let mut live = wishes.live();
     let data = collect(&mut config, Some(&dir), wishes, &mut live)?;
     let device = wishes.device()?;
+    config.place = Some(wishes.compute.place(&device));
     let (mut prepared, plan) = set_up(&mut config, &data, &device, wishes, &mut live)?;
     data.write(&dir)?;
     prepare::keep_texts(&prepared.checkpoint, &config, &dir)?;
@@ -121,7 +122,7 @@ pub fn resume(dir: &Path, wishes: &Wishes) -> Done<ExitCode> {
     let config = RunConfig::read(dir)?;
     let data = Data::read(dir)?;
     let plan: Plan = read_json(&dir.join("plan.json"))?;
-    let device = wishes.device()?;
+    let device = wishes.compute.open_again(config.place.as_ref())?;
     let opened = prepare::open(&config, &data, Some(dir))?;
     let prepared = prepare::prepare(&config, &data, opened, &device)?;
     let run = drive::Run { dir: dir.into(), config, data, plan, prepared, device, live };
@@ -241,7 +242,8 @@ fn say_model(
         Origin::Base { .. } => config.method.name(),
     };
     live.line("method", &format!("{method}, {coverage}"));
-    live.line("device", &format!("{}, f32", device.describe()));
+    let precision = if device.kind() == "cuda" { "" } else { ", f32" }; // CUDA says its own
+    live.line("device", &format!("{}{precision}", device.describe()));
 }
 
 /// A directory of its own: the one asked for, new or empty, or the first of runs/1, runs/2, ...

@@ -44,6 +44,7 @@ mod work;
 use crate::cpu::{Cpu, MemoryUse};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -75,7 +76,8 @@ pub enum Arg<'a> {
 }
 
 /// What products and activations are computed in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// f32 throughout.
     #[default]

@@ -202,21 +202,23 @@ impl Bench {
         let settings = StepSettings { adamw, clip_norm: None };
         let (mut times_ms, mut rates) = (Vec::new(), Vec::new());
         let mut tape_bytes = 0;
+        for _ in 0..2 {
+            tape_bytes = device.run(|| trainer.step(&batch, &targets, &settings))?.tape_bytes;
+        }
+        let live_max = device.memory().live_max;
         // Products are timed between the steps, so that both see the same machine.
         let n = if device.gpu().is_some() { 8192 } else { 2048 };
         let mut product = device.product_probe(n, n, n);
-        for rep in 0..self.reps + 2 {
+        product();
+        for _ in 0..self.reps {
             let begin = Instant::now();
-            let report = device.run(|| trainer.step(&batch, &targets, &settings))?;
+            device.run(|| trainer.step(&batch, &targets, &settings))?;
             let elapsed_ms = begin.elapsed().as_secs_f64() * 1e3;
-            tape_bytes = report.tape_bytes;
             let begin = Instant::now();
             product();
             let rate = 2.0 * (n as f64).powi(3) / begin.elapsed().as_secs_f64() / 1e9;
-            if rep >= 2 {
-                times_ms.push(elapsed_ms);
-                rates.push(rate);
-            }
+            times_ms.push(elapsed_ms);
+            rates.push(rate);
         }
         if let Some(gpu) = device.gpu().filter(|_| self.profile) {
             gpu.profile_start();
@@ -244,7 +246,7 @@ impl Bench {
             "tok_s_best": n_tok / best_ms * 1e3, "tok_s_med": tok_s,
             "gemm_gflops": gflops, "limit_tok_s": limit, "share_of_limit": tok_s / limit,
             "tape_mb": tape_bytes as f64 / (1 << 20) as f64, "peak_rss_mb": match device.gpu() {
-                Some(_) => Some(device.memory().live_max as f64 / (1 << 20) as f64),
+                Some(_) => Some(live_max as f64 / (1 << 20) as f64),
                 None => peak_mib(),
             },
         }))

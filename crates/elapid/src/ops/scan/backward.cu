@@ -16,10 +16,9 @@
 // blocks fit a multiprocessor.
 
 #ifdef ENTRY_scan_ends_back
-// Of each piece, the gradient it sends to the state before it, from zero behind it: in the states
-// of `held` behind those of the sub-chunks.
+// Of each piece, the gradient it sends to the state before it, from zero behind it.
 KERNEL scan_ends_back(const T0* dy, const T1* delta, const T2* coefs, const T3* c, const T4* gate,
-                      T5* held, Params p) {
+                      T5* ends, Params p) {
     __shared__ float2 steps[TOKENS][PAIRS], douts[TOKENS][PAIRS];
     __shared__ __align__(16) float cs[TOKENS * N_PAD];
     Piece piece = piece_of(coefs, p);
@@ -65,13 +64,13 @@ KERNEL scan_ends_back(const T0* dy, const T1* delta, const T2* coefs, const T3* 
             }
         }
     }
-    store_states(held, (size_t)p.n_subs + piece.idx, at, g);
+    store_states(ends, piece.idx, at, g);
 }
 #endif
 
 #ifdef ENTRY_scan_carry_back
 // From there to the gradient of the state behind each piece.
-KERNEL scan_carry_back(const T0* totals, T1* held, const T2* coefs, Params p) {
+KERNEL scan_carry_back(const T0* totals, T1* ends, const T2* coefs, Params p) {
     size_t i = thread_of();
     if (i >= (size_t)p.n_segments * BIAS) return;
     u32 state = (u32)(i % BIAS), ch = (u32)(i % D_INNER);
@@ -79,9 +78,9 @@ KERNEL scan_carry_back(const T0* totals, T1* held, const T2* coefs, Params p) {
     float rate = coefs[state], behind = 0.0f;
     for (u32 left = segment[1]; left > 0; left--) {
         size_t piece = segment[0] + left - 1;
-        size_t slot = (p.n_subs + piece) * BIAS + state;
-        float end = held[slot];
-        held[slot] = behind;
+        size_t slot = piece * BIAS + state;
+        float end = ends[slot];
+        ends[slot] = behind;
         behind = exp2_fast(rate * totals[piece * D_INNER + ch]) * behind + end;
     }
 }
@@ -327,14 +326,14 @@ DEVICE void finish_rows(const Rows& rows, u32 n, size_t row, u32 ch, float2 skip
     }
 }
 
-// held: (n_subs + n_pieces) states: before each sub-chunk; then of each piece the gradient behind
+// held: (n_subs) states, before each sub-chunk. ends: (n_pieces), of each piece the gradient behind
 // it on entry (flag READ), its part of the gradient by the rates on exit.
 // shared: (N_GROUPS, n_tok, 2, D_STATE), parts of db and dc.
 // parts: (n_pieces, 2, D_INNER), of dskip and ddelta_bias.
 extern "C" __global__ __launch_bounds__(THREADS, 384 / THREADS)
 void scan_backward_all(const T0* x, const T1* delta, const T2* coefs, const T3* b, const T4* c,
-                       const T5* gate, const T6* dy, T7* held, T8* dx, T9* ddelta, T10* dgate,
-                       T11* shared, T12* parts, Params p) {
+                       const T5* gate, const T6* dy, const T7* held, T8* ends, T9* dx,
+                       T10* ddelta, T11* dgate, T12* shared, T13* parts, Params p) {
     __shared__ Rows rows;
     Piece piece = piece_of(coefs, p);
     if (piece.idx >= p.n_pieces) return;
@@ -343,8 +342,7 @@ void scan_backward_all(const T0* x, const T1* delta, const T2* coefs, const T3* 
     float2 bias = coefs_of(coefs, BIAS, ch), skip = coefs_of(coefs, SKIP, ch);
     Sums sums = {make_float2(0.0f, 0.0f), make_float2(0.0f, 0.0f)};
     States rates = turned(load_states(coefs, 0, at)), g = zeros(), da = zeros();
-    size_t own = (size_t)p.n_subs + piece.idx;
-    if (p.flags & READ) g = turned(load_states(held, own, at));
+    if (p.flags & READ) g = turned(load_states(ends, piece.idx, at));
     NextBack<T0, T1, T5, T6, T3, T4> next;
     auto fetch_rows = [&](u32 first) {
         size_t row = (size_t)piece.first + first;
@@ -385,7 +383,7 @@ void scan_backward_all(const T0* x, const T1* delta, const T2* coefs, const T3* 
         store_terms(rows, n, shared + ((size_t)group * p.n_tok + row) * 2 * D_STATE);
         open_rows(rows, next, SUB, bias);
     }
-    store_states(held, own, at, turned(da));
+    store_states(ends, piece.idx, at, turned(da));
     __syncthreads();
     float4* all = (float4*)rows.sums;
     all[threadIdx.x] = make_float4(sums.dskip.x, sums.dskip.y, sums.dbias.x, sums.dbias.y);

@@ -9,14 +9,15 @@
 //! 2. piece after piece, the states they start with;
 //! 3. all outputs.
 //!
-//! Backward makes the starts again, then the states before every sub-chunk of a few rows, then
-//! walks each piece from its last sub-chunk to its first, whose states it makes once more and
-//! holds. Between pieces the gradient of the state goes the same three ways from the last to the
-//! first. Sums over channels are made for each group of channels and added in order, sums over rows
-//! for each piece.
+//! Backward has the states before every sub-chunk of a few rows and walks each piece from its last
+//! sub-chunk to its first, whose states it makes again and holds. Between pieces the gradient of
+//! the state goes the same three ways from the last to the first. Sums over channels are made for
+//! each group of channels and added in order, sums over rows for each piece.
 //!
-//! CUDA does the way back in one kernel; WebGPU allows eight buffers, so there an elementwise
-//! kernel before and one after carry what belongs to one number of `x`.
+//! CUDA keeps those states on the way forward, in the dtype of activations: with 16 states of a
+//! channel twice the size of `x`, for a pass over everything that backward is spared. It does the
+//! way back in one kernel. WebGPU allows eight buffers: there backward makes the states itself, and
+//! an elementwise kernel before and one after carry what belongs to one number of `x`.
 
 use super::*;
 use crate::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
@@ -28,12 +29,12 @@ static FORWARD: Kernel = Kernel { entry: "scan_forward", wgsl: WGSL, cuda: CUDA 
 static COEFS: Kernel = Kernel { entry: "scan_coefs", ..FORWARD };
 static ENDS: Kernel = Kernel { entry: "scan_ends", ..FORWARD };
 static CARRY: Kernel = Kernel { entry: "scan_carry", ..FORWARD };
-static STATES: Kernel = Kernel { entry: "scan_states", ..FORWARD };
 static ENDS_BACK: Kernel = Kernel { entry: "scan_ends_back", ..FORWARD };
 static CARRY_BACK: Kernel = Kernel { entry: "scan_carry_back", ..FORWARD };
 static SUM_SHARED: Kernel = Kernel { entry: "scan_sum_shared", ..FORWARD };
 static SUMS: Kernel = Kernel { entry: "scan_sums", ..FORWARD };
 // For wgpu.
+static STATES: Kernel = Kernel { entry: "scan_states", wgsl: WGSL, cuda: "" };
 static OPEN: Kernel = Kernel { entry: "scan_open", wgsl: WGSL, cuda: "" };
 static BACKWARD: Kernel = Kernel { entry: "scan_backward", wgsl: WGSL, cuda: "" };
 static FINISH: Kernel = Kernel { entry: "scan_finish", wgsl: WGSL, cuda: "" };
@@ -64,6 +65,15 @@ const STEP_THREADS: usize = 256;
 /// States are there on entry; states are wanted on exit.
 const READ: u32 = 1;
 const WRITE: u32 = 2;
+
+/// What forward keeps for backward, on CUDA.
+pub(super) struct Kept {
+    /// (n_subs, d_state, d_inner): the states before every sub-chunk.
+    states: Tensor,
+    /// The sums of the steps of pieces, where these are not whole segments.
+    totals: Option<Tensor>,
+    coefs: Tensor,
+}
 
 /// A job as the kernels take it.
 struct Plan<'a> {
@@ -96,7 +106,10 @@ impl<'a> Plan<'a> {
         }
         let n_pieces = pieces.len() / 4;
         pieces.extend(segments);
-        let coefs = coefs(gpu, job, &pieces);
+        let coefs = match &job.kept {
+            Some(kept) => kept.coefs.clone(),
+            None => coefs(gpu, job, &pieces),
+        };
         Plan { gpu, job, n_pieces, n_subs, counts, coefs }
     }
 
@@ -148,7 +161,7 @@ impl<'a> Plan<'a> {
             Arg::Out(&mut ends),
             Arg::Out(&mut totals),
         ];
-        let consts = consts(self.gpu, job);
+        let consts = consts(self.gpu, job, false);
         self.gpu.launch(&ENDS, self.work(), &consts, &mut args, &self.params(0, 0));
         let flags = if entry.is_some() { READ } else { 0 };
         let mut args = [
@@ -183,7 +196,7 @@ fn group_work(gpu: &Gpu, job: &Job, n_pieces: usize) -> Work {
 }
 
 /// Constants of all kernels.
-fn consts(gpu: &Gpu, job: &Job) -> [Const; 8] {
+fn consts(gpu: &Gpu, job: &Job, keeps: bool) -> [Const; 9] {
     [
         ("D_INNER", job.d_inner),
         ("D_STATE", job.d_state),
@@ -193,6 +206,7 @@ fn consts(gpu: &Gpu, job: &Job) -> [Const; 8] {
         ("SPLIT", split_of(job)),
         ("SUB", sub_of(gpu, job)),
         ("N_ROWS", N_ROWS),
+        ("KEEP", usize::from(keeps)),
     ]
 }
 
@@ -211,17 +225,20 @@ fn coefs(gpu: &Gpu, job: &Job, table: &[u32]) -> Tensor {
     ];
     let mut params = [Word(0); 8];
     params[6] = table.len().into();
-    gpu.launch(&COEFS, Work::each(len), &consts(gpu, job), &mut args, &params);
+    gpu.launch(&COEFS, Work::each(len), &consts(gpu, job, false), &mut args, &params);
     coefs
 }
 
+/// `held`: what CUDA is to keep.
 fn launch_forward(
     gpu: &Gpu,
     job: &Job,
     (coefs, state, y): (&Tensor, &mut Tensor, &mut Tensor),
+    held: Option<&mut Tensor>,
     (work, params): (Work, &[Word]),
 ) {
-    let mut args = [
+    let consts = consts(gpu, job, held.is_some());
+    let mut args = vec![
         Arg::In(&job.x),
         Arg::In(&job.delta),
         Arg::In(coefs),
@@ -231,18 +248,30 @@ fn launch_forward(
         Arg::Out(y),
         Arg::Out(state),
     ];
-    gpu.launch(&FORWARD, work, &consts(gpu, job), &mut args, params);
+    match held {
+        Some(held) => args.push(Arg::Out(held)),
+        None if gpu.as_cuda().is_some() => args.push(Arg::In(&job.x)),
+        None => {}
+    }
+    gpu.launch(&FORWARD, work, &consts, &mut args, params);
 }
 
 /// As `forward`.
-pub(super) fn forward_gpu(gpu: &Gpu, job: &Job, exit: &mut [&mut Tensor]) -> Tensor {
+pub(super) fn forward_gpu(
+    gpu: &Gpu,
+    job: &Job,
+    exit: &mut [&mut Tensor],
+    keeps: bool,
+) -> (Tensor, Option<Kept>) {
     let device = job.x.device();
     let mut y = Tensor::activation(device, job.x.shape());
     if job.x.n_elem() == 0 {
-        return y;
+        return (y, None);
     }
     let plan = Plan::new(gpu, job);
-    let (starts, _) = plan.starts();
+    let (starts, totals) = plan.starts();
+    let mut held = (keeps && gpu.as_cuda().is_some())
+        .then(|| Tensor::activation(device, &[plan.n_subs * job.d_state, job.d_inner]));
     let read = if starts.is_some() { READ } else { 0 };
     let write = if exit.is_empty() { 0 } else { WRITE };
     let mut states = match starts {
@@ -251,13 +280,15 @@ pub(super) fn forward_gpu(gpu: &Gpu, job: &Job, exit: &mut [&mut Tensor]) -> Ten
         None => plan.states(plan.n_pieces),
     };
     let params = plan.params(0, read | write);
-    launch_forward(gpu, job, (&plan.coefs, &mut states, &mut y), (plan.work(), &params));
+    let work = (plan.work(), &params[..]);
+    launch_forward(gpu, job, (&plan.coefs, &mut states, &mut y), held.as_mut(), work);
     let mut last = 0;
     for (exit, count) in exit.iter_mut().zip(&plan.counts) {
         last += count * job.d_state;
         **exit = states.rows(last - job.d_state..last).copied();
     }
-    y
+    let coefs = plan.coefs;
+    (y, held.map(|states| Kept { states, totals, coefs }))
 }
 
 /// As `step`: one launch for each sequence, whose state is a tensor of its own and changes where it
@@ -281,7 +312,7 @@ pub(super) fn step_gpu(gpu: &Gpu, job: &Job, states: &mut [&mut Tensor]) -> Tens
         params[4] = job.segments.n_tok().into();
         params[7] = (READ | WRITE).into();
         let work = group_work(gpu, job, 1);
-        launch_forward(gpu, job, (&coefs, state, &mut y), (work, &params));
+        launch_forward(gpu, job, (&coefs, state, &mut y), None, (work, &params));
     }
     y
 }
@@ -289,7 +320,7 @@ pub(super) fn step_gpu(gpu: &Gpu, job: &Job, states: &mut [&mut Tensor]) -> Tens
 /// The same by a kernel with a thread for every few states: what little there is to do is spread
 /// out.
 fn step_cuda(gpu: &Gpu, job: &Job, states: &mut [&mut Tensor]) -> Tensor {
-    let consts = consts(gpu, job);
+    let consts = consts(gpu, job, false);
     let rates = job.a_log.derived("scan: rates", |a_log| {
         let mut rates = Tensor::uninit(a_log.device(), &[job.d_state, job.d_inner]);
         let mut args = [Arg::In(a_log), Arg::Out(&mut rates)];
@@ -334,11 +365,10 @@ struct Back {
 pub(super) fn backward_gpu(gpu: &Gpu, job: &Job, dy: &Tensor) -> Vec<Option<Tensor>> {
     let device = job.x.device();
     let plan = Plan::new(gpu, job);
-    let consts = consts(gpu, job);
-    let (mut held, flags) = hold(&plan, dy);
-    let back = match gpu.as_cuda() {
-        Some(_) => back_cuda(&plan, dy, &mut held, flags),
-        None => back_wgpu(&plan, dy, &mut held, flags),
+    let consts = consts(gpu, job, false);
+    let (back, ends) = match &job.kept {
+        Some(kept) => back_cuda(&plan, dy, kept),
+        None => back_wgpu(&plan, dy),
     };
     let n_tok = job.segments.n_tok();
     let mut db = Tensor::uninit_as(&job.b, &[n_tok, job.d_state]);
@@ -350,7 +380,7 @@ pub(super) fn backward_gpu(gpu: &Gpu, job: &Job, dy: &Tensor) -> Vec<Option<Tens
     let mut dskip = Tensor::uninit(device, &[job.d_inner]);
     let mut dbias = Tensor::uninit(device, &[job.d_inner]);
     let mut args = [
-        Arg::In(&held),
+        Arg::In(&ends),
         Arg::In(&back.parts),
         Arg::In(&plan.coefs),
         Arg::Out(&mut da_log),
@@ -371,12 +401,11 @@ pub(super) fn backward_gpu(gpu: &Gpu, job: &Job, dy: &Tensor) -> Vec<Option<Tens
     grads
 }
 
-/// The states before every sub-chunk, and then, where pieces are not whole segments, the gradients
-/// behind each piece: flagged with `READ`.
-fn hold(plan: &Plan, dy: &Tensor) -> (Tensor, u32) {
+/// The states before every sub-chunk, and behind them room for those of every piece; and the sums
+/// of the steps of pieces.
+fn make_states(plan: &Plan) -> (Tensor, Option<Tensor>) {
     let Plan { gpu, job, coefs, .. } = plan;
     let (starts, totals) = plan.starts();
-    let consts = consts(gpu, job);
     let mut held = plan.states(plan.n_subs + plan.n_pieces);
     let mut args = [
         Arg::In(&job.x),
@@ -387,20 +416,29 @@ fn hold(plan: &Plan, dy: &Tensor) -> (Tensor, u32) {
         Arg::Out(&mut held),
     ];
     let flags = if starts.is_some() { READ } else { 0 };
+    let consts = consts(gpu, job, false);
     gpu.launch(&STATES, plan.work(), &consts, &mut args, &plan.params(0, flags));
-    let Some(totals) = totals else { return (held, 0) };
+    (held, totals)
+}
+
+/// The gradient behind each piece, at the end of `held`. Returns the flag `READ` where it is not
+/// zero.
+fn carry_back(plan: &Plan, dy: &Tensor, totals: Option<&Tensor>, held: &mut Tensor) -> u32 {
+    let Plan { gpu, job, coefs, .. } = plan;
+    let Some(totals) = totals else { return 0 };
+    let consts = consts(gpu, job, false);
     let mut args = [
         Arg::In(dy),
         Arg::In(&job.delta),
         Arg::In(coefs),
         Arg::In(&job.c),
         Arg::In(job.gate.as_ref().unwrap_or(&job.x)),
-        Arg::Out(&mut held),
+        Arg::Out(held),
     ];
     gpu.launch(&ENDS_BACK, plan.work(), &consts, &mut args, &plan.params(0, 0));
-    let mut args = [Arg::In(&totals), Arg::Out(&mut held), Arg::In(coefs)];
+    let mut args = [Arg::In(totals), Arg::Out(held), Arg::In(coefs)];
     gpu.launch(&CARRY_BACK, plan.carry_work(), &consts, &mut args, &plan.params(0, 0));
-    (held, READ)
+    READ
 }
 
 fn shared_of(job: &Job) -> Tensor {
@@ -408,10 +446,13 @@ fn shared_of(job: &Job) -> Tensor {
     Tensor::uninit(job.x.device(), &shape)
 }
 
-fn back_cuda(plan: &Plan, dy: &Tensor, held: &mut Tensor, flags: u32) -> Back {
+/// Returns also the part of each piece of the gradient by the rates.
+fn back_cuda(plan: &Plan, dy: &Tensor, kept: &Kept) -> (Back, Tensor) {
     let Plan { gpu, job, coefs, .. } = plan;
     let d_state = job.d_state;
     assert!(d_state <= D_STATE_MAX, "scan: {d_state} states of a channel, at most {D_STATE_MAX}");
+    let mut ends = plan.states(plan.n_pieces);
+    let flags = carry_back(plan, dy, kept.totals.as_ref(), &mut ends);
     let gate = job.gate.as_ref().unwrap_or(&job.x);
     let shape = if job.gate.is_some() { gate.shape() } else { &[4] };
     let mut back = Back {
@@ -429,7 +470,8 @@ fn back_cuda(plan: &Plan, dy: &Tensor, held: &mut Tensor, flags: u32) -> Back {
         Arg::In(&job.c),
         Arg::In(gate),
         Arg::In(dy),
-        Arg::Out(held),
+        Arg::In(&kept.states),
+        Arg::Out(&mut ends),
         Arg::Out(&mut back.dx),
         Arg::Out(&mut back.ddelta),
         Arg::Out(&mut back.dgate),
@@ -437,13 +479,15 @@ fn back_cuda(plan: &Plan, dy: &Tensor, held: &mut Tensor, flags: u32) -> Back {
         Arg::Out(&mut back.parts),
     ];
     let params = plan.params(0, flags);
-    gpu.launch(&BACKWARD_ALL, plan.work(), &consts(gpu, job), &mut args, &params);
-    back
+    gpu.launch(&BACKWARD_ALL, plan.work(), &consts(gpu, job, false), &mut args, &params);
+    (back, ends)
 }
 
-fn back_wgpu(plan: &Plan, dy: &Tensor, held: &mut Tensor, flags: u32) -> Back {
+fn back_wgpu(plan: &Plan, dy: &Tensor) -> (Back, Tensor) {
     let Plan { gpu, job, coefs, .. } = plan;
-    let (device, consts) = (job.x.device(), consts(gpu, job));
+    let (device, consts) = (job.x.device(), consts(gpu, job, false));
+    let (mut held, totals) = make_states(plan);
+    let flags = carry_back(plan, dy, totals.as_ref(), &mut held);
     let n_parts = job.segments.n_tok().div_ceil(N_ROWS);
     let mut back = Back {
         dx: Tensor::uninit(device, job.x.shape()),
@@ -475,7 +519,7 @@ fn back_wgpu(plan: &Plan, dy: &Tensor, held: &mut Tensor, flags: u32) -> Back {
         Arg::In(&job.b),
         Arg::In(&job.c),
         Arg::Out(&mut back.dgate),
-        Arg::Out(held),
+        Arg::Out(&mut held),
         Arg::Out(&mut back.shared),
     ];
     gpu.launch(&BACKWARD, plan.work(), &consts, &mut args, &params);
@@ -489,5 +533,5 @@ fn back_wgpu(plan: &Plan, dy: &Tensor, held: &mut Tensor, flags: u32) -> Back {
     ];
     let work = Work::grid([job.d_inner.div_ceil(GROUP), n_parts, 1], GROUP);
     gpu.launch(&PART, work, &consts, &mut args, &params);
-    back
+    (back, held)
 }

@@ -30,7 +30,7 @@
 //! | state             | (d_state, d_inner) | constant for the gradient                  |
 //!
 //! Neighbouring channels are the lanes of a vector, so a state lies transposed. Kept for backward:
-//! the inputs. Keeping every state would cost `d_state` times the memory of `x`: backward walks a
+//! the inputs, on CUDA some states (gpu.rs). Keeping every state would cost `d_state` times the memory of `x`: backward walks a
 //! segment once to find the states at the start of each chunk, then makes those of one chunk and
 //! one vector of channels at a time.
 //!
@@ -57,7 +57,7 @@ use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
 use backward::*;
-use gpu::{backward_gpu, forward_gpu, step_gpu};
+use gpu::{Kept, backward_gpu, forward_gpu, step_gpu};
 use kernels::*;
 use step::{N_STEP_MAX, step};
 
@@ -109,7 +109,7 @@ pub fn selective_scan(
     let inputs = [scan.x, scan.delta, scan.a_log, scan.b, scan.c, scan.skip];
     let inputs = || inputs.into_iter().chain(scan.delta_bias).chain(scan.gate);
     let is_recorded = tape.is_recording() && inputs().any(Var::needs_grad);
-    let y = match states {
+    let (y, kept) = match states {
         Some(states) => {
             let shape = [job.d_state, job.d_inner];
             assert_eq!(states.len(), segments.len(), "scan: states, one per segment");
@@ -124,12 +124,20 @@ pub fn selective_scan(
                 let exit = Tensor::uninit(job.x.device(), shape);
                 job.entry.push(std::mem::replace(*state, exit));
             }
-            forward(&job, states)
+            forward(&job, states, is_recorded)
         }
-        None => forward(&job, &mut []),
+        None => forward(&job, &mut [], is_recorded),
     };
+    job.kept = kept;
     let inputs: Vec<&Var> = inputs().collect();
-    tape.record("scan", &inputs, y, move |dy| backward(&job, &dy))
+    // What can be made again is not held meanwhile.
+    let (x, delta) = (scan.x.kept(), scan.delta.kept());
+    let nothing = Tensor::uninit(job.x.device(), &[0]);
+    (job.x, job.delta) = (nothing.clone(), nothing);
+    tape.record("scan", &inputs, y, move |dy| {
+        (job.x, job.delta) = (x.get(), delta.get());
+        backward(&job, &dy)
+    })
 }
 
 /// Everything `forward` and `backward` read.
@@ -150,6 +158,8 @@ struct Job {
     d_state: usize,
     /// `d_state` rounded up to whole tiles.
     n_pad: usize,
+    /// What forward has left for backward.
+    kept: Option<Kept>,
 }
 
 impl Job {
@@ -183,6 +193,7 @@ impl Job {
             d_inner,
             d_state,
             n_pad,
+            kept: None,
         }
     }
 
@@ -255,12 +266,13 @@ fn padded(x: &Tensor, n_pad: usize) -> Tensor {
     y
 }
 
-/// `exit` receives the states after the segments; empty when nobody wants them.
-fn forward(job: &Job, exit: &mut [&mut Tensor]) -> Tensor {
+/// `exit` receives the states after the segments; empty when nobody wants them. `keeps`: there will
+/// be a way back.
+fn forward(job: &Job, exit: &mut [&mut Tensor], keeps: bool) -> (Tensor, Option<Kept>) {
     let device = job.x.device();
     let cpu = match device {
         Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return forward_gpu(gpu, job, exit),
+        Device::Gpu(gpu) => return forward_gpu(gpu, job, exit, keeps),
     };
     let mut y = Tensor::uninit(device, job.x.shape());
     let sources = job.sources();
@@ -280,7 +292,7 @@ fn forward(job: &Job, exit: &mut [&mut Tensor]) -> Tensor {
         let mut scratch = Tensor::uninit(device, &[source.forward_scratch()]);
         cpu.simd(Forward { source, y, exit, scratch: scratch.f32_mut() });
     });
-    y
+    (y, None)
 }
 
 /// Inverts `forward`: gradients in the order of the recorded inputs.

@@ -175,7 +175,7 @@ DEVICE States zeros() {
     return s;
 }
 
-DEVICE States load_states(const float* from, size_t slot, const Place& at) {
+template <class H> DEVICE States load_states(const H* from, size_t slot, const Place& at) {
     States s = zeros();
 #pragma unroll
     for (int k = 0; k < N; k++) {
@@ -188,7 +188,8 @@ DEVICE States load_states(const float* from, size_t slot, const Place& at) {
     return s;
 }
 
-DEVICE void store_states(float* to, size_t slot, const Place& at, const States& s) {
+template <class H>
+DEVICE void store_states(H* to, size_t slot, const Place& at, const States& s) {
 #pragma unroll
     for (int k = 0; k < N; k++) {
         u32 n = at.part * N + k;
@@ -262,8 +263,8 @@ DEVICE void fetch(Two<X>* next, const X* x, size_t row, u32 n, u32 ch) {
     }
 }
 
-#if defined(ENTRY_scan_forward) || defined(ENTRY_scan_ends) || defined(ENTRY_scan_states)
-enum Kind { OUTPUTS, ENDS, STATES };
+#if defined(ENTRY_scan_forward) || defined(ENTRY_scan_ends)
+enum Kind { OUTPUTS, ENDS };
 
 // A chunk of rows in shared memory. Parts of a row lie so that threads meet no bank twice.
 struct Chunk {
@@ -308,9 +309,9 @@ template <Kind KIND> DEVICE void put_out(Chunk& rows, int t, const Place& at, fl
     if (KIND == OUTPUTS && at.part < PARTS) rows.outs[t][at.part][at.pair] = out;
 }
 
-// Walks a piece from the states `h`. OUTPUTS: sets y. ENDS: returns the sums of the steps. STATES:
-// puts the states before every sub-chunk into `held`.
-template <Kind KIND, class X, class D, class B, class C, class G, class Y>
+// Walks a piece from the states `h`. OUTPUTS: sets y and with KEEP puts the states before every
+// sub-chunk into `held`. ENDS: returns the sums of the steps.
+template <Kind KIND, class X, class D, class B, class C, class G, class Y, class H>
 struct Walk {
     const X* x;
     const D* delta;
@@ -319,7 +320,7 @@ struct Walk {
     const C* c;
     const G* gate;
     Y* y;
-    float* held;
+    H* held;
     u32 col, ch;
     float2 bias, skip;
     typedef Next<X, D, B, C, G> Loaded;
@@ -388,7 +389,7 @@ struct Walk {
                 float2 outs[TOKENS];
 #pragma unroll
                 for (int t = 0; t < TOKENS; t++) {
-                    if (KIND == STATES && t % SUB == 0) {
+                    if (KIND == OUTPUTS && KEEP && t % SUB == 0) {
                         store_states(held, piece.sub + (first + t) / SUB, at, h);
                     }
                     outs[t] = advance<KIND>(rows, t, at, rates, h, total);
@@ -397,7 +398,7 @@ struct Walk {
                 for (int t = 0; t < TOKENS; t++) put_out<KIND>(rows, t, at, outs[t]);
             } else {
                 for (int t = 0; t < n; t++) {
-                    if (KIND == STATES && t % SUB == 0) {
+                    if (KIND == OUTPUTS && KEEP && t % SUB == 0) {
                         store_states(held, piece.sub + (first + t) / SUB, at, h);
                     }
                     put_out<KIND>(rows, t, at, advance<KIND>(rows, t, at, rates, h, total));
@@ -413,28 +414,28 @@ struct Walk {
     }
 };
 
-template <Kind KIND, class X, class D, class B, class C, class G, class Y>
+template <Kind KIND, class X, class D, class B, class C, class G, class Y, class H>
 DEVICE float2 walk(const Piece& piece, const Place& at, const X* x, const D* delta,
-                   const float* coefs, const B* b, const C* c, const G* gate, Y* y, float* held,
+                   const float* coefs, const B* b, const C* c, const G* gate, Y* y, H* held,
                    States& h) {
     u32 col = threadIdx.x % PAIRS, ch = piece.ch0 + 2 * col;
     float2 bias = coefs_of(coefs, BIAS, ch), skip = coefs_of(coefs, SKIP, ch);
-    Walk<KIND, X, D, B, C, G, Y> walk = {x, delta, coefs, b, c, gate, y, held, col, ch, bias,
-                                         skip};
+    Walk<KIND, X, D, B, C, G, Y, H> walk = {x, delta, coefs, b, c, gate, y, held, col, ch, bias,
+                                            skip};
     return walk.go(piece, at, h);
 }
 #endif
 
 #ifdef ENTRY_scan_forward
-// state: (n_pieces), before and after.
+// state: (n_pieces), before and after. held: (n_subs), with KEEP.
 KERNEL scan_forward(const T0* x, const T1* delta, const T2* coefs, const T3* b, const T4* c,
-                    const T5* gate, T6* y, T7* state, Params p) {
+                    const T5* gate, T6* y, T7* state, T8* held, Params p) {
     Piece piece = piece_of(coefs, p);
     if (piece.idx >= max(p.n_pieces, 1u)) return;
     Place at = place_of(piece);
     States h = zeros();
     if (p.flags & READ) h = load_states(state, piece.idx, at);
-    walk<OUTPUTS>(piece, at, x, delta, coefs, b, c, gate, y, (float*)0, h);
+    walk<OUTPUTS>(piece, at, x, delta, coefs, b, c, gate, y, held, h);
     if (p.flags & WRITE) store_states(state, piece.idx, at, h);
 }
 #endif
@@ -450,19 +451,6 @@ KERNEL scan_ends(const T0* x, const T1* delta, const T2* coefs, const T3* b, T4*
     float2 total = walk<ENDS>(piece, at, x, delta, coefs, b, b, x, (float*)0, (float*)0, h);
     store_states(ends, piece.idx, at, h);
     if (is_there(at.ch) && at.part == 0) store_two(totals, piece.idx, at.ch, total);
-}
-#endif
-
-#ifdef ENTRY_scan_states
-// The states before each sub-chunk, from those before each piece.
-KERNEL scan_states(const T0* x, const T1* delta, const T2* coefs, const T3* b, const T4* start,
-                   T5* held, Params p) {
-    Piece piece = piece_of(coefs, p);
-    if (piece.idx >= p.n_pieces) return;
-    Place at = place_of(piece);
-    States h = zeros();
-    if (p.flags & READ) h = load_states((const float*)start, piece.idx, at);
-    walk<STATES>(piece, at, x, delta, coefs, b, b, x, (float*)0, held, h);
 }
 #endif
 
@@ -523,7 +511,7 @@ KERNEL scan_sum_shared(const T0* shared, T1* db, T2* dc, Params p) {
 
 #ifdef ENTRY_scan_sums
 // da_log over pieces, dskip and ddelta_bias over parts (n_parts, 2, D_INNER).
-KERNEL scan_sums(const T0* held, const T1* parts, const T2* coefs, T3* da_log, T4* dskip,
+KERNEL scan_sums(const T0* ends, const T1* parts, const T2* coefs, T3* da_log, T4* dskip,
                  T5* dbias, Params p) {
     size_t i = thread_of();
     if (i >= TABLE) return;
@@ -531,7 +519,7 @@ KERNEL scan_sums(const T0* held, const T1* parts, const T2* coefs, T3* da_log, T
     float total = 0.0f;
     if (i < BIAS) {
         for (u32 piece = 0; piece < p.n_pieces; piece++) {
-            total += held[((size_t)p.n_subs + piece) * BIAS + i];
+            total += ends[(size_t)piece * BIAS + i];
         }
         store(da_log, (size_t)ch * D_STATE + i / D_INNER, total * coefs[i] * LN_2);
         return;

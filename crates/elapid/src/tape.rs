@@ -14,25 +14,29 @@ use crate::ops::add::add_into;
 use crate::tensor::Tensor;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A value in a computation.
 #[derive(Clone)]
 pub struct Var {
     value: Tensor,
     slot: Option<usize>,
-    remake: Option<Remake>,
+    remake: Option<Arc<Remake>>,
 }
 
 /// Makes a value again, to the bit.
-type Remake = Arc<dyn Fn() -> Tensor + Send + Sync>;
+pub struct Remake {
+    make: Box<dyn Fn() -> Tensor + Send + Sync>,
+    /// The value, once it is made, until the last who needs it has come for it.
+    made: Mutex<Option<Tensor>>,
+}
 
 /// A value that is needed on the way back.
 pub enum Kept {
     /// It itself.
     Held(Tensor),
     /// What it is made of again.
-    Remade(Remake),
+    Remade(Arc<Remake>),
 }
 
 impl Kept {
@@ -40,7 +44,13 @@ impl Kept {
     pub fn get(&self) -> Tensor {
         match self {
             Kept::Held(value) => value.clone(),
-            Kept::Remade(remake) => remake(),
+            Kept::Remade(remake) => {
+                let mut made = remake.made.lock().unwrap_or_else(PoisonError::into_inner);
+                let value = made.take().unwrap_or_else(|| (remake.make)());
+                let is_last = Arc::strong_count(remake) == 1;
+                *made = (!is_last).then(|| value.clone());
+                value
+            }
         }
     }
 }
@@ -54,6 +64,7 @@ impl Var {
     /// Says how to make it again from what is held anyway: cheaper than to hold it, on devices
     /// that compute much faster than they remember.
     pub fn remade_by(self, remake: impl Fn() -> Tensor + Send + Sync + 'static) -> Var {
+        let remake = Remake { make: Box::new(remake), made: Mutex::default() };
         Var { remake: Some(Arc::new(remake)), ..self }
     }
 

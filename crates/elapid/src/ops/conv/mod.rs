@@ -18,7 +18,8 @@
 //! | window   | (d_conv - 1, channels) | the inputs just before a segment, last newest |
 //!
 //! Inputs before a segment are its window, or zeros; the window is a constant for the gradient.
-//! Kept for backward: `x` and the windows. `pre` is computed again.
+//! Kept for backward: `x` and the windows. `pre` is computed again, and on a graphics processor `y`
+//! for whoever needs it on the way back.
 //!
 //! On graphics processors: gpu.rs.
 //!
@@ -35,6 +36,7 @@ use crate::tensor::Tensor;
 use gpu::{backward_gpu, forward_gpu, step_gpu};
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// What follows the sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,12 +116,15 @@ pub fn causal_conv(
         }
     }
     let y = forward(&job);
+    let job = Arc::new(job);
     let inputs: Vec<&Var> = inputs().collect();
     let wanted = Wanted {
         x: conv.x.needs_grad(),
         sums: conv.w.needs_grad() || conv.bias.is_some_and(Var::needs_grad),
     };
-    tape.record("conv", &inputs, y, move |dy| backward(&job, &dy, &wanted))
+    let again = job.clone();
+    let y = tape.record("conv", &inputs, y, move |dy| backward(&job, &dy, &wanted));
+    if again.x.device().gpu().is_some() { y.remade_by(move || forward(&again)) } else { y }
 }
 
 /// Everything `forward` and `backward` read.

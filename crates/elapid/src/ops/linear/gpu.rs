@@ -74,9 +74,12 @@ pub(super) fn linear_maps(
             .flat_map(|(linear, pieces)| one_row(gpu, x.value(), linear, pieces))
             .collect();
     }
-    let (mut outputs, mut kept) = (Vec::new(), Vec::new());
+    let (mut outputs, mut kept, mut wide) = (Vec::new(), Vec::new(), Vec::new());
     for (linear, pieces) in maps {
         let operands = linear.operands();
+        if tape.is_recording() && is_wide(linear) && pieces.len() == 1 {
+            wide.push((outputs.len(), *linear));
+        }
         let mut input = operands.input_gpu(gpu, x.value(), 0);
         let way = Way::of(n_tok);
         let forward = |rows: &Range<usize>| {
@@ -101,9 +104,19 @@ pub(super) fn linear_maps(
     }
     let inputs = maps.iter().flat_map(|(linear, _)| linear.inputs());
     let inputs: Vec<&Var> = std::iter::once(x).chain(inputs).collect();
-    let (x, wants_dx, gpu) = (x.kept(), x.needs_grad(), gpu.clone());
-    tape.record_adding("linear", &inputs, outputs, move |dys, so_far| {
-        let x = x.get();
+    let again = |y: &mut Var, linear: &Linear| {
+        let (operands, x, gpu) = (linear.operands(), x.kept(), gpu.clone());
+        *y = y.clone().remade_by(move || {
+            let input = operands.input_gpu(&gpu, &x.get(), 0);
+            let rows = 0..operands.weight.dims2().0;
+            let mut y = Tensor::activation(input.x.device(), &[n_tok, rows.len()]);
+            operands.forward_gpu(&gpu, rows, &input, all(&mut y), Way::of(n_tok));
+            y
+        });
+    };
+    let (x_kept, wants_dx, gpu_back) = (x.kept(), x.needs_grad(), gpu.clone());
+    let mut outputs = tape.record_adding("linear", &inputs, outputs, move |dys, so_far| {
+        let (x, gpu) = (x_kept.get(), gpu_back);
         let can_add = |sum: &mut Tensor| sum.dtype() == x.dtype() && sum.is_unique();
         let (mut dx, mut beta, other) = match so_far.map(|mut sum| (can_add(&mut sum), sum)) {
             Some((true, sum)) => (Some(sum), 1.0, None),
@@ -135,7 +148,15 @@ pub(super) fn linear_maps(
             None => dx,
         };
         list
-    })
+    });
+    wide.into_iter().for_each(|(idx, linear)| again(&mut outputs[idx], linear));
+    outputs
+}
+
+/// Whether its output is much wider than its input, and so cheaper to make again than to hold.
+fn is_wide(linear: &Linear) -> bool {
+    let (d_out, d_in) = linear.weight.value().dims2();
+    16 * d_in <= d_out && linear.adapter.is_none()
 }
 
 /// `linear_grouped` there: experts are rows of x, y and dx.

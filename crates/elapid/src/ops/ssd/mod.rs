@@ -139,7 +139,7 @@ pub fn ssd(
 ) -> Var {
     let vars = [ssd.xbc, ssd.delta, ssd.delta_bias, ssd.a_log, ssd.skip];
     let [xbc, delta, delta_bias, a_log, skip] = vars.map(|var| var.value().clone());
-    let inputs = Inputs { xbc, delta, delta_bias, a_log, skip, dims: ssd.dims };
+    let mut inputs = Inputs { xbc, delta, delta_bias, a_log, skip, dims: ssd.dims };
     inputs.expect_shapes(segments, states.as_deref());
     let recorded = tape.is_recording() && vars.iter().any(|var| var.needs_grad());
     let initial: Option<Vec<Tensor>> = match &states {
@@ -154,7 +154,13 @@ pub fn ssd(
     }
     let y = forward(&inputs, segments, states);
     let segments = segments.clone();
-    tape.record("ssd", &vars, y, move |dy| backward(&inputs, &segments, initial.as_deref(), &dy))
+    // What can be made again is not held meanwhile.
+    let xbc = ssd.xbc.kept();
+    inputs.xbc = Tensor::uninit(y.device(), &[0]);
+    tape.record("ssd", &vars, y, move |dy| {
+        inputs.xbc = xbc.get();
+        backward(&inputs, &segments, initial.as_deref(), &dy)
+    })
 }
 
 impl SsdDims {

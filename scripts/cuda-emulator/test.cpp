@@ -575,7 +575,8 @@ static void cublaslt_products() {
 }
 
 // f32 products in rows with the epilogues of a layer with a bias, there and back.
-static void epilogue_product(unsigned epilogue, Pointer bias, Pointer aux, Pointer d) {
+static void epilogue_product(unsigned epilogue, Pointer bias, Pointer aux, Pointer d,
+                             int status = 0) {
     const int64_t m = 16, n = 9, k = 20;
     std::vector<float> a(m * k), b(k * n);
     for (size_t i = 0; i < a.size(); i++) a[i] = number(i);
@@ -597,7 +598,7 @@ static void epilogue_product(unsigned epilogue, Pointer bias, Pointer aux, Point
     float alpha = 1, beta = 0;
     CHECK(blas("cublasLtMatmul", handle, desc, (void *)&alpha, to_device(a), la, to_device(b), lb,
                (void *)&beta, d, ld, d, ld, (Handle) nullptr, (Handle) nullptr, (size_t)0,
-               (Handle) nullptr) == 0);
+               (Handle) nullptr) == status);
 }
 
 static void cublaslt_epilogues() {
@@ -613,6 +614,10 @@ static void cublaslt_epilogues() {
     auto dx = to_host<float>(d, m * n), dbias = to_host<float>(sums, m);
     epilogue_product(512, sums, aux, d); // BGRADB
     auto sums_b = to_host<float>(sums, n);
+    epilogue_product(130, bias, aux, d, 15);     // RELU_AUX: not here
+    epilogue_product(20, bias, aux, d, 15);      // BIAS and BGRAD: not there either
+    epilogue_product(512, sums + 4, aux, d, 7);  // misaligned
+    epilogue_product(4, sums + 4, aux, d, 7);    // past its end
     for (int row = 0; row < m; row++) {
         double total = 0;
         for (int col = 0; col < n; col++) {

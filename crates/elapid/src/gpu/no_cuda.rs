@@ -1,6 +1,6 @@
 //! In place of CUDA where there can be none: in a browser.
 
-use super::product::Product;
+use super::product::{Epilogue, Product};
 use super::profile::KernelTime;
 use super::{Failure, Gpu, Launch};
 use crate::error::{Error, Result};
@@ -99,6 +99,10 @@ impl Cuda {
     }
 
     pub(super) fn product(&self, _gpu: &Gpu, _product: Product) {
+        match *self {}
+    }
+
+    pub(super) fn product_with(&self, _gpu: &Gpu, _: Product, _: Epilogue) -> bool {
         match *self {}
     }
 }

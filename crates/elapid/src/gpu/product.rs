@@ -9,8 +9,8 @@
 //! With `beta` zero `out` is not read. Sides in another dtype than the one products are computed in
 //! are cast first: who multiplies with a weight again and again keeps the cast (`Tensor::derived`).
 //!
-//! wgpu: tiles in shared memory, f32. CUDA: cuBLASLt. What does not fit into a binding is split
-//! along its stored rows.
+//! wgpu: tiles in shared memory, f32. CUDA: cuBLASLt, which may do a little more on the way
+//! (`Epilogue`). What does not fit into a binding is split along its stored rows.
 //!
 //! Not here: products of few rows with a stored matrix, in `vector.rs`.
 
@@ -61,6 +61,16 @@ impl<'a> From<Rows<'a>> for Block<'a> {
         let cols = 0..tensor.dims2().1;
         Block { tensor, rows, cols }
     }
+}
+
+/// What a product does on the way, on CUDA alone: with numbers of a tensor from one on, which has
+/// the dtype of the result.
+pub enum Epilogue<'a> {
+    /// Adds one to each column.
+    Bias(&'a Tensor, usize),
+    /// Writes the sums of the rows of the left side, one for each row: sums over what is stored as
+    /// rows where it is transposed.
+    Sums(&'a mut Tensor, usize),
 }
 
 /// A product as a backend computes it.
@@ -192,16 +202,46 @@ const N_GROUPS_BUSY: usize = 256;
 impl Gpu {
     /// `out = alpha a @ b + beta out`.
     pub fn product<'a>(&self, out: impl Into<Block<'a>>, beta: f32, alpha: f32, a: Side, b: Side) {
-        let Block { tensor, rows, cols } = out.into();
+        let Some(product) = self.described(out.into(), beta, alpha, a, b) else { return };
+        match self.as_cuda() {
+            Some(cuda) => cuda.product(self, product),
+            None => self.split(product),
+        }
+    }
+
+    /// `out = a @ b + beta out` with an epilogue; false where that is not to be had and nothing is
+    /// done.
+    pub fn product_with<'a>(
+        &self,
+        epilogue: Epilogue,
+        out: impl Into<Block<'a>>,
+        beta: f32,
+        a: Side,
+        b: Side,
+    ) -> bool {
+        let Some(cuda) = self.as_cuda() else { return false };
+        let product = self.described(out.into(), beta, 1.0, a, b);
+        product.is_some_and(|product| cuda.product_with(self, product, epilogue))
+    }
+
+    /// A product of whole tensors, unless it is empty.
+    fn described<'a>(
+        &self,
+        Block { tensor, rows, cols }: Block<'a>,
+        beta: f32,
+        alpha: f32,
+        a: Side,
+        b: Side,
+    ) -> Option<Product<'a>> {
         let ((m, k), (k_b, n)) = (a.dims(), b.dims());
         assert_eq!(k, k_b, "product: {:?} by {:?}", a.tensor().shape(), b.tensor().shape());
         assert_eq!((rows.len(), cols.len()), (m, n), "product: result");
         let (n_rows, stride) = tensor.dims2();
         assert!(rows.end <= n_rows && cols.end <= stride, "product: {rows:?}, {cols:?}");
         if m == 0 || n == 0 {
-            return;
+            return None;
         }
-        let product = Product {
+        Some(Product {
             out_first: rows.start * stride + cols.start,
             out_stride: stride,
             out_matrix: 0,
@@ -214,11 +254,7 @@ impl Gpu {
             k,
             alpha,
             beta,
-        };
-        match self.as_cuda() {
-            Some(cuda) => cuda.product(self, product),
-            None => self.split(product),
-        }
+        })
     }
 
     /// A batch of products; `size` is their number, m, n and k. On wgpu all must fit into bindings.

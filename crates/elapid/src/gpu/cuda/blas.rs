@@ -14,6 +14,7 @@ use crate::tensor::DType;
 use cudarc::cublaslt::result as lt;
 use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
+use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t as Attribute;
 use cudarc::driver::result;
 use cudarc::driver::sys::CUdeviceptr;
 use std::collections::HashMap;
@@ -40,12 +41,22 @@ pub(in crate::gpu) struct Stored {
     pub transposed: bool,
 }
 
+/// What an epilogue reads or writes, in the dtype of the result.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gpu) enum Vector {
+    /// One number for each column, added.
+    Bias(CUdeviceptr),
+    /// Sums of the rows of a, written.
+    Sums(CUdeviceptr),
+}
+
 /// `out = alpha a @ b + beta out`, `n_batch` times.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::gpu) struct Multiply {
     pub a: Stored,
     pub b: Stored,
     pub out: Stored,
+    pub vector: Option<Vector>,
     pub alpha: f32,
     pub beta: f32,
     pub n_batch: usize,
@@ -57,6 +68,9 @@ pub(in crate::gpu) struct Multiply {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Shape {
     sides: [Side; 3],
+    epilogue: sys::cublasLtEpilogue_t,
+    /// As of a side.
+    vector_align: u32,
     n_batch: usize,
     tf32: bool,
 }
@@ -76,16 +90,27 @@ struct Side {
 impl Side {
     fn of(stored: &Stored) -> Side {
         let Stored { at, dtype, rows, cols, row, matrix, transposed } = *stored;
-        let align = 1 << at.trailing_zeros().min(8);
+        let align = align_of(at);
         Side { dtype, rows, cols, row, matrix, transposed, align }
     }
+
+    /// Whether all rows are at multiples of 16 bytes.
+    fn is_even(&self) -> bool {
+        let row_bytes = self.dtype.n_bytes(self.row);
+        self.align >= 16 && row_bytes.is_some_and(|n| n.is_multiple_of(16))
+    }
+}
+
+fn align_of(at: CUdeviceptr) -> u32 {
+    1 << at.trailing_zeros().min(8)
 }
 
 /// The library, opened.
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
     workspace: CUdeviceptr,
-    plans: HashMap<Shape, Plan>,
+    /// `None` where an epilogue is not to be had.
+    plans: HashMap<Shape, Option<Plan>>,
     context: Arc<Context>,
 }
 
@@ -97,6 +122,15 @@ struct Plan {
     product: sys::cublasLtMatmulDesc_t,
     sides: [sys::cublasLtMatrixLayout_t; 3],
     algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+impl Plan {
+    /// Says something of the product; every attribute that is used has the bytes of its `T`.
+    fn set<T>(&self, name: Attribute, value: T) -> std::result::Result<(), CublasError> {
+        let (value, n_bytes) = attribute(&value);
+        // SAFETY: the description lives, and the value is copied.
+        unsafe { lt::set_matmul_desc_attribute(self.product, name, value, n_bytes) }
+    }
 }
 
 impl Drop for Plan {
@@ -144,18 +178,40 @@ impl Blas {
         if self.workspace == 0 { 0 } else { WORKSPACE }
     }
 
-    fn run(&mut self, product: &Multiply) -> std::result::Result<(), CublasError> {
+    /// Whether there is a way; there is one without an epilogue.
+    fn run(&mut self, product: &Multiply) -> std::result::Result<bool, CublasError> {
+        use sys::cublasLtEpilogue_t::{
+            CUBLASLT_EPILOGUE_BGRADB, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DEFAULT,
+        };
+        let (epilogue, vector) = match product.vector {
+            None => (CUBLASLT_EPILOGUE_DEFAULT, 0),
+            Some(Vector::Bias(at)) => (CUBLASLT_EPILOGUE_BIAS, at),
+            Some(Vector::Sums(at)) => (CUBLASLT_EPILOGUE_BGRADB, at),
+        };
         // Swapped: see above.
         let sides = [&product.b, &product.a, &product.out].map(Side::of);
-        let shape = Shape { sides, n_batch: product.n_batch, tf32: product.tf32 };
+        let (vector_align, n_batch, tf32) = (align_of(vector), product.n_batch, product.tf32);
+        let shape = Shape { sides, epilogue, vector_align, n_batch, tf32 };
+        // Off multiples of 16 bytes it faults in writing sums (CUDA 13, H200); of tf32 they may be
+        // rounded.
+        let can_sum = vector_align >= 16 && sides.iter().all(Side::is_even) && !tf32;
+        if epilogue == CUBLASLT_EPILOGUE_BGRADB && !can_sum {
+            return Ok(false);
+        }
         if !self.plans.contains_key(&shape) {
             if self.plans.len() >= N_PLANS_MAX {
                 self.plans.clear();
             }
-            let plan = self.plan(&shape)?;
+            let plan = match self.plan(&shape, vector) {
+                Err(error) if product.vector.is_none() => return Err(error),
+                plan => plan.ok(),
+            };
             self.plans.insert(shape, plan);
         }
-        let plan = &self.plans[&shape];
+        let Some(plan) = &self.plans[&shape] else { return Ok(false) };
+        if product.vector.is_some() {
+            plan.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector)?;
+        }
         let [left, right, out] =
             [&product.b, &product.a, &product.out].map(|stored| stored.at as *mut c_void);
         // SAFETY: operands were checked to lie inside of their buffers, the plan describes them,
@@ -178,11 +234,12 @@ impl Blas {
                 self.workspace as *mut c_void,
                 self.workspace_bytes(),
                 self.context.stream.cast(),
-            )
+            )?;
         }
+        Ok(true)
     }
 
-    fn plan(&self, shape: &Shape) -> std::result::Result<Plan, CublasError> {
+    fn plan(&self, shape: &Shape, vector: CUdeviceptr) -> std::result::Result<Plan, CublasError> {
         use sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
         let is_f32 = shape.sides[0].dtype == DType::F32;
         let compute =
@@ -191,17 +248,12 @@ impl Blas {
         let none = std::ptr::null_mut();
         let algorithm = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
         let mut plan = Plan { product, sides: [none; 3], algorithm };
-        let attributes = [
-            sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
-            sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB,
-        ];
-        for (side, name) in shape.sides.iter().zip(attributes) {
-            // N is 0 and T is 1.
-            let transposed = i32::from(side.transposed);
-            let (value, n_bytes) = attribute(&transposed);
-            // SAFETY: the description lives, the value has the bytes it should.
-            unsafe { lt::set_matmul_desc_attribute(product, name, value, n_bytes) }?;
-        }
+        // N is 0 and T is 1.
+        let [left, right] = [0, 1].map(|at| i32::from(shape.sides[at].transposed));
+        plan.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, left)?;
+        plan.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, right)?;
+        plan.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, shape.epilogue)?;
+        plan.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector)?;
         for (layout, side) in plan.sides.iter_mut().zip(&shape.sides) {
             *layout = layout_of(side, shape.n_batch)?;
         }
@@ -288,27 +340,35 @@ impl Drop for Blas {
 
 impl Cuda {
     /// Starts a product; every operand lies inside of its buffer.
-    pub(in crate::gpu) fn multiply(&self, product: &Multiply) {
+    ///
+    /// False where it has an epilogue that is not to be had, and nothing is done.
+    pub(in crate::gpu) fn multiply(&self, product: &Multiply) -> bool {
         let _turn = self.turn();
         self.context.enter();
         let mut blas = lock(&self.blas);
         if blas.is_none() {
             match Blas::new(&self.context) {
                 Ok(opened) => *blas = Some(opened),
-                Err(problem) => return self.failure.set(problem),
+                Err(problem) => self.failure.set(problem),
             }
         }
-        let Some(blas) = &mut *blas else { return };
+        let Some(blas) = &mut *blas else { return true };
         let what = || {
             let ((m, n), k) = ((product.out.rows, product.out.cols), depth(&product.a));
             let (from, to) = (product.a.dtype.name(), product.out.dtype.name());
-            format!("product {}x{m}x{n}x{k} {from} {to}", product.n_batch)
+            let more = match product.vector {
+                None => "",
+                Some(Vector::Bias(_)) => " with bias",
+                Some(Vector::Sums(_)) => " with sums",
+            };
+            format!("product {}x{m}x{n}x{k} {from} {to}{more}", product.n_batch)
         };
-        self.timed(what, || {
-            if let Err(error) = blas.run(product) {
-                self.failure.set(format!("{}: {:?}", what(), error.0));
-            }
+        let mut is_done = true;
+        self.timed(what, || match blas.run(product) {
+            Ok(done) => is_done = done,
+            Err(error) => self.failure.set(format!("{}: {:?}", what(), error.0)),
         });
+        is_done
     }
 }
 

@@ -1,8 +1,8 @@
 //! Products of tensors: what `gpu::product` describes as cuBLASLt takes it.
 
 use super::Cuda;
-use super::blas::{Multiply, Stored};
-use crate::gpu::product::{Operand, Product};
+use super::blas::{Multiply, Stored, Vector};
+use crate::gpu::product::{Epilogue, Operand, Product};
 use crate::gpu::{Gpu, Memory, Precision};
 use crate::tensor::{DType, Tensor};
 use cudarc::driver::sys::CUdeviceptr;
@@ -26,12 +26,38 @@ fn stored(operand: &Operand, (rows, cols): (usize, usize)) -> Option<Stored> {
 
 impl Cuda {
     pub(in crate::gpu) fn product(&self, gpu: &Gpu, product: Product) {
+        self.product_and(gpu, product, None);
+    }
+
+    /// With an epilogue; false where cuBLASLt has none for this and nothing was done.
+    pub(in crate::gpu) fn product_with(
+        &self,
+        gpu: &Gpu,
+        product: Product,
+        epilogue: Epilogue,
+    ) -> bool {
+        let (tensor, first, n, vector): (&Tensor, _, _, fn(_) -> _) = match epilogue {
+            Epilogue::Bias(tensor, first) => (tensor, first, product.n, Vector::Bias),
+            Epilogue::Sums(tensor, first) => {
+                tensor.expect_unique();
+                (tensor, first, product.m, Vector::Sums)
+            }
+        };
+        let (n_elem, dtype) = (tensor.n_elem(), tensor.dtype());
+        assert!(first + n <= n_elem, "product: numbers {first} and {n} of {n_elem}");
+        assert_eq!(dtype, product.out.dtype(), "product: dtype of the epilogue's numbers");
+        let Some(at) = address(tensor, first) else { return true };
+        product.k > 0 && self.product_and(gpu, product, Some(vector(at)))
+    }
+
+    fn product_and(&self, gpu: &Gpu, product: Product, vector: Option<Vector>) -> bool {
         let Product { out, out_first, out_stride, out_matrix, n_batch, a, b, m, n, k, .. } =
             product;
         let (alpha, beta) = (product.alpha, product.beta);
         out.expect_unique();
         if k == 0 {
-            return empty(out, [n_batch, m, n], beta);
+            empty(out, [n_batch, m, n], beta);
+            return true;
         }
         let (dtype, to) = (a.tensor.dtype(), out.dtype());
         let (from, into) = (dtype.name(), to.name());
@@ -39,10 +65,10 @@ impl Cuda {
         let (Some(a), Some(b), Some(at)) =
             (stored(&a, (m, k)), stored(&b, (k, n)), address(out, out_first))
         else {
-            return;
+            return true;
         };
         if gpu.is_broken() {
-            return;
+            return true;
         }
         let out = Stored {
             at,
@@ -54,7 +80,7 @@ impl Cuda {
             transposed: false,
         };
         let tf32 = gpu.precision() == Precision::Tf32;
-        self.multiply(&Multiply { a, b, out, alpha, beta, n_batch, tf32 });
+        self.multiply(&Multiply { a, b, out, vector, alpha, beta, n_batch, tf32 })
     }
 }
 

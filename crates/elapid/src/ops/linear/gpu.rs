@@ -8,6 +8,7 @@
 //!
 //! Results are activations; gradients of operands are f32.
 
+use super::bias::add_sums;
 use super::dropout::Dropout;
 use super::magnitude::Norms;
 use super::narrow::{Narrow, one_row};
@@ -31,13 +32,11 @@ pub(super) static BIAS: Kernel = Kernel {
 };
 static SCALE: Kernel = Kernel { entry: "linear_scale", ..BIAS };
 static SUBTRACT: Kernel = Kernel { entry: "linear_subtract", ..BIAS };
-static SUM: Kernel = Kernel { entry: "linear_sum", ..BIAS };
-static SUM_INTO: Kernel = Kernel { entry: "linear_sum_into", ..BIAS };
 static NORMS: Kernel = Kernel { entry: "linear_norms", ..BIAS };
 static DROPOUT: Kernel = Kernel { entry: "linear_dropout", ..BIAS };
 
 /// Constants of all entries: the width of rows, and what is there.
-fn consts(d: usize, has: &[&'static str]) -> [Const; 6] {
+pub(super) fn consts(d: usize, has: &[&'static str]) -> [Const; 6] {
     let flag = |name: &'static str| (name, usize::from(has.contains(&name)));
     let [z, norms, fixed, adds] = ["HAS_Z", "HAS_NORMS", "FIXED", "ADDS"].map(flag);
     [("D", d), ("N_ROWS", N_ROWS), z, norms, fixed, adds]
@@ -225,13 +224,13 @@ pub(in crate::ops) fn all(tensor: &mut Tensor) -> Rows<'_> {
 }
 
 /// The same rows for a shorter time.
-fn again<'a>(out: &'a mut Rows) -> Rows<'a> {
+pub(super) fn again<'a>(out: &'a mut Rows) -> Rows<'a> {
     Rows { tensor: out.tensor, rows: out.rows.clone() }
 }
 
 /// Runs `kernel` over the numbers of `out`, in windows that fit into a binding: `launch` gets the
 /// rows among those of `out`, and the bytes and the place of the first number in them.
-fn each_window(
+pub(super) fn each_window(
     gpu: &Gpu,
     out: &mut Rows,
     mut launch: impl FnMut(&mut Tensor, Range<usize>, Range<usize>, usize),
@@ -323,29 +322,21 @@ impl Operands {
                 Some(self.forward_scaled_gpu(gpu, adapter, rows.clone(), input, y))
             }
             _ => {
-                let beta = self.put_bias_gpu(gpu, &rows, &mut y);
-                match way {
-                    Way::Few => self.product_few(gpu, rows.clone(), &input.x, beta, again(&mut y)),
-                    Way::Many => self.product_gpu(gpu, rows.clone(), &input.x, beta, again(&mut y)),
+                let has_all =
+                    way == Way::Many && self.product_bias_gpu(gpu, &rows, &input.x, &mut y);
+                if !has_all {
+                    let beta = self.put_bias_gpu(gpu, &rows, &mut y);
+                    let (rows, y) = (rows.clone(), again(&mut y));
+                    match way {
+                        Way::Few => self.product_few(gpu, rows, &input.x, beta, y),
+                        Way::Many => self.product_gpu(gpu, rows, &input.x, beta, y),
+                    }
                 }
                 self.add_adapter_gpu(gpu, &rows, input, y);
                 None
             }
         };
         GpuPass { rows, scaled }
-    }
-
-    /// `y = bias` in each row; returns what of y counts.
-    fn put_bias_gpu(&self, gpu: &Gpu, rows: &Range<usize>, y: &mut Rows) -> f32 {
-        let Some(bias) = &self.bias else { return 0.0 };
-        let d = rows.len();
-        each_window(gpu, y, |y, window, bytes, lead| {
-            let n = window.len() * d;
-            let mut args = [Arg::In(bias), Arg::Window(y, bytes)];
-            let params = [n.into(), rows.start.into(), lead.into()];
-            gpu.launch(&BIAS, Work::each(n), &consts(d, &[]), &mut args, &params);
-        });
-        1.0
     }
 
     /// `y = beta y + x @ w^T`.
@@ -455,17 +446,7 @@ impl Operands {
         grads: &mut Grads,
     ) {
         let rows = &pass.rows;
-        if let Some(dw) = &mut grads.list[0] {
-            let beta = if grads.written.contains(rows) { 1.0 } else { 0.0 };
-            let out = Rows { tensor: dw, rows: rows.clone() };
-            gpu.product(out, beta, 1.0, Side::Transposed(dy), Side::Plain(&input.x));
-            grads.written.push(rows.clone());
-        }
-        if self.bias.is_some()
-            && let Some(dbias) = &mut grads.list[1]
-        {
-            add_sums(gpu, dy, None, (dbias, rows.start));
-        }
+        self.backward_weight_gpu(gpu, input, rows, dy, grads);
         let e = pass.scaled.as_ref().map(|scaled| {
             let at = self.at_adapter() + 2;
             if let (Some(z), Some(dm)) = (&scaled.z, &mut grads.list[at]) {
@@ -540,7 +521,7 @@ impl Operands {
 
     /// Calls `f` with runs of weight rows as products take them: all at once if stored so, or if
     /// the cast of an f32 weight is kept.
-    fn each_panel_gpu(
+    pub(super) fn each_panel_gpu(
         &self,
         gpu: &Gpu,
         rows: Range<usize>,
@@ -583,30 +564,4 @@ fn scale(gpu: &Gpu, factors: &Tensor, x: &Tensor, mut y: Rows, has: &[&'static s
         let mut args = [Arg::In(factors), Arg::In(&x), Arg::Window(y, bytes)];
         gpu.launch(&SCALE, Work::each(n), &consts(d, has), &mut args, &[n.into(), lead.into()]);
     });
-}
-
-/// Adds the sums over the rows of dy to `out` from a number on; with z and norms the sums of dy z,
-/// divided by the norms. Per piece of rows, then over the pieces in order.
-fn add_sums(
-    gpu: &Gpu,
-    dy: &Tensor,
-    scaled: Option<(&Tensor, &Tensor)>,
-    (out, first): (&mut Tensor, usize),
-) {
-    let (n_rows, d) = dy.dims2();
-    let has: &[&'static str] = if scaled.is_some() { &["HAS_Z", "HAS_NORMS"] } else { &[] };
-    let consts = consts(d, has);
-    for rows in gpu.windows(n_rows, 4 * d) {
-        let part = dy.rows(rows.clone());
-        let z = scaled.map_or_else(|| part.clone(), |(z, _)| z.rows(rows.clone()));
-        let n_parts = rows.len().div_ceil(N_ROWS);
-        let mut parts = Tensor::uninit(dy.device(), &[n_parts, d]);
-        let work = Work::grid([d.div_ceil(256), n_parts, 1], 256);
-        let mut args = [Arg::In(&part), Arg::In(&z), Arg::Out(&mut parts)];
-        gpu.launch(&SUM, work, &consts, &mut args, &[rows.len().into()]);
-        let norms = scaled.map_or(&parts, |(_, norms)| norms);
-        let mut args = [Arg::In(&parts), Arg::In(norms), Arg::Out(out)];
-        let work = Work::groups(d.div_ceil(256), 256);
-        gpu.launch(&SUM_INTO, work, &consts, &mut args, &[n_parts.into(), first.into()]);
-    }
 }

@@ -4,6 +4,7 @@ use super::*;
 use crate::check::{Input, check_gradients, compare_devices, devices, small_bindings};
 use crate::device::Device;
 use crate::formats::safetensors::SafeTensors;
+use crate::gpu::{Gpu, Precision};
 use crate::ops::activation::{Kind, gated};
 use crate::ops::adamw::adamw;
 use crate::ops::norm::rms_norm;
@@ -27,6 +28,10 @@ fn with_adapter(v: &[Var]) -> Linear {
     }
 }
 
+fn with_bias(v: &[Var]) -> Linear {
+    Linear { bias: Some(v[2].clone()), ..Linear::from(v[1].clone()) }
+}
+
 fn operands(n_tok: usize, d_in: usize, d_out: usize) -> Vec<Input> {
     vec![
         Input::normal(1, &[n_tok, d_in], 1.0),
@@ -43,6 +48,7 @@ fn gradients() {
     for (n_tok, d_in, d_out) in [(1, 1, 3), (5, 7, 9), (130, 33, 20), (8, 132, 68), (66, 64, 129)] {
         let inputs = operands(n_tok, d_in, d_out);
         check_gradients(&inputs[..2], |tape, v| vec![linear(tape, &v[0], &v[1].clone().into())]);
+        check_gradients(&inputs[..3], |tape, v| vec![linear(tape, &v[0], &with_bias(v))]);
         check_gradients(&inputs, |tape, v| vec![linear(tape, &v[0], &with_adapter(v))]);
         check_gradients(&inputs, |tape, v| {
             linear_split(tape, &v[0], &with_adapter(v), &[d_out - 2, 2])
@@ -51,6 +57,51 @@ fn gradients() {
         check_gradients(&inputs, |tape, v| {
             linear_split(tape, &v[0], &with_adapter(v), &[2, d_out - 2]).split_off(1)
         });
+    }
+}
+
+#[test]
+fn products_of_cuda_add_a_bias_and_sum_its_gradient() {
+    let (n_tok, d_in) = (67, 64);
+    for (precision, tolerance) in [(Precision::F32, 1e-4), (Precision::Bf16, 3e-2)] {
+        let cpu = Device::cpu(1).unwrap();
+        let Ok(gpu) = Gpu::cuda(0, cpu.host().clone(), precision) else { continue };
+        // Whole; in pieces, of which the last two are off multiples of 16 bytes.
+        for widths in [&[72][..], &[16, 40, 14, 2]] {
+            let mut inputs = operands(n_tok, d_in, 72);
+            // Biases and their gradients that nothing else hides.
+            inputs[2] = Input::map(3, &[72], |x| 50.0 + x);
+            let run = |device: &Device| {
+                let tape = Tape::new();
+                let tensors: Vec<Tensor> = inputs.iter().map(|it| it.tensor(device)).collect();
+                let v: Vec<Var> =
+                    tensors.iter().enumerate().map(|(key, x)| tape.leaf(key, x)).collect();
+                let ys = linear_split(&tape, &v[0], &with_bias(&v), widths);
+                let mut numbers: Vec<Vec<f32>> = ys.iter().map(|y| y.value().to_vec()).collect();
+                let seed = |y: Var| {
+                    let ones = vec![1.0; y.value().n_elem()];
+                    let ones = Tensor::from_f32(device, y.value().shape(), &ones);
+                    let dy = device.gpu().map(|gpu| gpu.cast(&ones, y.value().dtype()));
+                    (y, dy.unwrap_or(ones))
+                };
+                let mut grads = Gradients::default();
+                tape.walk(ys.into_iter().map(seed).collect(), &mut grads);
+                numbers.push(grads.get(2).unwrap().to_vec());
+                numbers
+            };
+            let want = run(&cpu);
+            assert_eq!(want.last().unwrap(), &vec![n_tok as f32; 72]);
+            gpu.profile_start();
+            let got = run(&Device::Gpu(gpu.clone()));
+            let names: Vec<String> = gpu.profile_stop().into_iter().map(|it| it.name).collect();
+            gpu.check().unwrap();
+            for (want, got) in want.iter().zip(&got) {
+                compare_devices(&format!("{precision:?}, {widths:?}"), want, got, tolerance);
+            }
+            let has = |what: &str| names.iter().any(|name| name.contains(what));
+            assert!(has("with bias") && has("with sums") && !has("linear_bias"), "{names:?}");
+            assert_eq!(has("linear_sum"), widths.len() > 1, "{names:?}");
+        }
     }
 }
 

@@ -23,8 +23,8 @@
 //! A fourth, `linear_each`, is several maps of one input. In generation all of them may be quick
 //! instead of exact (`quick.rs`).
 //!
-//! The products are in `operands.rs`, `gpu.rs`, `bias.rs` and `narrow.rs`, the mask in `dropout.rs`,
-//! the lengths in `magnitude.rs`.
+//! The products are in `operands.rs`, `gpu.rs`, `bias.rs` and `narrow.rs`, the mask is in
+//! `dropout.rs`, the lengths are in `magnitude.rs`.
 
 mod bias;
 mod dropout;

@@ -23,9 +23,14 @@ pub(crate) enum Recorded {}
 /// A recording; there is none.
 pub(super) type Recording = Recorded;
 
-/// What `elapid info --devices` says of a device.
+/// What ops ask of a device.
 #[derive(Clone, Debug)]
-pub enum CudaDevice {}
+pub struct CudaDevice {
+    /// Multiprocessors.
+    pub n_multiprocessors: u32,
+    /// Most bytes of shared memory for a group of threads.
+    pub shared_bytes_max: u32,
+}
 
 /// What CUDA finds: nothing.
 pub fn list() -> Vec<CudaDevice> {
@@ -39,6 +44,11 @@ impl Cuda {
     }
 
     pub(super) fn name(&self) -> String {
+        match *self {}
+    }
+
+    /// What it is.
+    pub fn device(&self) -> &CudaDevice {
         match *self {}
     }
 

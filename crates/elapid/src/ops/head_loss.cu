@@ -1,14 +1,16 @@
 // Cross-entropy on rows of logits, and what belongs to it; see head_loss.rs.
 // HAS_GRADS: the gradient of the logits is wanted, IN_PLACE in their place, else in `dlogits`.
 
-#ifdef ENTRY_head_loss_rows
+#if defined(ENTRY_head_loss_rows) || defined(ENTRY_head_loss_held)
 // words: four lists of n_all: tokens that are learned, their targets, factors of gradients,
 // weights. Row 0 of the logits is number `first` of them.
 struct Params { u32 n_rows; u32 n_vocab; u32 first; u32 n_all; float factor; };
 
 // The largest number so far and the sum of exponentials under it.
 struct Softmax { float largest, sum; };
+#endif
 
+#ifdef ENTRY_head_loss_rows
 DEVICE void put(Softmax* s, float l) {
     if (l > s->largest) {
         s->sum = s->sum * __expf(s->largest - l) + 1.0f;
@@ -21,14 +23,13 @@ DEVICE void put(Softmax* s, float l) {
 // Loads of a thread that are under way at once.
 #define BATCH 4
 
-// Every THREADS-th four of a row from `i` on; past its end nothing counts.
+// Every THREADS-th four of a row from `i` on, as far as it goes.
 template <class L>
 DEVICE void load_batch(float4 batch[BATCH], const L* logits, size_t begin, u32 i, u32 n) {
 #pragma unroll
     for (int k = 0; k < BATCH; k++) {
         u32 at = i + 4 * k * THREADS;
-        batch[k] = at < n ? load4(logits, begin + at)
-                          : make_float4(-3.0e38f, -3.0e38f, -3.0e38f, -3.0e38f);
+        batch[k] = at < n ? load4(logits, begin + at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
 }
 
@@ -49,6 +50,7 @@ KERNEL head_loss_rows(const T0* words, T1* logits, T2* dlogits, T3* nll, T4* top
             load_batch(batch, logits, begin, i, n);
 #pragma unroll
             for (int k = 0; k < BATCH; k++) {
+                if (i + 4 * k * THREADS >= n) continue;
                 float4 l = batch[k];
                 l.x *= p.factor, l.y *= p.factor, l.z *= p.factor, l.w *= p.factor;
                 float most = fmaxf(fmaxf(l.x, l.y), fmaxf(l.z, l.w));
@@ -56,10 +58,8 @@ KERNEL head_loss_rows(const T0* words, T1* logits, T2* dlogits, T3* nll, T4* top
                     s.sum *= __expf(s.largest - most);
                     s.largest = most;
                 }
-                if (i + 4 * k * THREADS < n) {
-                    s.sum += (__expf(l.x - s.largest) + __expf(l.y - s.largest))
-                           + (__expf(l.z - s.largest) + __expf(l.w - s.largest));
-                }
+                s.sum += (__expf(l.x - s.largest) + __expf(l.y - s.largest))
+                       + (__expf(l.z - s.largest) + __expf(l.w - s.largest));
             }
         }
     } else {
@@ -102,6 +102,101 @@ KERNEL head_loss_rows(const T0* words, T1* logits, T2* dlogits, T3* nll, T4* top
             if (IN_PLACE) store(logits, begin + i, dl);
             else store(dlogits, begin + i, dl);
         }
+    }
+}
+#endif
+
+#ifdef ENTRY_head_loss_held
+// The same, always with gradients in `dlogits`, for rows that fit into shared memory: they are read
+// once. A group takes row after row, STEPS times four numbers a thread. Every thread fetches, reads
+// and replaces its own fours alone: the next row comes while the gradient of this one is written,
+// and threads wait for each other once a row.
+#define LOG2_E 1.44269504f
+#define LN_2 0.693147181f
+
+DEVICE void fetch(uint4* held, const float* logits, size_t begin, u32 i) {
+    copy16(&held[i], (const bf16*)(logits + begin + 4 * i), true);
+}
+
+// exp2(l * factor - under).
+DEVICE float4 powers(float4 l, float factor, float under) {
+    return make_float4(
+        exp2_fast(fmaf(l.x, factor, -under)), exp2_fast(fmaf(l.y, factor, -under)),
+        exp2_fast(fmaf(l.z, factor, -under)), exp2_fast(fmaf(l.w, factor, -under)));
+}
+
+DEVICE void put4(Softmax* s, float4 l, float factor) {
+    float most = fmaxf(fmaxf(l.x * factor, l.y * factor), fmaxf(l.z * factor, l.w * factor));
+    if (most > s->largest) {
+        s->sum *= exp2_fast(s->largest - most);
+        s->largest = most;
+    }
+    float4 e = powers(l, factor, s->largest);
+    s->sum += (e.x + e.y) + (e.z + e.w);
+}
+
+DEVICE Softmax warp_merge(Softmax s) {
+    float top = warp_max(s.largest);
+    return {top, warp_sum(s.sum * exp2_fast(s.largest - top))};
+}
+
+// Over the threads of a group, the same in all of them; `parts` are others than the last time.
+DEVICE Softmax group_merge(Softmax s, Softmax parts[THREADS / 32]) {
+    s = warp_merge(s);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = s;
+    __syncthreads();
+    Softmax part = {-3.0e38f, 0.0f};
+    if (threadIdx.x % 32 < THREADS / 32) part = parts[threadIdx.x % 32];
+    return warp_merge(part);
+}
+
+KERNEL head_loss_held(const T0* words, const T1* logits, T2* dlogits, T3* nll, T4* top1, Params p) {
+    extern __shared__ uint4 held[];
+    __shared__ Softmax parts[2][THREADS / 32];
+    const u32* lists = (const u32*)words;
+    u32 n = p.n_vocab / 4;
+    float factor = p.factor * LOG2_E;
+    size_t row = group_of(), n_groups = (size_t)gridDim.x * gridDim.y;
+    for (int k = 0; k < STEPS; k++) {
+        u32 i = threadIdx.x + k * THREADS;
+        if (row < p.n_rows && i < n) fetch(held, logits, row * p.n_vocab, i);
+        copies_end();
+    }
+    for (int turn = 0; row < p.n_rows; row += n_groups, turn ^= 1) {
+        size_t begin = row * p.n_vocab, next = (row + n_groups) * p.n_vocab, at = p.first + row;
+        u32 token = lists[at], id = lists[p.n_all + at];
+        float scale = __uint_as_float(lists[2 * (size_t)p.n_all + at]);
+        Softmax s = {-3.0e38f, 0.0f};
+        for (int k = 0; k < STEPS; k++) {
+            u32 i = threadIdx.x + k * THREADS;
+            copies_wait<STEPS - 1>();
+            if (i < n) put4(&s, *(const float4*)&held[i], factor);
+            // Of nothing, so that always as many are behind the one that is waited for.
+            copies_end();
+        }
+        s = group_merge(s, parts[turn]);
+        bool is_mine = threadIdx.x == id / 4 % THREADS;
+        float below = 0.0f;
+        if (is_mine) {
+            float target = ((const float*)held)[id];
+            // Rounded as in the sum: a target of probability one has a loss of zero.
+            below = fmaf(target, factor, -s.largest);
+            store(nll, token, (log2f(s.sum) - below) * LN_2);
+            store(top1, token, target * factor >= s.largest ? 1.0f : 0.0f);
+        }
+        float over = scale / s.sum;
+        for (int k = 0; k < STEPS; k++) {
+            u32 i = threadIdx.x + k * THREADS;
+            if (i < n) {
+                float4 e = powers(*(const float4*)&held[i], factor, s.largest);
+                e.x *= over, e.y *= over, e.z *= over, e.w *= over;
+                store4(dlogits, begin + 4 * i, e);
+                if (row + n_groups < p.n_rows) fetch(held, logits, next, i);
+            }
+            copies_end();
+        }
+        // By the thread that has just written this place.
+        if (is_mine) store(dlogits, begin + id, (exp2_fast(below) / s.sum - 1.0f) * scale);
     }
 }
 #endif

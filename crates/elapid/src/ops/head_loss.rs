@@ -232,24 +232,48 @@ static ROWS: Kernel = Kernel {
     wgsl: include_str!("head_loss.wgsl"),
     cuda: include_str!("head_loss.cu"),
 };
+static HELD: Kernel = Kernel { entry: "head_loss_held", ..ROWS };
 static SUM: Kernel = Kernel { entry: "head_loss_sum", ..ROWS };
 static SCATTER: Kernel = Kernel { entry: "head_loss_scatter", ..ROWS };
 static SCALE: Kernel = Kernel { entry: "head_loss_scale", ..ROWS };
 
 /// Numbers of a chunk of logits there: products of many tokens read the head seldom.
 const CHUNK_WGPU: usize = 1 << 24;
-const CHUNK_CUDA: usize = 1 << 27;
+const CHUNK_CUDA: usize = 9 << 24;
 
 /// Constants of all entries, where they matter: whether there are gradients, and in which place.
 const CONSTS: [Const; 2] = [("HAS_GRADS", 0), ("IN_PLACE", 0)];
 
-/// Tokens of a chunk of logits.
-fn n_chunk_gpu(gpu: &Gpu, n_vocab: usize) -> usize {
+/// Tokens of a chunk of logits, in chunks of about the same size.
+fn n_chunk_gpu(gpu: &Gpu, n_tok: usize, n_vocab: usize) -> usize {
     let most = if gpu.as_cuda().is_some() { CHUNK_CUDA } else { CHUNK_WGPU };
     let fits = gpu.binding_bytes_max() / 4 / n_vocab.max(1);
-    let n = (most / n_vocab.max(1)).clamp(16, 8192).min(fits.max(1));
+    let most = (most / n_vocab.max(1)).clamp(16, 8192).min(fits.max(1));
+    if most < 128 {
+        return most;
+    }
     // Whole tiles of products.
-    if n < 128 { n } else { n / 128 * 128 }
+    let most = most / 128 * 128;
+    n_tok.div_ceil(n_tok.div_ceil(most).max(1)).next_multiple_of(128)
+}
+
+/// Threads of a group that holds a row of logits in shared memory.
+const N_THREAD_HELD: usize = 512;
+/// Shared memory that a group takes beside the row.
+const SHARED_MORE: usize = 2 << 10;
+
+/// How groups that hold a row take `n` rows, and in how many steps; none where it does not fit.
+fn work_held(gpu: &Gpu, n: usize, n_vocab: usize) -> Option<(Work, usize)> {
+    let device = gpu.as_cuda()?.device();
+    let (row_bytes, most) = (4 * n_vocab, device.shared_bytes_max as usize);
+    if !n_vocab.is_multiple_of(4) || row_bytes + SHARED_MORE > most {
+        return None;
+    }
+    // As many groups as are there at once.
+    let n_each = (most / (row_bytes + SHARED_MORE)).min(1024 / N_THREAD_HELD);
+    let work = Work::groups(n.min(n_each * device.n_multiprocessors as usize), N_THREAD_HELD);
+    let n_step = n_vocab.div_ceil(4 * N_THREAD_HELD);
+    Some((Work { shared: row_bytes as u32, ..work }, n_step))
 }
 
 /// `forward` on a graphics processor.
@@ -264,7 +288,7 @@ fn forward_gpu(
     let device = x.value().device();
     let (n_tok, n_vocab) = (x.value().dims2().0, head.d_out());
     let learned = Learned::new(device, targets, factor, n_vocab);
-    let n_chunk = n_chunk_gpu(gpu, n_vocab).min(n_tok.max(1));
+    let n_chunk = n_chunk_gpu(gpu, n_tok, n_vocab).clamp(1, n_tok.max(1));
     let operands = head.operands();
     let mut grads = wants_grads.then(|| operands.grads());
     let mut dx = (wants_grads && x.needs_grad()).then(|| {
@@ -293,12 +317,17 @@ fn forward_gpu(
             Arg::Out(&mut nll),
             Arg::Out(&mut top1),
         ];
-        let threads = if gpu.as_cuda().is_some() { 1024 } else { 256 };
         let sizes = [n.into(), n_vocab.into(), first.into(), learned.rows.len().into()];
         let params = [sizes[0], sizes[1], sizes[2], sizes[3], factor.into()];
-        let work = Work::groups(n, threads);
-        let consts = [("HAS_GRADS", usize::from(wants_grads)), ("IN_PLACE", usize::from(in_place))];
-        gpu.launch(&ROWS, work, &consts, &mut args, &params);
+        let held = (wants_grads && !in_place).then(|| work_held(gpu, n, n_vocab)).flatten();
+        if let Some((work, n_step)) = held {
+            gpu.launch(&HELD, work, &[("STEPS", n_step)], &mut args, &params);
+        } else {
+            let work = Work::groups(n, if gpu.as_cuda().is_some() { 1024 } else { 256 });
+            let flags = [("HAS_GRADS", wants_grads), ("IN_PLACE", in_place)];
+            let consts = flags.map(|(name, flag)| (name, usize::from(flag)));
+            gpu.launch(&ROWS, work, &consts, &mut args, &params);
+        }
         if let Some(grads) = &mut grads {
             let dy = if in_place { logits.rows(0..n) } else { dlogits.rows(0..n) };
             learned.each_dx(gpu, dx.as_mut(), &chunk, |dx| {
@@ -477,6 +506,79 @@ mod tests {
             let out = head_loss(&Tape::off(), &x, &w.into(), 1.0, &targets);
             assert_eq!(out.loss.value().to_vec(), [4096.0], "{device:?}");
             assert_eq!(out.tokens.top1(), [false], "{device:?}");
+        }
+    }
+
+    /// Loss, whether the target is the best, and the gradient of a row of logits, in f64.
+    fn row_in_f64(logits: &[f64], target: usize, scale: f64) -> (f64, bool, Vec<f64>) {
+        let top = logits.iter().copied().fold(f64::MIN, f64::max);
+        let sum: f64 = logits.iter().map(|l| (l - top).exp()).sum();
+        let mut grad: Vec<f64> = logits.iter().map(|l| (l - top).exp() / sum * scale).collect();
+        grad[target] -= scale;
+        (top + sum.ln() - logits[target], logits[target] >= top, grad)
+    }
+
+    /// Tokens are unit vectors and weights few bits long: logits are weights, exact in every
+    /// format, and gradients of weights those of logits.
+    fn check_rows(device: &Device, n_vocab: usize, factor: f32, size: f32) {
+        let n_tok = 3;
+        let w: Vec<f32> = (0..n_vocab * n_tok)
+            .map(|at| ((at / n_tok * 37 + at % n_tok * 11) % 255) as f32 - 127.0)
+            .map(|steps| steps / 16.0 * size)
+            .collect();
+        let logits = |tok: usize| w.iter().skip(tok).step_by(n_tok).map(|&l| (l * factor) as f64);
+        let best = (0..n_vocab)
+            .max_by(|&a, &b| (w[a * n_tok] * factor).total_cmp(&(w[b * n_tok] * factor)));
+        let ids = [best.unwrap() as u32, n_vocab as u32 - 1, n_vocab as u32 / 2];
+        let (weights, norm) = ([1.0, 0.5, 2.0], 3.5);
+        let tape = Tape::new();
+        let unit = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0];
+        let x = tape.leaf(0, &Tensor::from_f32(device, &[n_tok, n_tok], &unit));
+        let w = tape.leaf(1, &Tensor::from_f32(device, &[n_vocab, n_tok], &w));
+        let targets = Targets { ids: &ids, weights: &weights, norm };
+        let out = head_loss(&tape, &x, &w.into(), factor, &targets);
+        let mut grads = crate::tape::Gradients::default();
+        tape.backward(&out.loss, 1.0, &mut grads);
+        let (nll, top1) = (out.tokens.nll(), out.tokens.top1());
+        let dw = grads.get(1).unwrap().to_vec();
+        // Rounding to bf16 alone is off by up to 2^-8.
+        let is_bf16 = device.activation_dtype() == crate::tensor::DType::BF16;
+        let tolerance = if is_bf16 { 4e-3 } else { 1e-4 };
+        for tok in 0..n_tok {
+            let what = format!("{device:?}, {n_vocab} by {factor}, token {tok}");
+            let scale = (weights[tok] / norm * factor) as f64;
+            let row: Vec<f64> = logits(tok).collect();
+            let (want_nll, want_top1, want) = row_in_f64(&row, ids[tok] as usize, scale);
+            assert!((nll[tok] as f64 - want_nll).abs() <= 1e-5 * (1.0 + want_nll), "{what}: loss");
+            assert_eq!(top1[tok], want_top1, "{what}: top");
+            for (id, want) in want.iter().enumerate() {
+                let got = dw[id * n_tok + tok] as f64;
+                let is_near = (got - want).abs() <= tolerance * want.abs() + 1e-9 * scale.abs();
+                assert!(is_near, "{what}, id {id}: {got}, not {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_every_length_are_right() {
+        for device in everywhere() {
+            check_rows(&device, 1001, 1.3, 1.0);
+            check_rows(&device, 1000, -0.7, 1.0);
+            check_rows(&device, 24, 1.3, 64.0); // huge
+            // In shared memory: a part of a step, several; more than there is.
+            for n_vocab in [4, 4100, 20_000, 70_000] {
+                check_rows(&device, n_vocab, 1.3, 1.0);
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_are_even_and_whole_tiles() {
+        let there = devices().iter().filter_map(|(device, _)| device.gpu());
+        for gpu in there.filter(|gpu| gpu.as_cuda().is_some()) {
+            assert_eq!(n_chunk_gpu(gpu, 16_384, 50_280), 2816);
+            assert_eq!(n_chunk_gpu(gpu, 3000, 50_280), 1536);
+            assert_eq!(n_chunk_gpu(gpu, 100, 1 << 27), 16);
         }
     }
 

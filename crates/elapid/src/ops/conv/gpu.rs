@@ -73,12 +73,13 @@ impl Launch {
         let device = job.x.device();
         let is_many = job.x.dims2().0 >= N_TOK_MANY;
         let pieces = job.pieces(if is_many { N_ROWS_MANY } else { N_ROWS });
-        let mut words = Vec::with_capacity(5 * pieces.len());
-        for Piece { segment_idx, rows } in &pieces {
-            let segment = job.segments[*segment_idx].rows();
-            let piece = [rows.start, rows.end, *segment_idx, segment.start, segment.end];
-            words.extend(piece.map(|n| n as u32));
-        }
+        let table = job.segments.table("conv: pieces", device, |segments| {
+            let words = |Piece { segment_idx, rows }: &Piece| {
+                let segment = segments[*segment_idx].rows();
+                [rows.start, rows.end, *segment_idx, segment.start, segment.end].map(|n| n as u32)
+            };
+            pieces.iter().flat_map(words).collect()
+        });
         let has = Has {
             bias: job.bias.is_some(),
             windows: !job.windows.is_empty() && job.w.dims2().1 > 1,
@@ -92,7 +93,6 @@ impl Launch {
         };
         let (groups, threads) = channel_groups(gpu, job.x.dims2().1);
         let work = Work::grid([groups, pieces.len(), 1], threads);
-        let table = Tensor::from_u32(device, &words);
         Launch { n_pieces: pieces.len(), table, windows, work, has }
     }
 

@@ -135,32 +135,33 @@ KERNEL linear_dropout(const T0* x, T1* y, Params p) {
 
 #if defined(ENTRY_linear_take) || defined(ENTRY_linear_put)
 // Rows of D numbers, and their pieces of A, B and C; C may be 0, then another buffer is there.
+// WIDE: how many move at once, four where all pieces are multiples of it, else one.
 struct Params { u32 n; };
+
+template <class X, class Y> DEVICE void move(const X* x, size_t from, Y* y, size_t to) {
+    if (WIDE == 4) store4(y, to, load4(x, from));
+    else store(y, to, load(x, from));
+}
 #endif
 
 #ifdef ENTRY_linear_take
 KERNEL linear_take(const T0* x, T1* a, T2* b, T3* c, Params p) {
-    for (size_t i = thread_of(); i < p.n; i += n_threads()) {
-        size_t row = i / D;
-        u32 col = (u32)(i % D);
-        float value = load(x, i);
-        if (col < A) store(a, row * A + col, value);
-        else if (col < A + B) store(b, row * B + col - A, value);
-        else store(c, row * C + col - A - B, value);
+    for (size_t i = thread_of() * WIDE; i < p.n; i += n_threads() * WIDE) {
+        u32 row = (u32)i / D, col = (u32)i % D;
+        if (col < A) move(x, i, a, (size_t)row * A + col);
+        else if (col < A + B) move(x, i, b, (size_t)row * B + col - A);
+        else move(x, i, c, (size_t)row * C + col - A - B);
     }
 }
 #endif
 
 #ifdef ENTRY_linear_put
 KERNEL linear_put(const T0* a, const T1* b, const T2* c, T3* x, Params p) {
-    for (size_t i = thread_of(); i < p.n; i += n_threads()) {
-        size_t row = i / D;
-        u32 col = (u32)(i % D);
-        float value;
-        if (col < A) value = load(a, row * A + col);
-        else if (col < A + B) value = load(b, row * B + col - A);
-        else value = load(c, row * C + col - A - B);
-        store(x, i, value);
+    for (size_t i = thread_of() * WIDE; i < p.n; i += n_threads() * WIDE) {
+        u32 row = (u32)i / D, col = (u32)i % D;
+        if (col < A) move(a, (size_t)row * A + col, x, i);
+        else if (col < A + B) move(b, (size_t)row * B + col - A, x, i);
+        else move(c, (size_t)row * C + col - A - B, x, i);
     }
 }
 #endif

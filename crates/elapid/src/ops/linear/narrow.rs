@@ -41,9 +41,10 @@ impl Narrow {
     /// Moves the numbers of `n_tok` rows.
     fn launch(&self, gpu: &Gpu, kernel: &'static Kernel, n_tok: usize, args: &mut [Arg]) {
         let [a, b, c] = self.widths;
-        let consts = [("D", self.width), ("A", a), ("B", b), ("C", c)];
+        let wide = if self.widths.iter().all(|width| width.is_multiple_of(4)) { 4 } else { 1 };
+        let consts = [("D", self.width), ("A", a), ("B", b), ("C", c), ("WIDE", wide)];
         let n = n_tok * self.width;
-        gpu.launch(kernel, Work::each(n), &consts, args, &[n.into()]);
+        gpu.launch(kernel, Work::each(n / wide), &consts, args, &[n.into()]);
     }
 
     /// The pieces of a result.

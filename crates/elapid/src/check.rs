@@ -102,7 +102,7 @@ pub fn small_bindings() -> Option<&'static Device> {
     static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
     let open = || {
         let host = Device::cpu(1).expect("one thread").host().clone();
-        Gpu::wgpu_plain(0, host, 1 << 16).ok().map(Device::Gpu)
+        Gpu::wgpu_plain(0, host, 1 << 16, &[]).ok().map(Device::Gpu)
     };
     DEVICE.get_or_init(open).as_ref()
 }

@@ -252,6 +252,12 @@ impl Tensor {
         (Tensor { shape, dtype: DType::F32, offset: begin - lead, ..self.clone() }, lead)
     }
 
+    /// The same bytes as numbers in f16.
+    pub(crate) fn halves(&self, bytes: Range<usize>, align: usize) -> (Tensor, usize) {
+        let (words, lead) = self.words(bytes, align);
+        (Tensor { shape: vec![2 * words.n_elem()], dtype: DType::F16, ..words }, lead)
+    }
+
     /// A number that tensors have in common only if they share their storage.
     pub(crate) fn memory_id(&self) -> usize {
         Arc::as_ptr(&self.storage) as usize

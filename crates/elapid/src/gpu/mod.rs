@@ -13,7 +13,8 @@
 //! |--------------------|-----------------------------------------|-------------------------------|
 //! | arguments in order | `@group(0) @binding(0)`, `(1)`, ...     | pointers, in order            |
 //! | their types        | `array<f32>`; `array<u32>` for anything | `T0*`, `T1*`, ... by dtype,   |
-//! |                    | that is not f32                         | by `load` and `store`         |
+//! |                    | that is not f32; f16 that comes first   | by `load` and `store`         |
+//! |                    | by `stored` and `four_stored`           |                               |
 //! | parameters         | the binding behind them, `var<uniform>` | a struct by value, last       |
 //! | constants          | `const D: u32 = 64u;` before the text   | `#define D 64`                |
 //! | threads of a group | `THREADS`, also in `@workgroup_size`    | `THREADS`                     |
@@ -56,7 +57,7 @@ pub use self::work::{Const, Word, Work};
 
 /// A kernel of an op, in both languages.
 pub struct Kernel {
-    /// Name of the function; unique in the engine.
+    /// Name of the function; unique in the engine, with the constants where it has several texts.
     pub entry: &'static str,
     /// Source for wgpu.
     pub wgsl: &'static str,
@@ -217,16 +218,19 @@ pub(crate) struct Resolved<'a> {
 impl Gpu {
     /// The `index`-th adapter that wgpu finds, best first.
     pub fn wgpu(index: usize, host: Arc<Cpu>) -> Result<Gpu> {
-        let failure = Failure::default();
-        let backend = wgpu::Wgpu::new(index, failure.clone(), None)?;
-        Ok(Gpu::with(Backend::Wgpu(Box::new(backend)), host, failure, Precision::F32))
+        Gpu::wgpu_plain(index, host, usize::MAX, &wgpu::FEATURE_NAMES)
     }
 
-    /// The same with what every adapter has, and with bindings of at most so many bytes: for tests
-    /// of what is split, and of kernels that have a twin.
-    pub fn wgpu_plain(index: usize, host: Arc<Cpu>, bytes_max: usize) -> Result<Gpu> {
+    /// The same with bindings of at most so many bytes, and of what not every adapter has with
+    /// these features alone: for tests of what is split, and of kernels that have a twin.
+    pub fn wgpu_plain(
+        index: usize,
+        host: Arc<Cpu>,
+        bytes_max: usize,
+        features: &[&str],
+    ) -> Result<Gpu> {
         let failure = Failure::default();
-        let backend = wgpu::Wgpu::new(index, failure.clone(), Some(bytes_max))?;
+        let backend = wgpu::Wgpu::new(index, failure.clone(), bytes_max, features)?;
         Ok(Gpu::with(Backend::Wgpu(Box::new(backend)), host, failure, Precision::F32))
     }
 
@@ -346,6 +350,14 @@ impl Gpu {
         match &self.0.backend {
             Backend::Wgpu(wgpu) => wgpu.name(),
             Backend::Cuda(cuda) => format!("{}, {}", cuda.name(), self.0.precision.name()),
+        }
+    }
+
+    /// What it has beyond what every device has and uses, as `elapid info --devices` calls it.
+    pub fn features(&self) -> Vec<&'static str> {
+        match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.features(),
+            Backend::Cuda(_) => Vec::new(),
         }
     }
 

@@ -9,16 +9,26 @@
 //! With `beta` zero `out` is not read. Sides in another dtype than the one products are computed in
 //! are cast first: who multiplies with a weight again and again keeps the cast (`Tensor::derived`).
 //!
-//! wgpu: tiles in shared memory, f32. CUDA: cuBLASLt, which may do a little more on the way
-//! (`Epilogue`). What does not fit into a binding is split along its stored rows.
+//! wgpu: tiles in shared memory, f32; a right side in f16 is read as it is stored. CUDA: cuBLASLt,
+//! which may do a little more on the way (`Epilogue`). What does not fit into a binding is split
+//! along its stored rows.
 //!
 //! Not here: products of few rows with a stored matrix, in `vector.rs`.
 
+use super::decode::kind;
 use super::{Arg, Gpu, Kernel, Work};
 use crate::tensor::{DType, Tensor};
 use std::ops::Range;
 
-static PRODUCT: Kernel = Kernel { entry: "product", wgsl: include_str!("product.wgsl"), cuda: "" };
+static PRODUCT: Kernel = Kernel {
+    entry: "product",
+    wgsl: concat!(include_str!("product_f32.wgsl"), include_str!("product.wgsl")),
+    cuda: "",
+};
+
+/// The right side in f16.
+static PRODUCT_F16: Kernel =
+    Kernel { entry: "product", wgsl: include_str!("product.wgsl"), cuda: "" };
 
 /// A matrix on the left or right of a product.
 #[derive(Clone, Copy)]
@@ -161,17 +171,28 @@ impl Side<'_> {
     }
 
     fn operand(&self, gpu: &Gpu) -> Operand {
-        let tensor = self.tensor();
+        self.operand_as(in_format(gpu, self.tensor()))
+    }
+
+    /// The right side, which is cast only if it must be.
+    fn right_operand(&self, gpu: &Gpu) -> Operand {
+        match gpu.reads_right(self.tensor().dtype()) {
+            true => self.operand_as(self.tensor().clone()),
+            false => self.operand(gpu),
+        }
+    }
+
+    fn operand_as(&self, tensor: Tensor) -> Operand {
         let first = match self {
             Side::Columns(_, first, _) => *first,
             Side::Plain(_) | Side::Transposed(_) => 0,
         };
         Operand {
-            tensor: in_format(gpu, tensor),
             first,
             stride: tensor.dims2().1,
             matrix: 0,
             is_transposed: matches!(self, Side::Transposed(_)),
+            tensor,
         }
     }
 
@@ -200,6 +221,11 @@ const TILE: usize = 64;
 const N_GROUPS_BUSY: usize = 256;
 
 impl Gpu {
+    /// Whether products read a right side in this dtype as it is stored.
+    pub fn reads_right(&self, dtype: DType) -> bool {
+        dtype == self.activation_dtype() || (dtype == DType::F16 && self.as_cuda().is_none())
+    }
+
     /// `out = alpha a @ b + beta out`.
     pub fn product<'a>(&self, out: impl Into<Block<'a>>, beta: f32, alpha: f32, a: Side, b: Side) {
         let Some(product) = self.described(out.into(), beta, alpha, a, b) else { return };
@@ -247,7 +273,7 @@ impl Gpu {
             out_matrix: 0,
             n_batch: 1,
             a: a.operand(self),
-            b: b.operand(self),
+            b: b.right_operand(self),
             out: tensor,
             m,
             n,
@@ -353,16 +379,18 @@ impl Gpu {
         let tile = tile_rows(m, n * n_batch);
         let consts = [
             ("BM", tile),
+            ("B_KIND", kind(b.tensor.dtype())),
             ("A_TRANSPOSED", usize::from(a.is_transposed)),
             ("B_TRANSPOSED", usize::from(b.is_transposed)),
             ("A_WIDE", a.is_wide(a_first, if a.is_transposed { m } else { k })),
             ("B_WIDE", b.is_wide(b_first, if b.is_transposed { k } else { n })),
         ];
+        let kernel = if b.tensor.dtype() == DType::F16 { &PRODUCT_F16 } else { &PRODUCT };
         let mut args = [
-            Arg::In(&a_tensor),
             Arg::In(&b_tensor),
             Arg::In(&a_tensor),
             Arg::In(&b_tensor),
+            Arg::In(&a_tensor),
             Arg::Window(out, out_bytes),
         ];
         let params = [
@@ -382,7 +410,7 @@ impl Gpu {
             product.beta.into(),
         ];
         let work = Work::grid([n.div_ceil(TILE), m.div_ceil(tile), n_batch], 256);
-        self.launch(&PRODUCT, work, &consts, &mut args, &params);
+        self.launch(kernel, work, &consts, &mut args, &params);
     }
 }
 
@@ -406,21 +434,29 @@ impl Product<'_> {
         let a_axes = if self.a.is_transposed { (Axis::K, Axis::M) } else { (Axis::M, Axis::K) };
         let b_axes = if self.b.is_transposed { (Axis::N, Axis::K) } else { (Axis::K, Axis::N) };
         let out_axes = (Axis::M, Axis::N);
-        let stored =
-            [(a_axes, self.a.stride), (b_axes, self.b.stride), (out_axes, self.out_stride)];
+        let stored = [
+            (a_axes, self.a.stride, self.a.size()),
+            (b_axes, self.b.stride, self.b.size()),
+            (out_axes, self.out_stride, 4),
+        ];
         let size = |axis: Axis| match axis {
             Axis::M => self.m,
             Axis::N => self.n,
             Axis::K => self.k,
         };
-        stored.into_iter().find_map(|((rows, cols), stride)| {
+        stored.into_iter().find_map(|((rows, cols), stride, bytes)| {
             let n_elem = size(rows).saturating_sub(1) * stride + size(cols);
-            (4 * n_elem > bytes_max).then_some(if size(rows) > 1 { rows } else { cols })
+            (bytes * n_elem > bytes_max).then_some(if size(rows) > 1 { rows } else { cols })
         })
     }
 }
 
 impl Operand {
+    /// Bytes of a number.
+    fn size(&self) -> usize {
+        self.tensor.dtype().block().1
+    }
+
     /// Numbers between two rows of the side, as the product sees it.
     fn row_step(&self) -> usize {
         if self.is_transposed { 1 } else { self.stride }
@@ -446,8 +482,12 @@ impl Operand {
         let (n_rows, n_cols) = if self.is_transposed { (n_cols, n_rows) } else { (n_rows, n_cols) };
         let more = (n_batch - 1) * self.matrix;
         let end = self.first + more + n_rows.saturating_sub(1) * self.stride + n_cols;
-        let (words, lead) = self.tensor.words(self.first * 4..end * 4, gpu.offset_align());
-        (words, lead / 4)
+        let (bytes, align) = (self.first * self.size()..end * self.size(), gpu.offset_align());
+        let (read, lead) = match self.tensor.dtype() {
+            DType::F16 => self.tensor.halves(bytes, align),
+            _ => self.tensor.words(bytes, align),
+        };
+        (read, lead / self.size())
     }
 }
 

@@ -4,13 +4,14 @@
 // Tiles lie in shared memory with k as the slow axis, so that a thread reads runs; the next step is
 // on its way while one is multiplied. Sums run along k in order, whatever the tiles.
 //
+// The right side, (k, n) or (n, k), is read by `stored` and `four_stored`, and its tile holds what
+// they give: f32 or f16, whichever file stands before this one.
+//
 // A_WIDE, B_WIDE: 1 where four numbers along a stored row can be read at once: the same buffers,
 // bound once more.
 
-@group(0) @binding(0) var<storage, read> a: array<f32>; // (m, k), or (k, m)
-@group(0) @binding(1) var<storage, read> b: array<f32>; // (k, n), or (n, k)
-@group(0) @binding(2) var<storage, read> a_fours: array<vec4<f32>>;
-@group(0) @binding(3) var<storage, read> b_fours: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> a: array<f32>; // (m, k), or (k, m)
+@group(0) @binding(3) var<storage, read> a_fours: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read_write> out: array<f32>; // (m, n) from `out_first` on
 
 struct Params {
@@ -37,7 +38,7 @@ const A_ROW: u32 = BM + 4u;
 const B_ROW: u32 = 68u;
 
 var<workgroup> a_tile: array<f32, 16u * (BM + 4u)>;
-var<workgroup> b_tile: array<f32, 1088>;
+var<workgroup> b_tile: array<Stored, 1088>;
 
 // Four numbers along a stored row, `at` the first; those past `end` along it are zero.
 fn a_four(at: u32, col: u32, end: u32) -> vec4<f32> {
@@ -49,12 +50,12 @@ fn a_four(at: u32, col: u32, end: u32) -> vec4<f32> {
     return value;
 }
 
-fn b_four(at: u32, col: u32, end: u32) -> vec4<f32> {
-    if B_WIDE == 1u { return b_fours[at / 4u]; }
-    var value = vec4(b[at], 0.0, 0.0, 0.0);
-    if col + 1u < end { value.y = b[at + 1u]; }
-    if col + 2u < end { value.z = b[at + 2u]; }
-    if col + 3u < end { value.w = b[at + 3u]; }
+fn b_four(at: u32, col: u32, end: u32) -> vec4<Stored> {
+    if B_WIDE == 1u { return four_stored(at); }
+    var value = vec4(stored(at), 0.0, 0.0, 0.0);
+    if col + 1u < end { value.y = stored(at + 1u); }
+    if col + 2u < end { value.z = stored(at + 2u); }
+    if col + 3u < end { value.w = stored(at + 3u); }
     return value;
 }
 
@@ -86,20 +87,20 @@ fn a_put(i: u32, value: vec4<f32>) {
     a_tile[at + 3u * step] = value.w;
 }
 
-fn b_load(i: u32, col0: u32, k0: u32, first: u32) -> vec4<f32> {
+fn b_load(i: u32, col0: u32, k0: u32, first: u32) -> vec4<Stored> {
     if B_TRANSPOSED == 1u {
         let col = col0 + i / 4u;
         let k = k0 + i % 4u * 4u;
-        if k >= p.k || col >= p.n { return vec4(0.0); }
+        if k >= p.k || col >= p.n { return vec4<Stored>(); }
         return b_four(first + col * p.b_stride + k, k, p.k);
     }
     let k = k0 + i / 16u;
     let col = col0 + i % 16u * 4u;
-    if k >= p.k || col >= p.n { return vec4(0.0); }
+    if k >= p.k || col >= p.n { return vec4<Stored>(); }
     return b_four(first + k * p.b_stride + col, col, p.n);
 }
 
-fn b_put(i: u32, value: vec4<f32>) {
+fn b_put(i: u32, value: vec4<Stored>) {
     var at = i / 16u * B_ROW + i % 16u * 4u;
     var step = 1u;
     if B_TRANSPOSED == 1u {
@@ -152,7 +153,8 @@ fn product(
         b_next = b_load(thread, col0, k0 + STEP, b0);
         for (var k = 0u; k < STEP; k++) {
             let at = k * B_ROW + tx;
-            let right = vec4(b_tile[at], b_tile[at + 1u], b_tile[at + 2u], b_tile[at + 3u]);
+            let four = vec4(b_tile[at], b_tile[at + 1u], b_tile[at + 2u], b_tile[at + 3u]);
+            let right = vec4<f32>(four);
             let left = k * A_ROW + ty;
             s0 += a_tile[left] * right;
             s1 += a_tile[left + 1u] * right;

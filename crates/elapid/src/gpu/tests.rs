@@ -2,11 +2,14 @@
 
 use super::graph::Graph;
 use super::product::{Batch, Block, Places, Rows, Side};
-use super::{Arg, Backend, Gpu, Kernel, Precision, Work};
+use super::vector::N_FEW;
+use super::{Arg, Gpu, Kernel, Precision, Work};
 use crate::check::{compare_devices, devices};
 use crate::device::Device;
 use crate::rng::Rng;
 use crate::tensor::{DType, Tensor};
+use half::f16;
+use std::sync::Arc;
 
 static SCALE: Kernel = Kernel {
     entry: "scale_columns",
@@ -382,10 +385,9 @@ fn sums_over_a_group_come_out_right_with_subgroups_and_without() {
     let host = Device::cpu(1).unwrap().host().clone();
     let Some(adapter) = super::list_wgpu().into_iter().next() else { return };
     let fast = Gpu::wgpu(0, host.clone()).unwrap();
-    let plain = Gpu::wgpu_plain(0, host, 1 << 20).unwrap();
+    let plain = Gpu::wgpu_plain(0, host, 1 << 20, &[]).unwrap();
     for (gpu, has) in [(fast, adapter.features.contains(&"subgroups")), (plain, false)] {
-        let Backend::Wgpu(backend) = &gpu.0.backend else { unreachable!("wgpu was asked for") };
-        assert_eq!(backend.has_subgroups(), has, "{}", adapter.name);
+        assert_eq!(gpu.features().contains(&"subgroups"), has, "{}", adapter.name);
         let device = Device::Gpu(gpu.clone());
         for n_threads in [32, 64, 128, 256] {
             let x = numbers(n_threads as u64, n_threads);
@@ -397,5 +399,66 @@ fn sums_over_a_group_come_out_right_with_subgroups_and_without() {
             compare_devices(&what, &sums_of(&x), &out.to_vec(), 1e-6);
         }
         gpu.check().unwrap();
+    }
+}
+
+/// Products of `m` rows with a matrix in f16, (n, k) or (k, n), that begins anywhere in another;
+/// of few rows also the other way to them.
+fn products_of_halves(gpu: &Gpu, [m, n, k]: [usize; 3], dtype: DType) -> Vec<Vec<f32>> {
+    let device = &Device::Gpu(gpu.clone());
+    let x = Tensor::from_f32(device, &[m, k], &numbers(3, m * k));
+    let mut list = Vec::new();
+    for (n_rows, n_cols) in [(n, k), (k, n)] {
+        // Columns of the result by ordinary numbers, by such below the normal ones, by large ones.
+        let is_transposed = (n_rows, n_cols) == (n, k);
+        let col = |at: usize| if is_transposed { at / n_cols } else { at % n_cols };
+        let one = |(at, x): (usize, f32)| f16::from_f32(x * [1.0, 2e-5, 1e4][col(at) % 3]);
+        let numbers = numbers(7, (n_rows + 1) * n_cols);
+        let all: Vec<f16> = numbers.into_iter().enumerate().map(one).collect();
+        let bytes = Arc::new(bytemuck::cast_slice(&all).to_vec());
+        let stored = Tensor::from_shared(device, &[n_rows + 1, n_cols], DType::F16, bytes, 0);
+        let w = gpu.decode_rows(&stored, 1..n_rows + 1, dtype);
+        assert_eq!(w.dtype(), dtype);
+        let mut out = Tensor::from_f32(device, &[m, n], &vec![1.0; m * n]);
+        let side = if is_transposed { Side::Transposed(&w) } else { Side::Plain(&w) };
+        gpu.product(&mut out, 2.0, 0.5, Side::Plain(&x), side);
+        list.push(out.to_vec());
+        if is_transposed && m <= N_FEW {
+            gpu.few(&mut out, 0.0, 1.0, &x, &w);
+            list.push(out.to_vec());
+        }
+    }
+    gpu.check().unwrap();
+    list
+}
+
+#[test]
+fn a_matrix_in_f16_gives_the_same_bits_read_as_such_as_words_and_in_f32() {
+    let host = Device::cpu(1).unwrap().host().clone();
+    let Some(adapter) = super::list_wgpu().into_iter().next() else { return };
+    let open = |bytes_max: usize| {
+        let gpu = |features| Gpu::wgpu_plain(0, host.clone(), bytes_max, features).unwrap();
+        (gpu(&["f16"]), gpu(&[]))
+    };
+    let has = adapter.features.contains(&"f16");
+    let (large, small) = (open(usize::MAX), open(1 << 16));
+    for (with, without) in [&large, &small] {
+        assert_eq!((with.features().contains(&"f16"), without.features().len()), (has, 0));
+    }
+    // Few rows and many, on and off the edges of tiles of both sizes; the last three have more
+    // than a small binding holds, on the right or everywhere.
+    let few = [[1, 1, 1], [1, 70, 136], [5, 9, 37], [8, 130, 260], [9, 64, 16], [9, 65, 17]];
+    let many = [[65, 66, 34], [200, 67, 36], [9, 300, 140], [3, 35, 1003], [1027, 1860, 9]];
+    for size in few.into_iter().chain(many) {
+        let want = products_of_halves(&large.0, size, DType::F32);
+        let got = products_of_halves(&large.0, size, DType::F16);
+        assert!(got == want, "{size:?}: not the bits of f32");
+        assert!(products_of_halves(&large.1, size, DType::F16) == want, "{size:?}: as words");
+        // Cut along k, sums have other bits, but the same for both.
+        let got = products_of_halves(&small.0, size, DType::F16);
+        assert!(products_of_halves(&small.1, size, DType::F16) == got, "{size:?}: in parts");
+        for (want, got) in want.iter().zip(&got) {
+            compare_devices(&format!("{size:?}, in parts"), want, got, 1e-4);
+        }
     }
 }

@@ -12,12 +12,19 @@
 use super::decode::kind;
 use super::product::Block;
 use super::{Arg, Gpu, Kernel, Work};
-use crate::tensor::Tensor;
+use crate::tensor::{DType, Tensor};
 
 static VECTOR: Kernel = Kernel {
     entry: "vector",
     wgsl: concat!(include_str!("formats.wgsl"), include_str!("vector.wgsl")),
     cuda: concat!(include_str!("formats.cu"), include_str!("vector.cu")),
+};
+
+/// The same for a matrix in f16 on wgpu, which has its own ways to read one.
+static VECTOR_F16: Kernel = Kernel {
+    entry: "vector",
+    wgsl: concat!(include_str!("vector_f16.wgsl"), include_str!("vector.wgsl")),
+    cuda: "",
 };
 
 /// Rows that are few.
@@ -49,11 +56,15 @@ impl Gpu {
             Some(_) => (x.clone(), 0),
             None => x.words(0..x.n_bytes(), align),
         };
+        let has_halves = w.dtype() == DType::F16 && self.as_cuda().is_none();
+        let kernel = if has_halves { &VECTOR_F16 } else { &VECTOR };
         let max = (self.binding_bytes_max() - 2 * align) / row_bytes.max(1);
         let stride = tensor.dims2().1;
         for first in (0..n).step_by(max.max(1)) {
             let end = n.min(first.saturating_add(max.max(1)));
-            let (words, lead) = w.words(first * row_bytes..end * row_bytes, align);
+            let bytes = first * row_bytes..end * row_bytes;
+            let (words, lead) =
+                if has_halves { w.halves(bytes, align) } else { w.words(bytes, align) };
             let out_first = rows.start * stride + cols.start + first;
             let out_lead = out_first * out_size % align;
             let last = out_first + (m - 1) * stride + end - first;
@@ -70,7 +81,7 @@ impl Gpu {
             ];
             let work = Work::groups((end - first).div_ceil(N_THREADS / 32), N_THREADS).early();
             let mut args = [Arg::In(&words), Arg::In(&x_words), Arg::Window(tensor, written)];
-            self.launch(&VECTOR, work, &consts, &mut args, &params);
+            self.launch(kernel, work, &consts, &mut args, &params);
         }
     }
 }
@@ -81,7 +92,6 @@ mod tests {
     use crate::check::{Input, compare_devices, devices, small_bindings};
     use crate::device::Device;
     use crate::quant::BlockType;
-    use crate::tensor::DType;
     use std::sync::Arc;
 
     /// `alpha x @ w^T + beta out` in f64, of the first `m` rows of x.

@@ -5,7 +5,9 @@
 //! before. Pipelines are made once for each kernel, its constants and its kinds of arguments.
 //!
 //! Sums over a group go by subgroups where the adapter has them and a first kernel has shown that
-//! they hold threads in order; else through shared memory alone.
+//! they hold threads in order; else through shared memory alone. Arguments in f16 are read as such
+//! where the adapter has these numbers and a first kernel has shown that each comes out right; else
+//! they are made of words.
 //!
 //! Errors that nobody asked for, and the loss of the device, end in `Failure`.
 
@@ -22,6 +24,14 @@ const PRELUDE: &str = include_str!("prelude.wgsl");
 /// Sums over a group: with what is there everywhere, and with subgroups.
 const PLAIN_SUMS: &str = include_str!("sums.wgsl");
 const SUBGROUP_SUMS: &str = include_str!("subgroups.wgsl");
+/// Numbers of an argument in f16: made of words, and read as what they are.
+const PLAIN_HALVES: &str = include_str!("halves.wgsl");
+const F16_HALVES: &str = include_str!("f16.wgsl");
+/// What kernels can use and not every adapter has.
+const FEATURES: [(wgpu::Features, &str); 2] =
+    [(wgpu::Features::SHADER_F16, "f16"), (wgpu::Features::SUBGROUP, "subgroups")];
+/// Their names.
+pub(super) const FEATURE_NAMES: [&str; 2] = [FEATURES[0].1, FEATURES[1].1];
 /// Bytes between the parameters of two launches: the alignment of uniform bindings.
 const SLOT: usize = 256;
 /// Launches whose parameters share a uniform buffer.
@@ -37,6 +47,8 @@ pub struct Wgpu {
     limits: wgpu::Limits,
     /// The text of sums over a group.
     sums: &'static str,
+    /// The text of numbers in f16, for kernels with such an argument.
+    halves: &'static str,
     pipelines: Mutex<HashMap<Key, Arc<Pipeline>>>,
     pending: Mutex<Pending>,
     failure: Failure,
@@ -115,7 +127,6 @@ pub fn list() -> Vec<Adapter> {
 
 fn describe(adapter: &wgpu::Adapter) -> Adapter {
     let (info, limits, has) = (adapter.get_info(), adapter.limits(), adapter.features());
-    let features = [(wgpu::Features::SHADER_F16, "f16"), (wgpu::Features::SUBGROUP, "subgroups")];
     Adapter {
         name: info.name.clone(),
         kind: match info.device_type {
@@ -127,7 +138,7 @@ fn describe(adapter: &wgpu::Adapter) -> Adapter {
         backend: format!("{:?}", info.backend),
         buffer_bytes_max: limits.max_buffer_size,
         binding_bytes_max: limits.max_storage_buffer_binding_size,
-        features: features.iter().filter(|(one, _)| has.contains(*one)).map(|it| it.1).collect(),
+        features: FEATURES.iter().filter(|(one, _)| has.contains(*one)).map(|it| it.1).collect(),
     }
 }
 
@@ -143,8 +154,13 @@ fn limits(adapter: &wgpu::Adapter) -> wgpu::Limits {
 }
 
 impl Wgpu {
-    /// With `plain` bindings are at most so large, and what not every adapter has is not used.
-    pub(super) fn new(index: usize, failure: Failure, plain: Option<usize>) -> Result<Wgpu> {
+    /// Bindings are at most so large; of what not every adapter has, these features are used.
+    pub(super) fn new(
+        index: usize,
+        failure: Failure,
+        bytes_max: usize,
+        features: &[&str],
+    ) -> Result<Wgpu> {
         let list = adapters();
         let n_found = list.len();
         let Some(adapter) = list.into_iter().nth(index) else {
@@ -158,11 +174,11 @@ impl Wgpu {
         };
         let info = adapter.get_info();
         let mut limits = limits(&adapter);
-        let mut features = adapter.features() & wgpu::Features::SUBGROUP;
-        if let Some(max) = plain {
-            limits.max_storage_buffer_binding_size = max as _;
-            features = wgpu::Features::empty();
-        }
+        let binding_max = &mut limits.max_storage_buffer_binding_size;
+        *binding_max = (*binding_max).min(bytes_max as u64);
+        let wanted = FEATURES.iter().filter(|(_, name)| features.contains(name));
+        let wanted = wanted.fold(wgpu::Features::empty(), |all, it| all | it.0);
+        let features = wanted & adapter.features();
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("elapid"),
             required_features: features,
@@ -183,8 +199,9 @@ impl Wgpu {
             }
         });
         let (pipelines, pending) = (Mutex::default(), Mutex::default());
-        let sums = PLAIN_SUMS;
-        let mut made = Wgpu { device, queue, info, limits, sums, pipelines, pending, failure };
+        let (sums, halves) = (PLAIN_SUMS, PLAIN_HALVES);
+        let mut made =
+            Wgpu { device, queue, info, limits, sums, halves, pipelines, pending, failure };
         if features.contains(wgpu::Features::SUBGROUP) {
             made.sums = SUBGROUP_SUMS;
             if !made.sums_hold() {
@@ -192,7 +209,48 @@ impl Wgpu {
                 made.failure.clear();
             }
         }
+        if features.contains(wgpu::Features::SHADER_F16) {
+            made.halves = F16_HALVES;
+            if !made.halves_hold() {
+                made.halves = PLAIN_HALVES;
+                made.failure.clear();
+            }
+        }
         Ok(made)
+    }
+
+    /// Whether every number in f16 comes out right: not those alone that a driver may round to
+    /// zero.
+    fn halves_hold(&self) -> bool {
+        static PROBE: Kernel =
+            Kernel { entry: "f16_probe", wgsl: include_str!("f16_probe.wgsl"), cuda: "" };
+        // So many at once that they fit into any binding.
+        let (n, n_threads) = (1 << 13, 256);
+        let all: Vec<u16> = (0..=u16::MAX).collect();
+        let mut got = vec![0.0f32; 2 * all.len()];
+        let (Ok(from), Ok(to)) = (self.allocate(2 * all.len()), self.allocate(4 * got.len()))
+        else {
+            return false;
+        };
+        self.upload(&from, 0, bytemuck::cast_slice(&all));
+        let (from, to) = (Memory::Wgpu(from), Memory::Wgpu(to));
+        for first in (0..all.len()).step_by(n) {
+            let (input, output) = ((&from, DType::F16, false), (&to, DType::F32, true));
+            let args = &[(input, 2), (output, 8)].map(|((memory, dtype, writes), bytes)| {
+                Resolved { memory, offset: bytes * first, n_bytes: bytes * n, dtype, writes }
+            });
+            let work = Work::groups(n / 4 / n_threads, n_threads);
+            let (consts, params) = (&[("N", n)], &[1.0f32.into()]);
+            self.launch(&Launch { kernel: &PROBE, work, consts, args, params });
+        }
+        let Memory::Wgpu(to) = &to else { unreachable!("it was made above") };
+        self.download(to, 0, bytemuck::cast_slice_mut(&mut got));
+        // Each run of numbers is there twice.
+        let is_right = |(at, got): (usize, &f32)| {
+            let want = half::f16::from_bits(all[at / (2 * n) * n + at % n]).to_f32();
+            got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan())
+        };
+        self.failure.get().is_none() && got.iter().enumerate().all(is_right)
     }
 
     /// Whether sums over a group come out right.
@@ -222,10 +280,10 @@ impl Wgpu {
         self.failure.get().is_none() && (0..n).all(is_right)
     }
 
-    /// Whether sums over a group go by subgroups.
-    #[cfg(test)]
-    pub(super) fn has_subgroups(&self) -> bool {
-        self.sums == SUBGROUP_SUMS
+    /// Names of the features that kernels use.
+    pub(super) fn features(&self) -> Vec<&'static str> {
+        let uses = [self.halves == F16_HALVES, self.sums == SUBGROUP_SUMS];
+        FEATURE_NAMES.into_iter().zip(uses).filter(|it| it.1).map(|it| it.0).collect()
     }
 
     pub(super) fn name(&self) -> String {
@@ -394,13 +452,20 @@ impl Wgpu {
     }
 
     fn make(&self, launch: &Launch) -> Pipeline {
-        let mut source = format!("const THREADS: u32 = {}u;\n", launch.work.threads);
+        let has_halves = launch.args.iter().any(|arg| arg.dtype == DType::F16);
+        let halves = if has_halves { self.halves } else { "" };
+        let mut source = String::new();
+        if halves == F16_HALVES {
+            source.push_str("enable f16;\n");
+        }
+        source.push_str(&format!("const THREADS: u32 = {}u;\n", launch.work.threads));
         for (name, value) in launch.consts {
             source.push_str(&format!("const {name}: u32 = {value}u;\n"));
         }
         source.push_str(&format!("const SUBGROUP_MIN: u32 = {}u;\n", self.info.subgroup_min_size));
         source.push_str(PRELUDE);
         source.push_str(self.sums);
+        source.push_str(halves);
         source.push_str(launch.kernel.wgsl);
         let entry = launch.kernel.entry;
         let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
@@ -505,5 +570,38 @@ impl Pending {
         assert!(uniforms.bytes.len() <= at + SLOT, "{}: parameters", launch.kernel.entry);
         uniforms.bytes.resize(at + SLOT, 0);
         (&uniforms.buffer, at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether numbers in f16 are found right, made of words with this in place of `f16_to_f32`.
+    fn hold(function: &str) -> Option<bool> {
+        let mut made = Wgpu::new(0, Failure::default(), usize::MAX, &[]).ok()?;
+        let text = PLAIN_HALVES.replace("f16_to_f32(", "read_half(") + function;
+        made.halves = Box::leak(text.into_boxed_str());
+        Some(made.halves_hold())
+    }
+
+    #[test]
+    fn numbers_in_f16_that_come_out_wrong_are_seen() {
+        let Some(exact) = hold("fn read_half(bits: u32) -> f32 { return f16_to_f32(bits); }")
+        else {
+            return;
+        };
+        assert!(exact);
+        let wrong = [
+            // What is small becomes zero; infinities the largest number; not a WGSL text at all.
+            "fn read_half(bits: u32) -> f32 {
+                return select(f16_to_f32(bits), 0.0, (bits & 31744u) == 0u);
+            }",
+            "fn read_half(bits: u32) -> f32 {
+                return select(f16_to_f32(bits), 65504.0, (bits & 32767u) == 31744u);
+            }",
+            "fn read_half(bits: u32) -> f32 { return nothing_of_the_kind; }",
+        ];
+        wrong.iter().for_each(|function| assert_eq!(hold(function), Some(false), "{function}"));
     }
 }

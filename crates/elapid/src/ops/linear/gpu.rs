@@ -2,9 +2,9 @@
 //! whole tensors, rows and columns of them in place of slices.
 //!
 //! A weight in f32 is multiplied as it is, or in the dtype of activations, cast once for as long as
-//! it stays the same. A weight in any other dtype is decoded a panel of rows at a time; a call with
-//! few tokens reads it as it is stored. All experts of a call go the same way, so that bits of a
-//! row do not depend on how many rows its expert has.
+//! it stays the same. A weight in any other dtype is decoded a panel of rows at a time, unless
+//! products read it as it is stored, as all do in a call with few tokens. All experts of a call go
+//! the same way, so that bits of a row do not depend on how many rows its expert has.
 //!
 //! Results are activations; gradients of operands are f32.
 
@@ -519,18 +519,19 @@ impl Operands {
         dropout.run_gpu(gpu, input.first_row, &seen, dx, &["ADDS"]);
     }
 
-    /// Calls `f` with runs of weight rows as products take them: all at once if stored so, or if
-    /// the cast of an f32 weight is kept.
+    /// Calls `f` with runs of weight rows as products take them on the right: all at once if stored
+    /// so, or if the cast of an f32 weight is kept.
     pub(super) fn each_panel_gpu(
         &self,
         gpu: &Gpu,
         rows: Range<usize>,
         mut f: impl FnMut(Range<usize>, &Tensor),
     ) {
-        let dtype = gpu.activation_dtype();
-        if self.weight.dtype() == dtype || self.weight.dtype() == DType::F32 {
+        let (stored, dtype) = (self.weight.dtype(), gpu.activation_dtype());
+        if stored == dtype || stored == DType::F32 {
             return f(rows.clone(), &in_format(gpu, &self.weight).rows(rows));
         }
+        let dtype = if gpu.reads_right(stored) { stored } else { dtype };
         let row_bytes = 4 * self.weight.shape()[1];
         let max = PANEL_BYTES.min(gpu.binding_bytes_max() - gpu.offset_align());
         let n_rows = (max / row_bytes.max(1)).max(1);

@@ -66,10 +66,13 @@ impl Info {
             }));
         }
         for (idx, adapter) in elapid::gpu::list_wgpu().into_iter().enumerate() {
+            let opened = elapid::gpu::Gpu::wgpu(idx, cpu.host().clone());
+            let used = opened.map(|gpu| gpu.features()).unwrap_or_default();
             list.push(json!({
                 "device": format!("wgpu:{idx}"), "name": adapter.name, "kind": adapter.kind,
                 "backend": adapter.backend, "buffer_max": adapter.buffer_bytes_max,
                 "binding_max": adapter.binding_bytes_max, "features": adapter.features,
+                "features_used": used,
             }));
         }
         if self.json {
@@ -86,8 +89,12 @@ impl Info {
             facts.extend(capability.map(|it| format!("compute capability {it}")));
             facts.extend(size("buffer_max").map(|n| format!("buffers to {n}")));
             facts.extend(size("binding_max").map(|n| format!("bindings to {n}")));
-            let features = one["features"].as_array().into_iter().flatten();
-            facts.extend(features.filter_map(|it| it.as_str().map(String::from)));
+            let names = |field: &str| one[field].as_array().cloned().unwrap_or_default();
+            let used = names("features_used");
+            facts.extend(names("features").iter().filter_map(|it| {
+                let not = if used.contains(it) { "" } else { " (not used)" };
+                Some(format!("{}{not}", it.as_str()?))
+            }));
             facts.retain(|fact| !fact.is_empty());
             line(format!("{:<8}{}", text("device"), facts.join(", ")));
         }

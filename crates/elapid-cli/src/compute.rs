@@ -6,7 +6,7 @@ use elapid::gpu::Precision;
 use serde::{Deserialize, Serialize};
 
 /// Where to compute.
-#[derive(clap::Args, Clone, Debug)]
+#[derive(clap::Args, Clone, Debug, Default)]
 pub struct Compute {
     /// Where to compute: auto, cpu, gpu, wgpu, cuda, or one of several, such as cuda:1 [default:
     /// auto, or where a resumed run began]
@@ -18,12 +18,6 @@ pub struct Compute {
     /// Threads [default: all]
     #[arg(long, short = 't', value_name = "N", value_parser = between(1, 1024))]
     pub threads: Option<usize>,
-}
-
-impl Default for Compute {
-    fn default() -> Compute {
-        Compute { device: None, precision: None, threads: None }
-    }
 }
 
 /// Where a run began: it goes on there, unless told otherwise.

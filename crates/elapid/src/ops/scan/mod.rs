@@ -30,9 +30,9 @@
 //! | state             | (d_state, d_inner) | constant for the gradient                  |
 //!
 //! Neighbouring channels are the lanes of a vector, so a state lies transposed. Kept for backward:
-//! the inputs, on CUDA some states (gpu.rs). Keeping every state would cost `d_state` times the memory of `x`: backward walks a
-//! segment once to find the states at the start of each chunk, then makes those of one chunk and
-//! one vector of channels at a time.
+//! the inputs, on CUDA some states (gpu.rs). Keeping every state would cost `d_state` times the
+//! memory of `x`: backward walks a segment once to find the states at the start of each chunk, then
+//! makes those of one chunk and one vector of channels at a time.
 //!
 //! In generation a few tokens go another way, `step`, to the same bits. Graphics processors have
 //! ways of their own: gpu.rs.

@@ -11,13 +11,22 @@ struct Softmax { float largest, sum; };
 #endif
 
 #ifdef ENTRY_head_loss_rows
-DEVICE void put(Softmax* s, float l) {
-    if (l > s->largest) {
-        s->sum = s->sum * __expf(s->largest - l) + 1.0f;
-        s->largest = l;
-    } else {
-        s->sum += __expf(l - s->largest);
+// Exponents are made by `fmaf` everywhere: were some rounded on the way, a probability of one would
+// be off by the last bits of a large logit.
+DEVICE float power(float logit, float factor, float under) {
+    return __expf(fmaf(logit, factor, -under));
+}
+
+DEVICE void raise(Softmax* s, float most) {
+    if (most > s->largest) {
+        s->sum *= __expf(s->largest - most);
+        s->largest = most;
     }
+}
+
+DEVICE void put(Softmax* s, float logit, float factor) {
+    raise(s, logit * factor);
+    s->sum += power(logit, factor, s->largest);
 }
 
 // Loads of a thread that are under way at once.
@@ -41,7 +50,7 @@ KERNEL head_loss_rows(const T0* words, T1* logits, T2* dlogits, T3* nll, T4* top
     u32 n = p.n_vocab;
     size_t begin = row * n, at = p.first + row;
     u32 token = lists[at], id = lists[p.n_all + at];
-    float at_target = load(logits, begin + id) * p.factor;
+    float factor = p.factor, target = load(logits, begin + id);
     Softmax s = {-3.0e38f, 0.0f};
     bool is_even = n % 4 == 0;
     if (is_even) {
@@ -52,24 +61,20 @@ KERNEL head_loss_rows(const T0* words, T1* logits, T2* dlogits, T3* nll, T4* top
             for (int k = 0; k < BATCH; k++) {
                 if (i + 4 * k * THREADS >= n) continue;
                 float4 l = batch[k];
-                l.x *= p.factor, l.y *= p.factor, l.z *= p.factor, l.w *= p.factor;
-                float most = fmaxf(fmaxf(l.x, l.y), fmaxf(l.z, l.w));
-                if (most > s.largest) {
-                    s.sum *= __expf(s.largest - most);
-                    s.largest = most;
-                }
-                s.sum += (__expf(l.x - s.largest) + __expf(l.y - s.largest))
-                       + (__expf(l.z - s.largest) + __expf(l.w - s.largest));
+                raise(&s, fmaxf(fmaxf(l.x * factor, l.y * factor),
+                                fmaxf(l.z * factor, l.w * factor)));
+                s.sum += (power(l.x, factor, s.largest) + power(l.y, factor, s.largest))
+                       + (power(l.z, factor, s.largest) + power(l.w, factor, s.largest));
             }
         }
     } else {
-        for (u32 i = threadIdx.x; i < n; i += THREADS) put(&s, load(logits, begin + i) * p.factor);
+        for (u32 i = threadIdx.x; i < n; i += THREADS) put(&s, load(logits, begin + i), factor);
     }
     float top = group_max(s.largest);
     float total = group_sum(s.sum * __expf(s.largest - top));
     if (threadIdx.x == 0) {
-        store(nll, token, top + logf(total) - at_target);
-        store(top1, token, at_target >= top ? 1.0f : 0.0f);
+        store(nll, token, logf(total) - fmaf(target, factor, -top));
+        store(top1, token, target * factor >= top ? 1.0f : 0.0f);
     }
     if (!HAS_GRADS) return;
     float scale = __uint_as_float(lists[2 * (size_t)p.n_all + at]);
@@ -83,10 +88,9 @@ KERNEL head_loss_rows(const T0* words, T1* logits, T2* dlogits, T3* nll, T4* top
                 u32 i = i0 + 4 * k * THREADS;
                 if (i >= n) continue;
                 float4 l = batch[k];
-                float4 dl = make_float4(__expf(l.x * p.factor - top) * over,
-                                        __expf(l.y * p.factor - top) * over,
-                                        __expf(l.z * p.factor - top) * over,
-                                        __expf(l.w * p.factor - top) * over);
+                float4 dl = make_float4(
+                    power(l.x, factor, top) * over, power(l.y, factor, top) * over,
+                    power(l.z, factor, top) * over, power(l.w, factor, top) * over);
                 if (id == i) dl.x -= scale;
                 if (id == i + 1) dl.y -= scale;
                 if (id == i + 2) dl.z -= scale;
@@ -97,7 +101,7 @@ KERNEL head_loss_rows(const T0* words, T1* logits, T2* dlogits, T3* nll, T4* top
         }
     } else {
         for (u32 i = threadIdx.x; i < n; i += THREADS) {
-            float dl = __expf(load(logits, begin + i) * p.factor - top) * over;
+            float dl = power(load(logits, begin + i), factor, top) * over;
             if (id == i) dl -= scale;
             if (IN_PLACE) store(logits, begin + i, dl);
             else store(dlogits, begin + i, dl);

@@ -12,7 +12,8 @@ struct RowParams { n_rows: u32, n_vocab: u32, first: u32, n_all: u32, factor: f3
 @group(0) @binding(5) var<uniform> p_rows: RowParams;
 
 // A group takes a row: its largest number and the sum of exponentials in one pass, which is made
-// larger anew wherever a thread meets a larger number.
+// larger anew wherever a thread meets a larger number. Exponents are made by `fma` everywhere: were
+// some rounded on the way, a probability of one would be off by the last bits of a large logit.
 @compute @workgroup_size(THREADS)
 fn head_loss_rows(
     @builtin(workgroup_id) group_id: vec3<u32>,
@@ -26,29 +27,30 @@ fn head_loss_rows(
     let at = p_rows.first + row;
     let token = lists[at];
     let id = lists[p_rows.n_all + at];
-    let at_target = logits[begin + id] * p_rows.factor;
+    let factor = p_rows.factor;
+    let target_logit = logits[begin + id];
     var largest = -3.0e38;
     var sum = 0.0;
     for (var i = thread; i < n; i += THREADS) {
-        let l = logits[begin + i] * p_rows.factor;
+        let logit = logits[begin + i];
+        let l = logit * factor;
         if l > largest {
-            sum = sum * exp(largest - l) + 1.0;
+            sum *= exp(largest - l);
             largest = l;
-        } else {
-            sum += exp(l - largest);
         }
+        sum += exp(fma(logit, factor, -largest));
     }
     let top = group_max(thread, largest);
     let total = group_sum(thread, sum * exp(largest - top));
     if thread == 0u {
-        nll[token] = top + log(total) - at_target;
-        top1[token] = select(0.0, 1.0, at_target >= top);
+        nll[token] = log(total) - fma(target_logit, factor, -top);
+        top1[token] = select(0.0, 1.0, target_logit * factor >= top);
     }
     if HAS_GRADS == 1u {
         let scale = bitcast<f32>(lists[2u * p_rows.n_all + at]);
         let over = scale / total;
         for (var i = thread; i < n; i += THREADS) {
-            var dl = exp(logits[begin + i] * p_rows.factor - top) * over;
+            var dl = exp(fma(logits[begin + i], factor, -top)) * over;
             if i == id { dl -= scale; }
             logits[begin + i] = dl;
         }

@@ -394,6 +394,27 @@ mod tests {
     }
 
     #[test]
+    fn what_is_made_again_is_made_once_for_all_who_need_it() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        let n_made = Arc::new(AtomicUsize::new(0));
+        let (value, count) = (vector(&Device::cpu(1).unwrap(), &[3.0]), n_made.clone());
+        let again = value.clone();
+        let var = Var::constant(value).remade_by(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            again.clone()
+        });
+        let (first, last) = (var.kept(), var.kept());
+        drop(var);
+        assert_eq!(first.get().to_vec(), [3.0]);
+        drop(first);
+        assert_eq!(last.get().to_vec(), [3.0]);
+        assert_eq!(n_made.load(Ordering::Relaxed), 1);
+        // Nobody else comes: it was not held any longer.
+        let Kept::Remade(remake) = last else { panic!("a recipe") };
+        assert!(remake.made.lock().unwrap().is_none());
+    }
+
+    #[test]
     fn what_is_frozen_is_not_recorded() {
         let device = Device::cpu(1).unwrap();
         let tape = Tape::new();

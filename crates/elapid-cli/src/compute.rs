@@ -8,8 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Where to compute.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Compute {
-    /// Where to compute: auto, cpu, gpu, wgpu, cuda, or one of several, such as cuda:1 [default:
-    /// auto, or where a resumed run began]
+    /// Where to compute: auto, cpu, gpu, wgpu, cuda, or one of several: cuda:1 [default: auto]
     #[arg(long, value_name = "D")]
     pub device: Option<String>,
     /// Arithmetic on CUDA: bf16, tf32 or f32 [default: bf16; elsewhere f32]
@@ -51,7 +50,7 @@ impl Compute {
         };
         here.open().map_err(|failure| match &self.device {
             Some(_) => failure,
-            None => failure.with_hint(&format!(
+            None => failure.with_more(&format!(
                 "the run began on `{}`; `--device cpu` or another goes on elsewhere",
                 place.device
             )),
@@ -60,11 +59,10 @@ impl Compute {
 
     /// Where this is, for `open_again`.
     pub fn place(&self, device: &Device) -> Place {
-        let name = match self.device.as_deref() {
-            None | Some("auto" | "gpu") => device.kind(),
-            Some(name) => name,
-        };
-        Place { device: name.into(), precision: device.precision() }
+        let name = self.device.as_deref().unwrap_or("auto");
+        let (kind, index) = name.split_at(name.find(':').unwrap_or(name.len()));
+        let kind = if matches!(kind, "auto" | "gpu") { device.kind() } else { kind };
+        Place { device: format!("{kind}{index}"), precision: device.precision() }
     }
 
     fn open_in(&self, precision: Precision) -> Done<Device> {

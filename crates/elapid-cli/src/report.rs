@@ -18,9 +18,9 @@ impl Failure {
         Failure(format!("{problem}\n\nhint: {hint}"))
     }
 
-    /// The same problem with another hint.
-    pub fn with_hint(&self, hint: &str) -> Failure {
-        Failure::new(self.0.split("\n\nhint: ").next().unwrap_or_default(), hint)
+    /// With more to its hint.
+    pub fn with_more(&self, hint: &str) -> Failure {
+        Failure(format!("{self}; {hint}"))
     }
 }
 

@@ -199,7 +199,7 @@ impl Bench {
         let norm = target_ids.len() as f32;
         let targets = Targets { ids: &target_ids, weights: &target_weights, norm };
         let adamw = AdamW { weight_decay: 0.1, ..AdamW::default() };
-        let settings = StepSettings { adamw, clip_norm: None };
+        let settings = StepSettings { adamw, clip_norm: Some(1.0) };
         let (mut times_ms, mut rates) = (Vec::new(), Vec::new());
         let mut tape_bytes = 0;
         for _ in 0..2 {

@@ -31,7 +31,7 @@ use std::process::ExitCode;
 pub struct Train {
     #[command(flatten)]
     flags: Flags,
-    /// Go on with this run
+    /// Go on with this run, on the device and in the precision it began with unless told otherwise
     #[arg(long, value_name = "RUN", conflicts_with_all = DECIDED)]
     resume: Option<PathBuf>,
     /// Directory of the run [default: runs/N]

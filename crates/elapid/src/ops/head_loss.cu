@@ -11,8 +11,8 @@ struct Softmax { float largest, sum; };
 #endif
 
 #ifdef ENTRY_head_loss_rows
-// Exponents are made by `fmaf` everywhere: were some rounded on the way, a probability of one would
-// be off by the last bits of a large logit.
+// Exponents are made by `fmaf` everywhere: were only some rounded on the way, a probability of one
+// would be off by the last bits of a large logit.
 DEVICE float power(float logit, float factor, float under) {
     return __expf(fmaf(logit, factor, -under));
 }

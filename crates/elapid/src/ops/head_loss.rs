@@ -573,6 +573,26 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_number_is_not_hidden() {
+        for device in everywhere() {
+            for (n_vocab, bad) in [(8, f32::NAN), (1001, f32::NAN), (4100, f32::INFINITY)] {
+                let mut w: Vec<f32> = (0..n_vocab).map(|id| (id % 7) as f32).collect();
+                w[n_vocab - 1] = bad;
+                let tape = Tape::new();
+                let x = tape.leaf(0, &Tensor::from_f32(&device, &[1, 1], &[1.0]));
+                let w = tape.leaf(1, &Tensor::from_f32(&device, &[n_vocab, 1], &w));
+                let targets = Targets { ids: &[3], weights: &[1.0], norm: 1.0 };
+                let out = head_loss(&tape, &x, &w.into(), 1.0, &targets);
+                let mut grads = crate::tape::Gradients::default();
+                tape.backward(&out.loss, 1.0, &mut grads);
+                let what = format!("{device:?}, {n_vocab}");
+                assert!(out.loss.value().to_vec()[0].is_nan(), "{what}: loss");
+                assert!(grads.get(1).unwrap().to_vec()[3].is_nan(), "{what}: gradient");
+            }
+        }
+    }
+
+    #[test]
     fn chunks_are_even_and_whole_tiles() {
         let there = devices().iter().filter_map(|(device, _)| device.gpu());
         for gpu in there.filter(|gpu| gpu.as_cuda().is_some()) {

@@ -124,7 +124,8 @@ pub fn causal_conv(
     };
     let again = job.clone();
     let y = tape.record("conv", &inputs, y, move |dy| backward(&job, &dy, &wanted));
-    if again.x.device().gpu().is_some() { y.remade_by(move || forward(&again)) } else { y }
+    let is_remade = y.needs_grad() && again.x.device().gpu().is_some();
+    if is_remade { y.remade_by(move || forward(&again)) } else { y }
 }
 
 /// Everything `forward` and `backward` read.

@@ -643,3 +643,22 @@ fn maps_of_one_input_add_up_its_gradient_and_what_is_made_again_is_the_same() {
         list
     });
 }
+
+#[test]
+fn a_wide_map_that_two_others_read_is_made_again() {
+    for n_tok in [5, 20, 70] {
+        let inputs = vec![
+            Input::normal(1, &[n_tok, 4], 1.0),
+            Input::normal(2, &[64, 4], 0.5),
+            Input::normal(3, &[64], 1.0),
+            Input::normal(4, &[12, 64], 0.2),
+            Input::normal(5, &[8, 64], 0.2),
+        ];
+        check_gradients(&inputs, |tape, v| {
+            let y = linear(tape, &v[0], &with_bias(v));
+            let mut all = linear_split(tape, &y, &v[3].clone().into(), &[4, 4, 4]);
+            all.push(linear(tape, &y, &v[4].clone().into()));
+            all
+        });
+    }
+}

@@ -15,9 +15,10 @@
 //! each group of channels and added in order, sums over rows for each piece.
 //!
 //! CUDA keeps those states on the way forward, in the dtype of activations: with 16 states of a
-//! channel twice the size of `x`, for a pass over everything that backward is spared. It does the
-//! way back in one kernel. WebGPU allows eight buffers: there backward makes the states itself, and
-//! an elementwise kernel before and one after carry what belongs to one number of `x`.
+//! channel twice the size of `x`, more where segments are shorter than a sub-chunk; backward is
+//! spared a pass over everything. It does the way back in one kernel. WebGPU allows eight buffers:
+//! there backward makes the states itself, and an elementwise kernel before and one after carry
+//! what belongs to one number of `x`.
 
 use super::*;
 use crate::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
@@ -364,6 +365,15 @@ struct Back {
 /// As `backward`.
 pub(super) fn backward_gpu(gpu: &Gpu, job: &Job, dy: &Tensor) -> Vec<Option<Tensor>> {
     let device = job.x.device();
+    if job.x.n_elem() == 0 {
+        let inputs = [&job.x, &job.delta, &job.a_log, &job.b, &job.c, &job.skip];
+        let inputs = inputs.into_iter().chain(&job.delta_bias).chain(&job.gate);
+        let zeros = |input: &Tensor| match input.n_elem() {
+            0 => Tensor::uninit_as(input, input.shape()),
+            _ => Tensor::zeros(device, input.shape()),
+        };
+        return inputs.map(|input| Some(zeros(input))).collect();
+    }
     let plan = Plan::new(gpu, job);
     let consts = consts(gpu, job, false);
     let (back, ends) = match &job.kept {
@@ -421,8 +431,8 @@ fn make_states(plan: &Plan) -> (Tensor, Option<Tensor>) {
     (held, totals)
 }
 
-/// The gradient behind each piece, at the end of `held`. Returns the flag `READ` where it is not
-/// zero.
+/// The gradient behind each piece, in the last `n_pieces` states of `held`. Returns the flag `READ`
+/// where it is not zero.
 fn carry_back(plan: &Plan, dy: &Tensor, totals: Option<&Tensor>, held: &mut Tensor) -> u32 {
     let Plan { gpu, job, coefs, .. } = plan;
     let Some(totals) = totals else { return 0 };

@@ -466,3 +466,19 @@ fn devices_step_many_sequences_as_each_alone() {
         assert_eq!(alone, y);
     }
 }
+
+#[test]
+fn no_tokens_give_no_gradient_and_no_failure() {
+    let there = crate::check::devices().iter().map(|it| it.0.clone());
+    for device in std::iter::once(Device::cpu(1).unwrap()).chain(there) {
+        let tape = Tape::new();
+        let tensors = tensors(&device, &inputs(0, 66, 5));
+        let vars: Vec<Var> = tensors.iter().enumerate().map(|(k, x)| tape.leaf(k, x)).collect();
+        let y = op(&tape, &vars, Parts::All, &Segments::from_lengths(&[]), None);
+        let dy = Tensor::uninit_as(y.value(), y.value().shape());
+        let mut grads = Gradients::default();
+        tape.walk(vec![(y, dy)], &mut grads);
+        assert!(grads.get(2).unwrap().to_vec().iter().all(|x| *x == 0.0), "{device:?}");
+        device.check().unwrap();
+    }
+}

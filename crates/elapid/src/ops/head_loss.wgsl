@@ -13,7 +13,8 @@ struct RowParams { n_rows: u32, n_vocab: u32, first: u32, n_all: u32, factor: f3
 
 // A group takes a row: its largest number and the sum of exponentials in one pass, which is made
 // larger anew wherever a thread meets a larger number. Exponents are made by `fma` everywhere: were
-// only some rounded on the way, a probability of one would be off by the last bits of a large logit.
+// only some rounded on the way, a probability of one would be off by the last bits of a large
+// logit.
 @compute @workgroup_size(THREADS)
 fn head_loss_rows(
     @builtin(workgroup_id) group_id: vec3<u32>,

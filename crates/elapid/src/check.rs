@@ -78,7 +78,7 @@ pub fn check_gradients(inputs: &[Input], op: impl Fn(&Tape, &[Var]) -> Vec<Var>)
 
 /// Graphics processors to check ops on, each with what its numbers may differ from ours by.
 ///
-/// `ELAPID_REQUIRE` (see tests/devices.rs) makes a missing one a failure.
+/// `ELAPID_REQUIRE` (see tests/it/devices.rs) makes a missing one a failure.
 pub fn devices() -> &'static [(Device, f32)] {
     static DEVICES: OnceLock<Vec<(Device, f32)>> = OnceLock::new();
     DEVICES.get_or_init(|| {

@@ -5,13 +5,9 @@
 //! connections that stay open, several at once. Whatever comes, there is an answer: a success, a
 //! refusal in the error format, or the word that there is no room; never a failure of the server's.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
-mod common;
-
-use common::Scratch;
-use common::server::{Client, Server};
-use common::tiny::{Kind, Tiny};
+use crate::common::Scratch;
+use crate::common::server::{Client, Server};
+use crate::common::tiny::{Kind, Tiny};
 use elapid::rng::Rng;
 use serde_json::{Map, Value, json};
 use std::io::{BufRead, BufReader, Read, Write};

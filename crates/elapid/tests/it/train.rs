@@ -1,8 +1,6 @@
 //! The loop of training: it overfits, it goes on from any checkpoint to the bit, parts of a batch
 //! are the batch, every setting is alive, and what is frozen costs nothing.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
 use elapid::batch::{Batch, Targets};
 use elapid::config::preset::{Arch, Size};
 use elapid::data::middle::FimSettings;

@@ -1,11 +1,7 @@
 //! `elapid train` as a person uses it: the real binary, killed and resumed, on real directories.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
-mod common;
-
-use common::Scratch;
-use common::training::{
+use crate::common::Scratch;
+use crate::common::training::{
     SMALL, elapid, losses, model, ok, run, run_and_kill, sources, stderr, train,
 };
 use serde_json::Value;

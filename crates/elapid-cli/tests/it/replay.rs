@@ -3,13 +3,9 @@
 //! What was read before is not read again, whatever the model is made of; and what comes out is
 //! what a server says that keeps nothing.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
-mod common;
-
-use common::Scratch;
-use common::server::{Client, Server};
-use common::tiny::{Kind, Tiny, lines};
+use crate::common::Scratch;
+use crate::common::server::{Client, Server};
+use crate::common::tiny::{Kind, Tiny, lines};
 use elapid::rng::Rng;
 use serde_json::{Value, json};
 

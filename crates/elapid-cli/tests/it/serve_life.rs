@@ -1,12 +1,8 @@
 //! The real binary as a server: what happens when clients go away, when there are too many of
 //! them, when they take too long, and when the server is told to end.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
-mod common;
-
-use common::http::{n_busy, raw, wait_until, with_headers, words, world};
-use common::server::{Client, Server};
+use crate::common::http::{n_busy, raw, wait_until, with_headers, words, world};
+use crate::common::server::{Client, Server};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;

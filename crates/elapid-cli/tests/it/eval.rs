@@ -1,10 +1,6 @@
 //! The real binary measures, compares and says by its exit code which model is better.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
-mod common;
-
-use common::{Scratch, root};
+use crate::common::{Scratch, root};
 use elapid::batch::{Batch, Targets};
 use elapid::config::Config;
 use elapid::device::Device;

@@ -1,10 +1,6 @@
 //! The real binary on adapters: from one form into the other and back, and what it refuses.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
-mod common;
-
-use common::root;
+use crate::common::root;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -4,13 +4,9 @@
 //! so, and the server is as large at the end as it was when all had asked once. `ELAPID_LOAD_S`
 //! says for how many seconds.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
-mod common;
-
-use common::Scratch;
-use common::server::{Answer, Client, Server};
-use common::tiny::{Kind, Tiny, lines};
+use crate::common::Scratch;
+use crate::common::server::{Answer, Client, Server};
+use crate::common::tiny::{Kind, Tiny, lines};
 use elapid::rng::Rng;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,14 +1,10 @@
 //! The real binary on graphics processors: runs that are killed and resumed, runs that go on
 //! elsewhere, and text. What is not found is passed over; `ELAPID_REQUIRE` in the engine's
-//! `tests/devices.rs` says what must be.
+//! `it/devices.rs` says what must be.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
-mod common;
-
-use common::Scratch;
-use common::tiny::{Kind, Tiny, lines};
-use common::training::{elapid, losses, model, ok};
+use crate::common::Scratch;
+use crate::common::tiny::{Kind, Tiny, lines};
+use crate::common::training::{elapid, losses, model, ok};
 use elapid::device::Device;
 use elapid::gpu::Precision;
 use serde_json::Value;

@@ -1,12 +1,8 @@
 //! The real binary as a server: every route, and who may ask.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
-mod common;
-
-use common::http::{with_headers, words, world, world_of};
-use common::server::{Client, Server};
-use common::tiny::{Kind, Tiny};
+use crate::common::http::{with_headers, words, world, world_of};
+use crate::common::server::{Client, Server};
+use crate::common::tiny::{Kind, Tiny};
 use elapid::device::Device;
 use elapid::formats::lora::{Lora, Module};
 use elapid::formats::{peft, safetensors};

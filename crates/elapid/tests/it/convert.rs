@@ -1,7 +1,5 @@
 //! Models from one form into another and back: nothing may be lost on the way.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
 use elapid::config::gguf::CONFIG_KEY;
 use elapid::device::Device;
 use elapid::error::Result;

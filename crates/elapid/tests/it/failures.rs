@@ -1,7 +1,5 @@
 //! What goes wrong is seen and said: numbers that are not finite, what does not fit together.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
 use elapid::batch::{Batch, Targets};
 use elapid::config::Config;
 use elapid::device::Device;

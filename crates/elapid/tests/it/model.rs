@@ -1,8 +1,6 @@
 //! Whole models of every family: what must hold whatever the layers are.
 //! (tidy: allow long: a list of tests, and of keys that mean nothing)
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
 use elapid::batch::{Batch, Targets};
 use elapid::config::{Config, FAMILIES};
 use elapid::device::Device;

@@ -1,7 +1,5 @@
 //! Measuring and generating with whole models: what must hold whatever the layers are.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
 use elapid::batch::{Batch, Targets};
 use elapid::config::Config;
 use elapid::data::{Document, Encoded, Part};

@@ -1,10 +1,6 @@
 //! The real binary on real model directories: golden values, and what it says of broken ones.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
-mod common;
-
-use common::root;
+use crate::common::root;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

@@ -4,8 +4,6 @@
 //! checked on every device that is found; without this a missing driver would make all of those
 //! checks pass by doing nothing.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
 use elapid::batch::Targets;
 use elapid::config::Config;
 use elapid::device::Device;

@@ -1,7 +1,5 @@
 //! What a config.json means where it is silent, and which ones are refused.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
 use elapid::config::{Config, FAMILIES, FeedForwardConfig, Mamba2Config, MixerConfig};
 use serde_json::{Value, json};
 use std::path::PathBuf;

@@ -1,11 +1,7 @@
 //! The real binary on hostile files: it says what is wrong and what to do, exits with 1, and takes
 //! no more memory than the address space of 1 GiB it is given.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
-mod common;
-
-use common::{Scratch, root};
+use crate::common::{Scratch, root};
 use std::path::Path;
 use std::process::{Command, Output};
 

@@ -4,8 +4,6 @@
 //! Not here: seeded changes by the thousand (`hostile.rs`); what containers and tokenizers alone
 //! say of such files, which is tested beside their readers.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,13 +23,13 @@ use elapid::tensor::SharedBytes;
 use elapid::tokenizer::Special;
 
 #[allow(dead_code)] // only the pairs of JSON are asked for
-#[path = "../../../fuzz/mutate.rs"]
+#[path = "../../../../fuzz/mutate.rs"]
 mod mutate;
 #[allow(dead_code)] // only weights are asked for
-#[path = "../../../fuzz/seeds.rs"]
+#[path = "../../../../fuzz/seeds.rs"]
 mod seeds;
 #[allow(dead_code)] // only an adapter is asked for
-#[path = "../../../fuzz/targets.rs"]
+#[path = "../../../../fuzz/targets.rs"]
 mod targets;
 
 fn root() -> PathBuf {

@@ -1,7 +1,5 @@
 //! What tests of the binary share.
 
-#![allow(dead_code)] // no test needs all of it
-
 pub mod http;
 pub mod server;
 pub mod tiny;

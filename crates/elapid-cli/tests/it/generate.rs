@@ -1,11 +1,7 @@
 //! `elapid generate` and `elapid chat` as a person or a script uses them: the real binary.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
-mod common;
-
-use common::Scratch;
-use common::tiny::{Kind, Tiny, lines};
+use crate::common::Scratch;
+use crate::common::tiny::{Kind, Tiny, lines};
 use elapid::device::Device;
 use elapid::formats::lora::{Lora, Module};
 use elapid::formats::{peft, safetensors};

@@ -1,10 +1,6 @@
 //! The real binary converts, quantises and tokenizes; its receipts and its refusals.
 
-#![allow(clippy::unwrap_used)] // a test may panic
-
-mod common;
-
-use common::{Scratch, root};
+use crate::common::{Scratch, root};
 use serde_json::Value;
 use std::io::Write;
 use std::path::Path;

@@ -1,0 +1,19 @@
+//! Tests of the binary, as one program: each program of its own would hold the whole engine again,
+//! 60 MB to link and to keep.
+
+#![allow(clippy::unwrap_used)] // a test may panic
+
+mod adapters;
+mod check;
+mod common;
+mod convert;
+mod eval;
+mod generate;
+mod hostile;
+mod load;
+mod replay;
+mod serve;
+mod serve_fuzz;
+mod serve_life;
+mod train;
+mod train_devices;

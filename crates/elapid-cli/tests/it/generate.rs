@@ -150,12 +150,12 @@ fn prompts_come_from_the_line_a_file_or_stdin() {
     let rest = ["-n", "10", "--temperature", "0"];
     assert_eq!(ok(&[&["generate", model, "-f", file][..], &rest].concat()), text);
     let from_stdin = piped(&[&["generate", model, "-p", "-"][..], &rest].concat(), &w.prompt);
-    assert_eq!(crate::text(&from_stdin.stdout), text);
+    assert_eq!(self::text(&from_stdin.stdout), text);
     // Speeds are for people: on stderr, and not with --quiet.
-    let words = crate::text(&from_stdin.stderr);
+    let words = self::text(&from_stdin.stderr);
     assert!(words.starts_with("speed   prompt ") && words.contains("first token after"), "{words}");
     let args = [&["generate", model, "-p", "-", "-q"][..], &rest].concat();
-    assert_eq!(crate::text(&piped(&args, &w.prompt).stderr), "");
+    assert_eq!(self::text(&piped(&args, &w.prompt).stderr), "");
     // Nothing at all is the token that begins a text.
     for args in [&["generate", model][..], &["generate", model, "-p", ""]] {
         let args = [args, &rest, &["--json"]].concat();

@@ -9,9 +9,9 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A directory with a model in it.
+/// A model in a directory that goes away with this.
 pub struct World {
-    pub dir: Scratch,
+    _dir: Scratch,
     pub model: PathBuf,
 }
 
@@ -25,7 +25,7 @@ pub fn world_of(name: &str, tiny: &Tiny) -> World {
     let dir = Scratch::new(name);
     let model = dir.0.join("tiny");
     tiny.write(&model);
-    World { dir, model }
+    World { _dir: dir, model }
 }
 
 /// A whole answer to raw bytes: its status, its head in lower case, its body.

@@ -6,6 +6,7 @@ use crate::machine;
 use crate::report::{Done, Failure, between, count, line};
 use elapid::batch::{Batch, Targets};
 use elapid::config::Config;
+use elapid::device::Device;
 use elapid::model::Model;
 use elapid::optim::AdamW;
 use elapid::rng::Rng;
@@ -68,7 +69,7 @@ pub struct Bench {
     /// File to write every figure to, as JSON
     #[arg(long)]
     receipt: Option<PathBuf>,
-    /// Print the time of every kernel of a step (CUDA)
+    /// Print the time of every kernel of a step (graphics processors)
     #[arg(long)]
     profile: bool,
     /// Print one JSON object per figure
@@ -85,6 +86,22 @@ const RIVALS: &[(&str, &[&str])] = &[
     ("mamba", &["--model", "mambapy_native"]),
     ("mamba2", &["--model", "mamba2"]),
 ];
+
+/// A product of square matrices, as large as the device does in a moment, and its size.
+fn probe(device: &Device) -> (usize, impl FnMut()) {
+    let n_max = if device.gpu().is_some() { 8192 } else { 2048 };
+    let mut n = 1024;
+    loop {
+        let mut product = device.product_probe(n, n, n);
+        product();
+        let begin = Instant::now();
+        product();
+        if n == n_max || begin.elapsed().as_millis() > 50 {
+            return (n, product);
+        }
+        n *= 2;
+    }
+}
 
 impl Bench {
     pub fn run(&self) -> Done<ExitCode> {
@@ -207,9 +224,7 @@ impl Bench {
         }
         let live_max = device.memory().live_max;
         // Products are timed between the steps, so that both see the same machine.
-        let n = if device.gpu().is_some() { 8192 } else { 2048 };
-        let mut product = device.product_probe(n, n, n);
-        product();
+        let (n, mut product) = probe(&device);
         for _ in 0..self.reps {
             let begin = Instant::now();
             device.run(|| trainer.step(&batch, &targets, &settings))?;

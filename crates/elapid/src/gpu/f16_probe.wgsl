@@ -1,11 +1,11 @@
-// N numbers in f16, the way products take them: read by fours and one by one, kept in
-// shared memory for other threads, multiplied. See wgpu.rs.
+// N numbers in f16, the way products take them: read by fours and one by one, kept in shared memory
+// for other threads, multiplied. See wgpu/probe.rs.
 
 @group(0) @binding(1) var<storage, read_write> out: array<f32>; // (2, N)
 struct Params { one: f32 }
 @group(0) @binding(2) var<uniform> p: Params;
 
-var<workgroup> tile: array<Stored, THREADS * 4u>;
+var<workgroup> tile: array<f32, THREADS * 4u>;
 
 @compute @workgroup_size(THREADS)
 fn f16_probe(
@@ -18,7 +18,7 @@ fn f16_probe(
     workgroupBarrier();
     for (var i = 0u; i < 4u; i++) {
         let at = i * THREADS + thread;
-        out[first + at] = p.one * f32(tile[at]);
-        out[N + first + at] = p.one * f32(stored(first + at));
+        out[first + at] = p.one * tile[at];
+        out[N + first + at] = p.one * stored(first + at);
     }
 }

@@ -1,7 +1,5 @@
 // The same as f16.wgsl with no more than WebGPU promises everywhere: numbers are made of words.
 
-alias Stored = f32;
-
 @group(0) @binding(0) var<storage, read> halves: array<vec2<u32>>;
 
 fn stored(at: u32) -> f32 {

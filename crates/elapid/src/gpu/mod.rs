@@ -53,7 +53,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub use self::cuda::list as list_cuda;
 pub(crate) use self::many::Many;
 pub use self::wgpu::list as list_wgpu;
-pub use self::work::{Const, Word, Work};
+pub use self::work::{Const, N_ROUNDS_MAX, Word, Work};
 
 /// A kernel of an op, in both languages.
 pub struct Kernel {
@@ -327,6 +327,19 @@ impl Gpu {
         let n = if max >= n_rows { n_rows } else { max / step * step };
         assert!(n > 0 || n_rows == 0, "{n_rows} rows of {row_bytes} bytes");
         (0..n_rows).step_by(n.max(1)).map(|at| at..n_rows.min(at + n)).collect()
+    }
+
+    /// Says that a kernel goes through so many rounds of loops: a failure where the driver would
+    /// end them before.
+    pub fn expect_rounds(&self, kernel: &Kernel, n_rounds: usize) {
+        let Backend::Wgpu(wgpu) = &self.0.backend else { return };
+        if wgpu.is_software() && n_rounds > N_ROUNDS_MAX {
+            self.0.failure.set(format!(
+                "`{}` needs {n_rounds} rounds of its loops, and a processor that plays a graphics \
+                 processor may end them after {N_ROUNDS_MAX}",
+                kernel.entry
+            ));
+        }
     }
 
     /// Tells what went wrong since the beginning, if anything did; waits for nothing.

@@ -16,7 +16,7 @@
 //! Not here: products of few rows with a stored matrix, in `vector.rs`.
 
 use super::decode::kind;
-use super::{Arg, Gpu, Kernel, Work};
+use super::{Arg, Gpu, Kernel, N_ROUNDS_MAX, Work};
 use crate::tensor::{DType, Tensor};
 use std::ops::Range;
 
@@ -215,10 +215,12 @@ pub(crate) fn in_format(gpu: &Gpu, tensor: &Tensor) -> Tensor {
     }
 }
 
-/// Columns of a tile; it has as many rows, or twice as many.
+/// Rows and columns of a tile, or half of them.
 const TILE: usize = 64;
+/// Longest sum of one launch, in which every term is a round of a loop.
+const DEPTH_MAX: usize = N_ROUNDS_MAX / 2;
 /// Groups that keep a machine busy.
-const N_GROUPS_BUSY: usize = 256;
+const N_GROUPS_BUSY: usize = 128;
 
 impl Gpu {
     /// Whether products read a right side in this dtype as it is stored.
@@ -321,10 +323,11 @@ impl Gpu {
         }
     }
 
-    /// Halves a product until everything fits into a binding.
+    /// Halves a product until everything fits into a binding and a loop.
     fn split(&self, product: Product) {
-        let Some(axis) = product.too_long(self.binding_bytes_max() - 2 * self.offset_align())
-        else {
+        let too_long = product.too_long(self.binding_bytes_max() - 2 * self.offset_align());
+        let too_deep = (product.k > DEPTH_MAX).then_some(Axis::K);
+        let Some(axis) = too_long.or(too_deep) else {
             return self.launch_product(product);
         };
         let Product { out, out_first, out_stride, a, b, m, n, k, alpha, beta, .. } = product;
@@ -376,7 +379,7 @@ impl Gpu {
         let end = out_first + (n_batch - 1) * out_matrix + (m - 1) * out_stride + n;
         let lead = out_first * 4 % self.offset_align() / 4;
         let out_bytes = (out_first - lead) * 4..end * 4;
-        let tile = tile_rows(m, n * n_batch);
+        let tile = tile_of(m, n, n_batch);
         let consts = [
             ("BM", tile),
             ("B_KIND", kind(b.tensor.dtype())),
@@ -409,15 +412,15 @@ impl Gpu {
             product.alpha.into(),
             product.beta.into(),
         ];
-        let work = Work::grid([n.div_ceil(TILE), m.div_ceil(tile), n_batch], 256);
+        let work = Work::grid([n.div_ceil(tile), m.div_ceil(tile), n_batch], 256);
         self.launch(kernel, work, &consts, &mut args, &params);
     }
 }
 
-/// Rows of a tile: more where there are groups enough to keep the machine busy.
-fn tile_rows(m: usize, n: usize) -> usize {
-    let n_groups = m.div_ceil(2 * TILE) * n.div_ceil(TILE);
-    if m > TILE && n_groups >= N_GROUPS_BUSY { 2 * TILE } else { TILE }
+/// Rows and columns of a tile: more where there are groups enough to keep the machine busy.
+fn tile_of(m: usize, n: usize, n_batch: usize) -> usize {
+    let n_groups = m.div_ceil(2 * TILE) * n.div_ceil(2 * TILE) * n_batch;
+    if m.min(n) > TILE && n_groups >= N_GROUPS_BUSY { 2 * TILE } else { TILE }
 }
 
 /// An axis of a product.
@@ -541,7 +544,7 @@ mod tests {
             for size in [[64, 64, 16], [65, 66, 17], [68, 132, 36], [3, 5, 2]] {
                 check(device, *tolerance, size);
             }
-            for size in [[1028, 1860, 8], [1027, 1859, 5]] {
+            for size in [[1028, 1860, 8], [1027, 1859, 5], [1, 2, 70_001]] {
                 check(device, *tolerance, size);
             }
         }

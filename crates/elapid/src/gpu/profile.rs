@@ -1,7 +1,8 @@
 //! Counts of launches, and the time of each: for benchmarks.
 
-use super::Gpu;
 use super::cuda::Cuda;
+use super::{Backend, Gpu};
+use std::collections::HashMap;
 
 /// Time that launches of one name took.
 #[derive(Clone, Debug)]
@@ -14,21 +15,38 @@ pub struct KernelTime {
     pub ms: f64,
 }
 
+/// Of each name how often, and milliseconds.
+pub(super) type Sums = HashMap<String, (u64, f64)>;
+
+/// The longest first.
+pub(super) fn listed(sums: Sums) -> Vec<KernelTime> {
+    let mut list: Vec<KernelTime> = sums
+        .into_iter()
+        .map(|(name, (n_launches, ms))| KernelTime { name, n_launches, ms })
+        .collect();
+    list.sort_by(|a, b| b.ms.total_cmp(&a.ms).then_with(|| a.name.cmp(&b.name)));
+    list
+}
+
 impl Gpu {
     /// Kernels and products started so far; 0 for wgpu.
     pub fn n_launches(&self) -> u64 {
         self.as_cuda().map_or(0, Cuda::n_launches)
     }
 
-    /// From here on the time of every launch is taken; CUDA alone.
+    /// From here on the time of every launch is taken, where the device can.
     pub fn profile_start(&self) {
-        if let Some(cuda) = self.as_cuda() {
-            cuda.profile_start();
+        match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.profile_start(),
+            Backend::Cuda(cuda) => cuda.profile_start(),
         }
     }
 
     /// Times since `profile_start`, by name, the longest first. Waits.
     pub fn profile_stop(&self) -> Vec<KernelTime> {
-        self.as_cuda().map_or(Vec::new(), Cuda::profile_stop)
+        match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.profile_stop(),
+            Backend::Cuda(cuda) => cuda.profile_stop(),
+        }
     }
 }

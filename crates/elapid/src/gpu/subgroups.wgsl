@@ -1,5 +1,5 @@
 // The same as sums.wgsl where threads of a subgroup exchange numbers without a barrier. Subgroups
-// hold threads in their order; wgpu.rs sees that it is so before it takes this file.
+// hold threads in their order; wgpu/probe.rs sees that it is so before it takes this file.
 
 var<workgroup> group_scratch: array<f32, THREADS>;
 

@@ -3,7 +3,7 @@
 use super::graph::Graph;
 use super::product::{Batch, Block, Places, Rows, Side};
 use super::vector::N_FEW;
-use super::{Arg, Gpu, Kernel, Precision, Work};
+use super::{Arg, Gpu, Kernel, N_ROUNDS_MAX, Precision, Work};
 use crate::check::{compare_devices, devices};
 use crate::device::Device;
 use crate::rng::Rng;
@@ -336,6 +336,39 @@ fn times_are_taken_by_name() {
     let found = super::list_cuda();
     assert!(found.iter().any(|it| it.memory >= it.memory_free), "{found:?}");
     gpu.check().unwrap();
+}
+
+#[test]
+fn wgpu_takes_times_by_name_too() {
+    let Ok(gpu) = Gpu::wgpu(0, Device::cpu(1).unwrap().host().clone()) else { return };
+    let device = Device::Gpu(gpu.clone());
+    let (x, mut state) = (Tensor::zeros(&device, &[4, 2]), Tensor::zeros(&device, &[4, 2]));
+    assert!(gpu.profile_stop().is_empty());
+    gpu.profile_start();
+    // More than a set of queries has room for.
+    for _ in 0..1030 {
+        step(&gpu, &x, &mut state);
+    }
+    let mut times = gpu.profile_stop();
+    gpu.check().unwrap();
+    if times.is_empty() {
+        return eprintln!("skip: the adapter takes no times");
+    }
+    times.sort_by(|a, b| a.name.cmp(&b.name));
+    let names: Vec<(&str, u64)> = times.iter().map(|it| (&it.name[..], it.n_launches)).collect();
+    assert_eq!(names, [("product 4x2x2", 1030), ("scale_columns", 1030)]);
+    assert!(times.iter().all(|it| it.ms > 0.0), "{times:?}");
+    assert!(gpu.profile_stop().is_empty());
+}
+
+#[test]
+fn loops_that_a_driver_would_end_are_a_failure() {
+    let Ok(gpu) = Gpu::wgpu(0, Device::cpu(1).unwrap().host().clone()) else { return };
+    gpu.expect_rounds(&SCALE, N_ROUNDS_MAX);
+    gpu.check().unwrap();
+    gpu.expect_rounds(&SCALE, N_ROUNDS_MAX + 1);
+    let is_software = super::list_wgpu()[0].kind == "software";
+    assert_eq!(gpu.check().is_err(), is_software);
 }
 
 #[test]

@@ -13,6 +13,10 @@ pub struct Work {
     pub is_early: bool,
 }
 
+/// Rounds of loops that a thread may go through, all loops together: Mesa's software Vulkan ends
+/// them after 65,535 and says nothing.
+pub const N_ROUNDS_MAX: usize = 60_000;
+
 /// Most groups along an axis, by WebGPU.
 const N_GROUPS_MAX: usize = 65_535;
 

@@ -1,9 +1,8 @@
 //! Time of kernels: an event before and one behind each of them.
 
 use super::context::{Context, driver_has};
-use crate::gpu::profile::KernelTime;
+use crate::gpu::profile::{KernelTime, Sums, listed};
 use cudarc::driver::{result, sys};
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use result::DriverError;
@@ -16,7 +15,7 @@ pub(super) struct Profile {
     /// Name, first event, second event.
     waiting: Vec<(String, Event, Event)>,
     spare: Vec<Event>,
-    sums: HashMap<String, (u64, f64)>,
+    sums: Sums,
     context: Arc<Context>,
 }
 
@@ -39,7 +38,7 @@ impl Drop for Event {
 
 impl Profile {
     pub(super) fn new(context: Arc<Context>) -> Profile {
-        Profile { waiting: Vec::new(), spare: Vec::new(), sums: HashMap::new(), context }
+        Profile { waiting: Vec::new(), spare: Vec::new(), sums: Sums::new(), context }
     }
 
     /// Does `start` between two events.
@@ -92,12 +91,6 @@ impl Profile {
     pub(super) fn finish(mut self) -> Result<Vec<KernelTime>, DriverError> {
         self.context.enter();
         self.collect()?;
-        let mut list: Vec<KernelTime> = self
-            .sums
-            .drain()
-            .map(|(name, (n_launches, ms))| KernelTime { name, n_launches, ms })
-            .collect();
-        list.sort_by(|a, b| b.ms.total_cmp(&a.ms).then_with(|| a.name.cmp(&b.name)));
-        Ok(list)
+        Ok(listed(std::mem::take(&mut self.sums)))
     }
 }

@@ -9,24 +9,31 @@
 //! where the adapter has these numbers and a first kernel has shown that each comes out right; else
 //! they are made of words.
 //!
+//! Times of kernels are taken by the adapter's own queries, each kernel in a pass of its own.
+//!
 //! Errors that nobody asked for, and the loss of the device, end in `Failure`.
+
+// tidy: allow unsafe (wgpu's own checks of loops are left out)
+mod probe;
+mod profile;
 
 use super::{Const, Failure, Kernel, Launch, Memory, Resolved, Work};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
+use profile::Profile;
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use wgpu::util::DeviceExt;
 
 /// Text before every kernel.
-const PRELUDE: &str = include_str!("prelude.wgsl");
+const PRELUDE: &str = include_str!("../prelude.wgsl");
 /// Sums over a group: with what is there everywhere, and with subgroups.
-const PLAIN_SUMS: &str = include_str!("sums.wgsl");
-const SUBGROUP_SUMS: &str = include_str!("subgroups.wgsl");
+const PLAIN_SUMS: &str = include_str!("../sums.wgsl");
+const SUBGROUP_SUMS: &str = include_str!("../subgroups.wgsl");
 /// Numbers of an argument in f16: made of words, and read as what they are.
-const PLAIN_HALVES: &str = include_str!("halves.wgsl");
-const F16_HALVES: &str = include_str!("f16.wgsl");
+const PLAIN_HALVES: &str = include_str!("../halves.wgsl");
+const F16_HALVES: &str = include_str!("../f16.wgsl");
 /// What kernels can use and not every adapter has.
 const FEATURES: [(wgpu::Features, &str); 2] =
     [(wgpu::Features::SHADER_F16, "f16"), (wgpu::Features::SUBGROUP, "subgroups")];
@@ -75,6 +82,7 @@ struct Pending {
     encoder: Option<wgpu::CommandEncoder>,
     uniforms: Vec<Uniforms>,
     n_launches: usize,
+    profile: Option<Profile>,
 }
 
 /// A uniform buffer and what is to be in it.
@@ -177,7 +185,7 @@ impl Wgpu {
         let binding_max = &mut limits.max_storage_buffer_binding_size;
         *binding_max = (*binding_max).min(bytes_max as u64);
         let wanted = FEATURES.iter().filter(|(_, name)| features.contains(name));
-        let wanted = wanted.fold(wgpu::Features::empty(), |all, it| all | it.0);
+        let wanted = wanted.fold(wgpu::Features::TIMESTAMP_QUERY, |all, it| all | it.0);
         let features = wanted & adapter.features();
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("elapid"),
@@ -219,67 +227,6 @@ impl Wgpu {
         Ok(made)
     }
 
-    /// Whether every number in f16 comes out right: not those alone that a driver may round to
-    /// zero.
-    fn halves_hold(&self) -> bool {
-        static PROBE: Kernel =
-            Kernel { entry: "f16_probe", wgsl: include_str!("f16_probe.wgsl"), cuda: "" };
-        // So many at once that they fit into any binding.
-        let (n, n_threads) = (1 << 13, 256);
-        let all: Vec<u16> = (0..=u16::MAX).collect();
-        let mut got = vec![0.0f32; 2 * all.len()];
-        let (Ok(from), Ok(to)) = (self.allocate(2 * all.len()), self.allocate(4 * got.len()))
-        else {
-            return false;
-        };
-        self.upload(&from, 0, bytemuck::cast_slice(&all));
-        let (from, to) = (Memory::Wgpu(from), Memory::Wgpu(to));
-        for first in (0..all.len()).step_by(n) {
-            let (input, output) = ((&from, DType::F16, false), (&to, DType::F32, true));
-            let args = &[(input, 2), (output, 8)].map(|((memory, dtype, writes), bytes)| {
-                Resolved { memory, offset: bytes * first, n_bytes: bytes * n, dtype, writes }
-            });
-            let work = Work::groups(n / 4 / n_threads, n_threads);
-            let (consts, params) = (&[("N", n)], &[1.0f32.into()]);
-            self.launch(&Launch { kernel: &PROBE, work, consts, args, params });
-        }
-        let Memory::Wgpu(to) = &to else { unreachable!("it was made above") };
-        self.download(to, 0, bytemuck::cast_slice_mut(&mut got));
-        // Each run of numbers is there twice.
-        let is_right = |(at, got): (usize, &f32)| {
-            let want = half::f16::from_bits(all[at / (2 * n) * n + at % n]).to_f32();
-            got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan())
-        };
-        self.failure.get().is_none() && got.iter().enumerate().all(is_right)
-    }
-
-    /// Whether sums over a group come out right.
-    fn sums_hold(&self) -> bool {
-        static PROBE: Kernel = Kernel {
-            entry: "subgroups_probe",
-            wgsl: include_str!("subgroups_probe.wgsl"),
-            cuda: "",
-        };
-        let n = 256;
-        let n_bytes = 3 * n * size_of::<f32>();
-        let Ok(buffer) = self.allocate(n_bytes) else { return false };
-        let memory = Memory::Wgpu(buffer);
-        let out = Resolved { memory: &memory, offset: 0, n_bytes, dtype: DType::F32, writes: true };
-        let (work, args) = (Work::groups(1, n), &[out]);
-        self.launch(&Launch { kernel: &PROBE, work, consts: &[], args, params: &[] });
-        let Memory::Wgpu(buffer) = &memory else { unreachable!("it was made above") };
-        let mut got = vec![0.0f32; 3 * n];
-        self.download(buffer, 0, bytemuck::cast_slice_mut(&mut got));
-        let sum = (n * (n + 1) / 2) as f32;
-        let lanes = |thread: usize| thread / 32 * 32..thread / 32 * 32 + 32;
-        let lanes_sum = |thread| lanes(thread).map(|at| (at * at) as f32).sum::<f32>();
-        let is_right = |thread: usize| {
-            let [group_sum, group_max, got_lanes] = [0, 1, 2].map(|it| got[it * n + thread]);
-            group_sum == sum && group_max == (n - 1) as f32 && got_lanes == lanes_sum(thread)
-        };
-        self.failure.get().is_none() && (0..n).all(is_right)
-    }
-
     /// Names of the features that kernels use.
     pub(super) fn features(&self) -> Vec<&'static str> {
         let uses = [self.halves == F16_HALVES, self.sums == SUBGROUP_SUMS];
@@ -288,6 +235,10 @@ impl Wgpu {
 
     pub(super) fn name(&self) -> String {
         format!("{} ({:?})", self.info.name, self.info.backend)
+    }
+
+    pub(super) fn is_software(&self) -> bool {
+        self.info.device_type == wgpu::DeviceType::Cpu
     }
 
     pub(super) fn binding_bytes_max(&self) -> usize {
@@ -422,12 +373,20 @@ impl Wgpu {
             entries: &entries,
         });
         drop(entries);
+        if let Some(profile) = &mut pending.profile {
+            pending.pass = None;
+            profile.names.push(profile::name_of(launch));
+        }
         let pass = pending.pass(&self.device);
         pass.set_pipeline(&pipeline.pipeline);
         pass.set_bind_group(0, &bind_group, &[]);
         let [x, y, z] = launch.work.groups;
         pass.dispatch_workgroups(x, y, z);
         pending.n_launches += 1;
+        if pending.profile.as_ref().is_some_and(Profile::is_full) {
+            drop(guard);
+            return self.profile_collect();
+        }
         if pending.n_launches >= N_LAUNCHES_MAX {
             drop(guard);
             self.flush();
@@ -468,10 +427,14 @@ impl Wgpu {
         source.push_str(halves);
         source.push_str(launch.kernel.wgsl);
         let entry = launch.kernel.entry;
-        let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
+        let descriptor = wgpu::ShaderModuleDescriptor {
             label: Some(entry),
             source: wgpu::ShaderSource::Wgsl(source.into()),
-        });
+        };
+        // Counters that would end an endless loop keep drivers from unrolling the others.
+        let checks = wgpu::ShaderRuntimeChecks { force_loop_bounding: false, ..Default::default() };
+        // SAFETY: kernels are part of this program, and every loop of theirs counts to a bound.
+        let module = unsafe { self.device.create_shader_module_trusted(descriptor, checks) };
         let buffers = launch
             .args
             .iter()
@@ -545,9 +508,9 @@ impl Pending {
     fn pass(&mut self, device: &wgpu::Device) -> &mut wgpu::ComputePass<'static> {
         let encoder =
             self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()));
-        self.pass.get_or_insert_with(|| {
-            encoder.begin_compute_pass(&Default::default()).forget_lifetime()
-        })
+        let timestamp_writes = self.profile.as_ref().map(Profile::writes);
+        let descriptor = wgpu::ComputePassDescriptor { label: None, timestamp_writes };
+        self.pass.get_or_insert_with(|| encoder.begin_compute_pass(&descriptor).forget_lifetime())
     }
 
     /// The next slot of a uniform buffer, with the parameters of a launch in it.
@@ -570,38 +533,5 @@ impl Pending {
         assert!(uniforms.bytes.len() <= at + SLOT, "{}: parameters", launch.kernel.entry);
         uniforms.bytes.resize(at + SLOT, 0);
         (&uniforms.buffer, at)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Whether numbers in f16 are found right, made of words with this in place of `f16_to_f32`.
-    fn hold(function: &str) -> Option<bool> {
-        let mut made = Wgpu::new(0, Failure::default(), usize::MAX, &[]).ok()?;
-        let text = PLAIN_HALVES.replace("f16_to_f32(", "read_half(") + function;
-        made.halves = Box::leak(text.into_boxed_str());
-        Some(made.halves_hold())
-    }
-
-    #[test]
-    fn numbers_in_f16_that_come_out_wrong_are_seen() {
-        let Some(exact) = hold("fn read_half(bits: u32) -> f32 { return f16_to_f32(bits); }")
-        else {
-            return;
-        };
-        assert!(exact);
-        let wrong = [
-            // What is small becomes zero; infinities the largest number; not a WGSL text at all.
-            "fn read_half(bits: u32) -> f32 {
-                return select(f16_to_f32(bits), 0.0, (bits & 31744u) == 0u);
-            }",
-            "fn read_half(bits: u32) -> f32 {
-                return select(f16_to_f32(bits), 65504.0, (bits & 32767u) == 31744u);
-            }",
-            "fn read_half(bits: u32) -> f32 { return nothing_of_the_kind; }",
-        ];
-        wrong.iter().for_each(|function| assert_eq!(hold(function), Some(false), "{function}"));
     }
 }

@@ -27,8 +27,6 @@ struct Params {
 const OWN: u32 = 64u;
 const OTHER: u32 = 32u;
 const STEP: u32 = 16u; // columns that a product takes at a time
-const OWN_LINE: u32 = 68u; // OWN and a gap
-const OTHER_LINE: u32 = 36u;
 const N_GROUP: u32 = N_HEAD / N_KV_HEAD;
 const Q_WIDTH: u32 = N_HEAD * D;
 const KV_WIDTH: u32 = N_KV_HEAD * D;
@@ -36,9 +34,10 @@ const N_RUN: u32 = (D + 63u) / 64u;
 const N_SUM: u32 = 4u * N_RUN;
 const SCORE_MIN: f32 = -1e30;
 
-// STEP columns of own rows and of others, or 16 others and 64 of their columns.
-var<workgroup> tile: array<f32, 1664>;
-var<workgroup> s: array<f32, 2176>; // (OTHER, OWN_LINE)
+// (STEP, OWN / 4): of a column four own rows; or (16 others, 64 / 4): of a row four columns.
+var<workgroup> tile: array<vec4<f32>, 256>;
+var<workgroup> others: array<vec2<f32>, 256>; // (STEP, OTHER / 2): of a column two others
+var<workgroup> s: array<vec4<f32>, 512>; // (OTHER, OWN / 4): of an other four own rows
 var<workgroup> row_top: array<f32, 64>;
 var<workgroup> row_fix: array<f32, 64>;
 
@@ -61,100 +60,130 @@ fn sees(i: u32, j: u32, window: u32) -> bool {
     return j <= i && i - j < window;
 }
 
-// Some rows and columns of a matrix, and where they go in `tile`.
-struct Load {
+// Numbers that a thread brings: from (row, col) of a head on, along rows or along columns. Nothing
+// is at `end` and behind it.
+struct Place {
     row: u32,
-    n_row: u32, // those that are there; others are zero
-    col: u32, // of the head, and
+    end: u32,
     head: u32,
-    rows: u32,
-    cols: u32,
-    at: u32,
+    col: u32,
     by_row: u32,
     by_col: u32,
 }
 
-fn own_load(row: u32, n: u32, head: u32, col: u32) -> Load {
-    return Load(row, n, col, head, OWN, STEP, 0u, 1u, OWN_LINE);
+// Of STEP columns from `col` on, four own rows of one.
+fn own_place(thread: u32, row: u32, end: u32, head: u32, col: u32) -> Place {
+    return Place(row + thread / 16u * 4u, end, head, col + thread % 16u, 1u, 0u);
 }
 
-fn other_load(row: u32, n: u32, head: u32, col: u32) -> Load {
-    return Load(row, n, col, head, OTHER, STEP, STEP * OWN_LINE, 1u, OTHER_LINE);
+// The same with two others.
+fn other_place(thread: u32, row: u32, end: u32, head: u32, col: u32) -> Place {
+    return Place(row + thread / 16u * 2u, end, head, col + thread % 16u, 1u, 0u);
 }
 
-fn wide_load(row: u32, n: u32, head: u32, col: u32) -> Load {
-    return Load(row, n, col, head, STEP, 64u, 0u, 64u, 1u);
+// Of 16 rows, four columns of one.
+fn wide_place(thread: u32, row: u32, end: u32, head: u32, col: u32) -> Place {
+    return Place(row + thread / 16u, end, head, col + thread % 16u * 4u, 0u, 1u);
 }
 
-fn load_q(thread: u32, to: Load) {
-    for (var i = thread; i < to.rows * to.cols; i += THREADS) {
-        let row = i / to.cols;
-        let col = i % to.cols;
-        var x = 0.0;
-        if row < to.n_row && to.col + col < D {
-            x = q[(to.row + row) * Q_WIDTH + to.head * D + to.col + col];
-        }
-        tile[to.at + row * to.by_row + col * to.by_col] = x;
-    }
+fn q_at(at: Place, i: u32) -> f32 {
+    let row = at.row + i * at.by_row;
+    let col = at.col + i * at.by_col;
+    if row >= at.end || col >= D { return 0.0; }
+    return q[row * Q_WIDTH + at.head * D + col];
 }
 
-fn load_k(thread: u32, to: Load) {
-    for (var i = thread; i < to.rows * to.cols; i += THREADS) {
-        let row = i / to.cols;
-        let col = i % to.cols;
-        var x = 0.0;
-        if row < to.n_row && to.col + col < D {
-            x = k[(to.row + row) * KV_WIDTH + to.head * D + to.col + col];
-        }
-        tile[to.at + row * to.by_row + col * to.by_col] = x;
-    }
+fn k_at(at: Place, i: u32) -> f32 {
+    let row = at.row + i * at.by_row;
+    let col = at.col + i * at.by_col;
+    if row >= at.end || col >= D { return 0.0; }
+    return k[row * KV_WIDTH + at.head * D + col];
 }
 
-fn load_v(thread: u32, to: Load) {
-    for (var i = thread; i < to.rows * to.cols; i += THREADS) {
-        let row = i / to.cols;
-        let col = i % to.cols;
-        var x = 0.0;
-        if row < to.n_row && to.col + col < D {
-            x = v[(to.row + row) * KV_WIDTH + to.head * D + to.col + col];
-        }
-        tile[to.at + row * to.by_row + col * to.by_col] = x;
-    }
+fn v_at(at: Place, i: u32) -> f32 {
+    let row = at.row + i * at.by_row;
+    let col = at.col + i * at.by_col;
+    if row >= at.end || col >= D { return 0.0; }
+    return v[row * KV_WIDTH + at.head * D + col];
+}
+
+fn q_two(at: Place) -> vec2<f32> {
+    return vec2(q_at(at, 0u), q_at(at, 1u));
+}
+
+fn q_four(at: Place) -> vec4<f32> {
+    return vec4(q_at(at, 0u), q_at(at, 1u), q_at(at, 2u), q_at(at, 3u));
+}
+
+fn k_two(at: Place) -> vec2<f32> {
+    return vec2(k_at(at, 0u), k_at(at, 1u));
+}
+
+fn k_four(at: Place) -> vec4<f32> {
+    return vec4(k_at(at, 0u), k_at(at, 1u), k_at(at, 2u), k_at(at, 3u));
+}
+
+fn v_two(at: Place) -> vec2<f32> {
+    return vec2(v_at(at, 0u), v_at(at, 1u));
+}
+
+fn v_four(at: Place) -> vec4<f32> {
+    return vec4(v_at(at, 0u), v_at(at, 1u), v_at(at, 2u), v_at(at, 3u));
+}
+
+// Where of column `c` (of an other) the numbers of row `y` lie: turned, so that neither those who
+// write nor those who read meet in a bank.
+fn turned(c: u32, y: u32) -> u32 {
+    return c * 16u + (y ^ (c % 16u));
+}
+
+fn put_own(thread: u32, value: vec4<f32>) {
+    tile[turned(thread % 16u, thread / 16u)] = value;
+}
+
+fn put_other(thread: u32, value: vec2<f32>) {
+    others[turned(thread % 16u, thread / 16u)] = value;
+}
+
+fn put_wide(thread: u32, value: vec4<f32>) {
+    tile[thread] = value;
 }
 
 // Adds STEP columns of the product of own rows and others.
 fn multiply(thread: u32, sums: ptr<function, array<vec4<f32>, 2>>) {
-    let y = thread / 16u * 4u;
-    let x = STEP * OWN_LINE + thread % 16u * 2u;
     for (var c = 0u; c < STEP; c++) {
-        let at = c * OWN_LINE + y;
-        let own = vec4<f32>(tile[at], tile[at + 1u], tile[at + 2u], tile[at + 3u]);
-        (*sums)[0] += own * tile[c * OTHER_LINE + x];
-        (*sums)[1] += own * tile[c * OTHER_LINE + x + 1u];
+        let own = tile[turned(c, thread / 16u)];
+        let other = others[turned(c, thread % 16u)];
+        (*sums)[0] = fma(own, other.xxxx, (*sums)[0]);
+        (*sums)[1] = fma(own, other.yyyy, (*sums)[1]);
     }
+}
+
+// Where in `s` the own rows 4y.. of an other lie.
+fn score_at(other: u32, y: u32) -> u32 {
+    return other * 16u + (y ^ (other / 2u));
+}
+
+fn score_of(other: u32, own: u32) -> f32 {
+    return s[score_at(other, own / 4u)][own % 4u];
 }
 
 // Puts the scores of a thread into `s`.
 fn put(thread: u32, scores: array<vec4<f32>, 2>) {
-    let at = thread % 16u * 2u * OWN_LINE + thread / 16u * 4u;
-    for (var i = 0u; i < 4u; i++) {
-        s[at + i] = scores[0][i];
-        s[at + OWN_LINE + i] = scores[1][i];
-    }
+    let other = thread % 16u * 2u;
+    s[score_at(other, thread / 16u)] = scores[0];
+    s[score_at(other + 1u, thread / 16u)] = scores[1];
 }
 
 // Adds the product of `s` and the 16 others from `half` on in the tile, for one run of columns.
 fn accumulate(thread: u32, half: u32, run: u32, sums: ptr<function, array<vec4<f32>, N_SUM>>) {
-    let y = thread / 16u * 4u;
-    let x = thread % 16u * 4u;
     for (var i = 0u; i < STEP; i++) {
-        let at = i * 64u + x;
-        let other = vec4<f32>(tile[at], tile[at + 1u], tile[at + 2u], tile[at + 3u]);
-        let row = (half + i) * OWN_LINE + y;
-        (*sums)[run] += s[row] * other;
-        (*sums)[N_RUN + run] += s[row + 1u] * other;
-        (*sums)[2u * N_RUN + run] += s[row + 2u] * other;
-        (*sums)[3u * N_RUN + run] += s[row + 3u] * other;
+        let other = tile[i * 16u + thread % 16u];
+        let own = s[score_at(half + i, thread / 16u)];
+        (*sums)[run] = fma(own.xxxx, other, (*sums)[run]);
+        (*sums)[N_RUN + run] = fma(own.yyyy, other, (*sums)[N_RUN + run]);
+        (*sums)[2u * N_RUN + run] = fma(own.zzzz, other, (*sums)[2u * N_RUN + run]);
+        (*sums)[3u * N_RUN + run] = fma(own.wwww, other, (*sums)[3u * N_RUN + run]);
     }
 }
 
@@ -176,6 +205,7 @@ fn attention_forward(
     } else {
         block = block_of(group_id.x);
     }
+    let own_end = block.row + block.n;
     let i0 = block.pos + thread / 16u * 4u;
     var sums: array<vec4<f32>, N_SUM>;
     // Of the own row of this thread, for the first 64 of them.
@@ -189,8 +219,8 @@ fn attention_forward(
         var scores = array<vec4<f32>, 2>();
         for (var c = 0u; c < D; c += STEP) {
             workgroupBarrier();
-            load_q(thread, own_load(block.row, block.n, head, c));
-            load_k(thread, other_load(row, n, kv_head, c));
+            put_own(thread, q_four(own_place(thread, block.row, own_end, head, c)));
+            put_other(thread, k_two(other_place(thread, row, row + n, kv_head, c)));
             workgroupBarrier();
             multiply(thread, &scores);
         }
@@ -205,7 +235,7 @@ fn attention_forward(
         workgroupBarrier();
         if thread < OWN {
             var next = top;
-            for (var o = 0u; o < OTHER; o++) { next = max(next, s[o * OWN_LINE + thread]); }
+            for (var o = 0u; o < OTHER; o++) { next = max(next, score_of(o, thread)); }
             row_top[thread] = next;
             row_fix[thread] = exp2(top - next);
             top = next;
@@ -224,12 +254,13 @@ fn attention_forward(
         workgroupBarrier();
         if thread < OWN {
             weight *= row_fix[thread];
-            for (var o = 0u; o < OTHER; o++) { weight += s[o * OWN_LINE + thread]; }
+            for (var o = 0u; o < OTHER; o++) { weight += score_of(o, thread); }
         }
         for (var run = 0u; run < N_RUN; run++) {
             for (var half = 0u; half < OTHER; half += STEP) {
                 workgroupBarrier();
-                load_v(thread, wide_load(row + half, n - min(n, half), kv_head, run * 64u));
+                let at = wide_place(thread, row + half, row + n, kv_head, run * 64u);
+                put_wide(thread, v_four(at));
                 workgroupBarrier();
                 accumulate(thread, half, run, &sums);
             }
@@ -286,16 +317,19 @@ fn attention_stats(
 @group(0) @binding(6) var<storage, read_write> dq: array<f32>; // (n_tok, N_HEAD * D)
 @group(0) @binding(7) var<uniform> p_dq: Params;
 
-fn load_dy(thread: u32, to: Load) {
-    for (var i = thread; i < to.rows * to.cols; i += THREADS) {
-        let row = i / to.cols;
-        let col = i % to.cols;
-        var x = 0.0;
-        if row < to.n_row && to.col + col < D {
-            x = dy[(to.row + row) * Q_WIDTH + to.head * D + to.col + col];
-        }
-        tile[to.at + row * to.by_row + col * to.by_col] = x;
-    }
+fn dy_at(at: Place, i: u32) -> f32 {
+    let row = at.row + i * at.by_row;
+    let col = at.col + i * at.by_col;
+    if row >= at.end || col >= D { return 0.0; }
+    return dy[row * Q_WIDTH + at.head * D + col];
+}
+
+fn dy_two(at: Place) -> vec2<f32> {
+    return vec2(dy_at(at, 0u), dy_at(at, 1u));
+}
+
+fn dy_four(at: Place) -> vec4<f32> {
+    return vec4(dy_at(at, 0u), dy_at(at, 1u), dy_at(at, 2u), dy_at(at, 3u));
 }
 
 @compute @workgroup_size(THREADS)
@@ -306,6 +340,7 @@ fn attention_dq(
     let head = group_id.y;
     let kv_head = head / N_GROUP;
     let block = block_of(group_id.x);
+    let own_end = block.row + block.n;
     let y0 = thread / 16u * 4u;
     var sums: array<vec4<f32>, N_SUM>;
     var top: vec4<f32>;
@@ -324,15 +359,15 @@ fn attention_dq(
         var dp = array<vec4<f32>, 2>();
         for (var c = 0u; c < D; c += STEP) {
             workgroupBarrier();
-            load_q(thread, own_load(block.row, block.n, head, c));
-            load_k(thread, other_load(row, n, kv_head, c));
+            put_own(thread, q_four(own_place(thread, block.row, own_end, head, c)));
+            put_other(thread, k_two(other_place(thread, row, row + n, kv_head, c)));
             workgroupBarrier();
             multiply(thread, &scores);
         }
         for (var c = 0u; c < D; c += STEP) {
             workgroupBarrier();
-            load_dy(thread, own_load(block.row, block.n, head, c));
-            load_v(thread, other_load(row, n, kv_head, c));
+            put_own(thread, dy_four(own_place(thread, block.row, own_end, head, c)));
+            put_other(thread, v_two(other_place(thread, row, row + n, kv_head, c)));
             workgroupBarrier();
             multiply(thread, &dp);
         }
@@ -348,7 +383,8 @@ fn attention_dq(
         for (var run = 0u; run < N_RUN; run++) {
             for (var half = 0u; half < OTHER; half += STEP) {
                 workgroupBarrier();
-                load_k(thread, wide_load(row + half, n - min(n, half), kv_head, run * 64u));
+                let at = wide_place(thread, row + half, row + n, kv_head, run * 64u);
+                put_wide(thread, k_four(at));
                 workgroupBarrier();
                 accumulate(thread, half, run, &sums);
             }
@@ -379,6 +415,7 @@ fn attention_dkv(
 ) {
     let kv_head = group_id.y;
     let block = block_of(group_id.x);
+    let own_end = block.row + block.n;
     let y0 = thread / 16u * 4u;
     var dk_sums: array<vec4<f32>, N_SUM>;
     var dv_sums: array<vec4<f32>, N_SUM>;
@@ -392,15 +429,15 @@ fn attention_dkv(
             var dp = array<vec4<f32>, 2>();
             for (var c = 0u; c < D; c += STEP) {
                 workgroupBarrier();
-                load_k(thread, own_load(block.row, block.n, kv_head, c));
-                load_q(thread, other_load(row, n, head, c));
+                put_own(thread, k_four(own_place(thread, block.row, own_end, kv_head, c)));
+                put_other(thread, q_two(other_place(thread, row, row + n, head, c)));
                 workgroupBarrier();
                 multiply(thread, &scores);
             }
             for (var c = 0u; c < D; c += STEP) {
                 workgroupBarrier();
-                load_v(thread, own_load(block.row, block.n, kv_head, c));
-                load_dy(thread, other_load(row, n, head, c));
+                put_own(thread, v_four(own_place(thread, block.row, own_end, kv_head, c)));
+                put_other(thread, dy_two(other_place(thread, row, row + n, head, c)));
                 workgroupBarrier();
                 multiply(thread, &dp);
             }
@@ -421,7 +458,8 @@ fn attention_dkv(
             for (var run = 0u; run < N_RUN; run++) {
                 for (var half = 0u; half < OTHER; half += STEP) {
                     workgroupBarrier();
-                    load_dy(thread, wide_load(row + half, n - min(n, half), head, run * 64u));
+                    let at = wide_place(thread, row + half, row + n, head, run * 64u);
+                    put_wide(thread, dy_four(at));
                     workgroupBarrier();
                     accumulate(thread, half, run, &dv_sums);
                 }
@@ -431,7 +469,8 @@ fn attention_dkv(
             for (var run = 0u; run < N_RUN; run++) {
                 for (var half = 0u; half < OTHER; half += STEP) {
                     workgroupBarrier();
-                    load_q(thread, wide_load(row + half, n - min(n, half), head, run * 64u));
+                    let at = wide_place(thread, row + half, row + n, head, run * 64u);
+                    put_wide(thread, q_four(at));
                     workgroupBarrier();
                     accumulate(thread, half, run, &dk_sums);
                 }

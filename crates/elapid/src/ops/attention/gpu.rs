@@ -120,6 +120,7 @@ pub(super) fn forward(
     segments: &Segments,
 ) -> (Tensor, Tensor) {
     let (device, n_tok) = (qkv[0].device(), segments.n_tok());
+    gpu.expect_rounds(&FORWARD, n_rounds(config, longest(segments)).0);
     let mut y = Tensor::uninit_as(qkv[0], qkv[0].shape());
     let mut log_sum = Tensor::uninit(device, &[config.n_head, n_tok]);
     if n_tok > 0 {
@@ -130,6 +131,20 @@ pub(super) fn forward(
         launch_forward(gpu, config, qkv, groups, [&mut y, &mut log_sum]);
     }
     (y, log_sum)
+}
+
+fn longest(segments: &Segments) -> usize {
+    segments.iter().map(|segment| segment.n_tok).max().unwrap_or(0)
+}
+
+/// Rounds of loops of a thread in forward and in backward, over sequences of at most `n_tok`: for
+/// every 32 tokens met, those of products along the head and back, and of the softmax.
+fn n_rounds(config: &Attention, n_tok: usize) -> (usize, usize) {
+    let n_met = n_tok.min(config.window.unwrap_or(usize::MAX).saturating_add(N_OWN));
+    let (n_blocks, n_group) = (n_met.div_ceil(32), config.n_head / config.n_kv_head);
+    let (along, runs) = (config.d_head * 17 / 16, config.d_head.div_ceil(64));
+    let forward = n_blocks * (along + 38 * runs + 90);
+    (forward, n_blocks * n_group * (2 * along + 68 * runs + 12))
 }
 
 /// The groups of a launch of forward.
@@ -174,6 +189,7 @@ pub(super) fn backward(
     (dy, wanted): (&Tensor, [bool; 3]),
 ) -> [Option<Tensor>; 3] {
     let Saved { q, k, v, y, log_sum } = saved;
+    gpu.expect_rounds(&DKV, n_rounds(config, longest(segments)).1);
     let n_tok = segments.n_tok();
     let (plain, params) = (consts(config, 0), params(config, n_tok, [0; 3]));
     let cores = Cores::new(gpu, config, &[q, k, v, dy]);
@@ -243,6 +259,7 @@ pub(super) fn forward_cached(
             step(gpu, config, (segment, past), (qkv, &positions), &mut y);
             continue;
         }
+        gpu.expect_rounds(&FORWARD, n_rounds(config, n_past + segment.n_tok).0);
         let params = params(config, segments.n_tok(), [segment.start, segment.n_tok, n_past]);
         let n_own = Cores::new(gpu, config, &qkv).map_or(N_OWN, |cores| cores.n_own());
         let n_block = segment.n_tok.div_ceil(n_own);

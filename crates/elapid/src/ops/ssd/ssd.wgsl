@@ -2,9 +2,9 @@
 // of the kernels and what lies in `steps`, `table` and `terms`.
 //
 // All products are tiles of 64 x 64, steps of 16 along k, 4 x 4 numbers to a thread, 256 threads.
-// Tiles lie in shared memory with k as the slow axis. N: rows of a state (D_STATE), P: columns
-// (D_HEAD). PASS: 0 forward in time (states, and the gradient by c), 1 backward (their gradients,
-// and the gradient by b). HAS_BEFORE: 0 where states begin at zero.
+// Tiles lie in shared memory by fours of one k, with k as the slow axis. N: rows of a state
+// (D_STATE), P: columns (D_HEAD). PASS: 0 forward in time (states, and the gradient by c), 1
+// backward (their gradients, and the gradient by b). HAS_BEFORE: 0 where states begin at zero.
 
 const D_INNER: u32 = N_HEAD * D_HEAD;
 const WIDTH: u32 = D_INNER + 2u * N_GROUP * D_STATE;
@@ -17,7 +17,6 @@ const SQUARE: u32 = 4096u;
 
 const TILE: u32 = 64u;
 const STEP: u32 = 16u;
-const ROW: u32 = 68u; // TILE + 4
 
 struct Params {
     n_tok: u32, // of the batch
@@ -33,8 +32,8 @@ struct Params {
 @group(0) @binding(2) var<storage, read> table: array<u32>; // (n_chunk, 4), then runs (.., 2)
 @group(0) @binding(3) var<storage, read> v: array<f32>; // (n_tok, WIDTH or D_INNER)
 
-var<workgroup> a_tile: array<f32, 1088>; // STEP x ROW
-var<workgroup> b_tile: array<f32, 1088>;
+var<workgroup> a_tile: array<vec4<f32>, 256>; // (STEP, TILE / 4)
+var<workgroup> b_tile: array<vec4<f32>, 256>;
 var<workgroup> parts: array<f32, 1024>; // 64 x 16
 var<workgroup> delta: array<f32, 64>; // 0 past the last token, and so are the next four
 var<workgroup> cum: array<f32, 64>;
@@ -48,18 +47,30 @@ fn zero_acc() {
     for (var i = 0u; i < 4u; i++) { acc[i] = vec4<f32>(0.0); }
 }
 
+// Where of `k` the four `row` lies: turned, so that neither those who write nor those who read meet
+// in a bank.
+fn place(k: u32, row: u32) -> u32 {
+    return k * 16u + (row ^ k);
+}
+
+// What a thread brings to a tile: four of one k, neighbours along it, or one k of neighbours.
+fn along(thread: u32) -> u32 {
+    return place(thread / 16u, thread % 16u);
+}
+
+fn across(thread: u32) -> u32 {
+    return place(thread % 16u, thread / 16u);
+}
+
 // acc += a^T b over the 16 k of the tiles.
 fn multiply(thread: u32) {
-    let at_a = thread / 16u * 4u;
-    let at_b = thread % 16u * 4u;
     for (var k = 0u; k < STEP; k++) {
-        let a = k * ROW + at_a;
-        let b = k * ROW + at_b;
-        let b4 = vec4<f32>(b_tile[b], b_tile[b + 1u], b_tile[b + 2u], b_tile[b + 3u]);
-        acc[0] += a_tile[a] * b4;
-        acc[1] += a_tile[a + 1u] * b4;
-        acc[2] += a_tile[a + 2u] * b4;
-        acc[3] += a_tile[a + 3u] * b4;
+        let a = a_tile[place(k, thread / 16u)];
+        let b = b_tile[place(k, thread % 16u)];
+        acc[0] = fma(a.xxxx, b, acc[0]);
+        acc[1] = fma(a.yyyy, b, acc[1]);
+        acc[2] = fma(a.zzzz, b, acc[2]);
+        acc[3] = fma(a.wwww, b, acc[3]);
     }
 }
 
@@ -246,9 +257,11 @@ fn ssd_states(
         let total = since[n - 1u];
         for (var i = 0u; i < 4u; i++) { acc[i] *= total; }
         for (var j0 = 0u; j0 < n; j0 += STEP) {
-            for (var i = thread; i < TILE * STEP; i += THREADS) {
-                let tok = j0 + i / TILE;
-                let r = i % TILE;
+            var a4 = vec4<f32>();
+            var b4 = vec4<f32>();
+            for (var e = 0u; e < 4u; e++) {
+                let tok = j0 + thread / 16u;
+                let r = thread % 16u * 4u + e;
                 var a = 0.0;
                 var b = 0.0;
                 if tok < n {
@@ -257,9 +270,11 @@ fn ssd_states(
                         b = state_factor(tok) * v[(start + tok) * v_width + head * D_HEAD + p0 + r];
                     }
                 }
-                a_tile[i / TILE * ROW + r] = a;
-                b_tile[i / TILE * ROW + r] = b;
+                a4[e] = a;
+                b4[e] = b;
             }
+            a_tile[along(thread)] = a4;
+            b_tile[along(thread)] = b4;
             workgroupBarrier();
             multiply(thread);
             workgroupBarrier();
@@ -291,18 +306,22 @@ fn ssd_scores(
     let n = table[4u * chunk + 1u];
     zero_acc();
     for (var n0 = 0u; n0 < D_STATE; n0 += STEP) {
-        for (var i = thread; i < TILE * STEP; i += THREADS) {
-            let tok = i / STEP;
-            let k = n0 + i % STEP;
+        var a4 = vec4<f32>();
+        var b4 = vec4<f32>();
+        for (var e = 0u; e < 4u; e++) {
+            let tok = thread / 16u * 4u + e;
+            let k = n0 + thread % 16u;
             var a = 0.0;
             var b = 0.0;
             if tok < n && k < D_STATE {
                 a = xbc[(start + tok) * WIDTH + column(1u, group) + k];
                 b = xbc[(start + tok) * WIDTH + column(0u, group) + k];
             }
-            a_tile[i % STEP * ROW + tok] = a;
-            b_tile[i % STEP * ROW + tok] = b;
+            a4[e] = a;
+            b4[e] = b;
         }
+        a_tile[across(thread)] = a4;
+        b_tile[across(thread)] = b4;
         workgroupBarrier();
         multiply(thread);
         workgroupBarrier();
@@ -325,20 +344,24 @@ fn ssd_scores(
 fn times_state(thread: u32, which: u32, head: u32, p0: u32, start: u32, n: u32, state_at: u32) {
     let matrix = column(which, head / PER_GROUP);
     for (var n0 = 0u; n0 < D_STATE; n0 += STEP) {
-        for (var i = thread; i < TILE * STEP; i += THREADS) {
-            let tok = i / STEP;
-            let k = n0 + i % STEP;
+        var a4 = vec4<f32>();
+        var b4 = vec4<f32>();
+        for (var e = 0u; e < 4u; e++) {
+            let tok = thread / 16u * 4u + e;
+            let k = n0 + thread % 16u;
             var a = 0.0;
             if tok < n && k < D_STATE { a = xbc[(start + tok) * WIDTH + matrix + k]; }
-            a_tile[i % STEP * ROW + tok] = a;
-            let state_row = n0 + i / TILE;
-            let r = i % TILE;
+            a4[e] = a;
+            let state_row = n0 + thread / 16u;
+            let r = thread % 16u * 4u + e;
             var b = 0.0;
             if state_row < D_STATE && p0 + r < D_HEAD {
                 b = states[state_at + state_row * D_HEAD + p0 + r];
             }
-            b_tile[i / TILE * ROW + r] = b;
+            b4[e] = b;
         }
+        a_tile[across(thread)] = a4;
+        b_tile[along(thread)] = b4;
         workgroupBarrier();
         multiply(thread);
         workgroupBarrier();
@@ -370,18 +393,22 @@ fn ssd_output(
         for (var i = 0u; i < 4u; i++) { acc[i] *= since[thread / 16u * 4u + i]; }
     }
     for (var j0 = 0u; j0 < n; j0 += STEP) {
-        for (var i = thread; i < TILE * STEP; i += THREADS) {
-            let tok = j0 + i / TILE;
-            let r = i % TILE;
+        var a4 = vec4<f32>();
+        var b4 = vec4<f32>();
+        for (var e = 0u; e < 4u; e++) {
+            let tok = j0 + thread / 16u;
+            let r = thread % 16u * 4u + e;
             var a = 0.0;
             var b = 0.0;
             if tok < n {
                 if r >= tok && r < n { a = mix(r, tok, scores_at); }
                 if p0 + r < D_HEAD { b = xbc[(start + tok) * WIDTH + head * D_HEAD + p0 + r]; }
             }
-            a_tile[i / TILE * ROW + r] = a;
-            b_tile[i / TILE * ROW + r] = b;
+            a4[e] = a;
+            b4[e] = b;
         }
+        a_tile[along(thread)] = a4;
+        b_tile[along(thread)] = b4;
         workgroupBarrier();
         multiply(thread);
         workgroupBarrier();

@@ -55,18 +55,22 @@ fn ssd_dx(
         if thread < n { terms[leaving + thread] = 0.0; }
     }
     for (var i0 = 0u; i0 < n; i0 += STEP) {
-        for (var i = thread; i < TILE * STEP; i += THREADS) {
-            let tok = i0 + i / TILE;
-            let r = i % TILE;
+        var a4 = vec4<f32>();
+        var b4 = vec4<f32>();
+        for (var e = 0u; e < 4u; e++) {
+            let tok = i0 + thread / 16u;
+            let r = thread % 16u * 4u + e;
             var a = 0.0;
             var b = 0.0;
             if tok < n {
                 if r <= tok { a = mix(tok, r, scores_at); }
                 if p0 + r < D_HEAD { b = v[(start + tok) * D_INNER + head * D_HEAD + p0 + r]; }
             }
-            a_tile[i / TILE * ROW + r] = a;
-            b_tile[i / TILE * ROW + r] = b;
+            a4[e] = a;
+            b4[e] = b;
         }
+        a_tile[along(thread)] = a4;
+        b_tile[along(thread)] = b4;
         workgroupBarrier();
         multiply(thread);
         workgroupBarrier();
@@ -111,18 +115,22 @@ fn ssd_inside(
         load_steps(thread, head, start, n, p7.n_tok);
         zero_acc();
         for (var k0 = 0u; k0 < D_HEAD; k0 += STEP) {
-            for (var i = thread; i < TILE * STEP; i += THREADS) {
-                let tok = i / STEP;
-                let k = k0 + i % STEP;
+            var a4 = vec4<f32>();
+            var b4 = vec4<f32>();
+            for (var e = 0u; e < 4u; e++) {
+                let tok = thread / 16u * 4u + e;
+                let k = k0 + thread % 16u;
                 var a = 0.0;
                 var b = 0.0;
                 if tok < n && k < D_HEAD {
                     a = v[(start + tok) * D_INNER + head * D_HEAD + k];
                     b = xbc[(start + tok) * WIDTH + head * D_HEAD + k];
                 }
-                a_tile[i % STEP * ROW + tok] = a;
-                b_tile[i % STEP * ROW + tok] = b;
+                a4[e] = a;
+                b4[e] = b;
             }
+            a_tile[across(thread)] = a4;
+            b_tile[across(thread)] = b4;
             workgroupBarrier();
             multiply(thread);
             workgroupBarrier();
@@ -220,9 +228,11 @@ fn ssd_dbc(
         zero_acc();
         let state_at = (group_id.z * N_HEAD + head) * N_STATE;
         for (var k0 = 0u; k0 < D_HEAD; k0 += STEP) {
-            for (var i = thread; i < TILE * STEP; i += THREADS) {
-                let r = i / STEP;
-                let k = k0 + i % STEP;
+            var a4 = vec4<f32>();
+            var b4 = vec4<f32>();
+            for (var e = 0u; e < 4u; e++) {
+                let r = thread / 16u * 4u + e;
+                let k = k0 + thread % 16u;
                 var a = 0.0;
                 var b = 0.0;
                 if k < D_HEAD {
@@ -233,9 +243,11 @@ fn ssd_dbc(
                     }
                     if n0 + r < D_STATE { b = states[state_at + (n0 + r) * D_HEAD + k]; }
                 }
-                a_tile[i % STEP * ROW + r] = a;
-                b_tile[i % STEP * ROW + r] = b;
+                a4[e] = a;
+                b4[e] = b;
             }
+            a_tile[across(thread)] = a4;
+            b_tile[across(thread)] = b4;
             workgroupBarrier();
             multiply(thread);
             workgroupBarrier();
@@ -258,9 +270,11 @@ fn ssd_dbc(
     let first = (group_id.z * N_BLOCK + group * (PER_GROUP / N_PER)) * SQUARE;
     let other = column(PASS, group);
     for (var k0 = 0u; k0 < n; k0 += STEP) {
-        for (var i = thread; i < TILE * STEP; i += THREADS) {
-            let tok = k0 + i / TILE;
-            let r = i % TILE;
+        var a4 = vec4<f32>();
+        var b4 = vec4<f32>();
+        for (var e = 0u; e < 4u; e++) {
+            let tok = k0 + thread / 16u;
+            let r = thread % 16u * 4u + e;
             var a = 0.0;
             var b = 0.0;
             if tok < n {
@@ -268,9 +282,11 @@ fn ssd_dbc(
                 if PASS == 1u && r <= tok { a = dscore(first, tok, r); }
                 if n0 + r < D_STATE { b = xbc[(start + tok) * WIDTH + other + n0 + r]; }
             }
-            a_tile[i / TILE * ROW + r] = a;
-            b_tile[i / TILE * ROW + r] = b;
+            a4[e] = a;
+            b4[e] = b;
         }
+        a_tile[along(thread)] = a4;
+        b_tile[along(thread)] = b4;
         workgroupBarrier();
         multiply(thread);
         workgroupBarrier();

@@ -19,6 +19,8 @@ const WIDTH_MAX: usize = 1 << 24;
 const D_HEAD_MAX: usize = 1 << 14;
 /// Taps of a convolution.
 const D_CONV_MAX: usize = 1 << 10;
+/// Of Mamba-1, which has 16: more than this no device has registers for.
+const D_STATE_MAX: usize = 256;
 /// Vocabulary and width of the residual stream.
 const STREAM_MAX: usize = 1 << 28;
 /// Numbers of one parameter, or of one recurrent state.
@@ -141,7 +143,7 @@ impl Mamba1Config {
     fn problems(&self, d_model: usize) -> Problems {
         let mut list = sizes(&[
             ("mamba1.expand", self.d_inner, WIDTH_MAX),
-            ("mamba1.d_state", self.d_state, WIDTH_MAX),
+            ("mamba1.d_state", self.d_state, D_STATE_MAX),
             ("mamba1.d_conv", self.d_conv, D_CONV_MAX),
             ("mamba1.delta_rank", self.delta_rank, WIDTH_MAX),
         ]);

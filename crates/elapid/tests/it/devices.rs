@@ -12,8 +12,9 @@ use elapid::gpu::Precision;
 use elapid::model::Model;
 use elapid::optim::{AdamW, Optimizer, OptimizerKind};
 use elapid::plan::random_batch;
+use elapid::rng::Rng;
 use elapid::sample::Sampling;
-use elapid::train::{StepSettings, Trainer};
+use elapid::train::{StepReport, StepSettings, Trainer};
 use elapid::weights::Weights;
 use serde_json::json;
 use std::ops::ControlFlow;
@@ -57,14 +58,18 @@ fn trainer(device: &Device, config: &Config) -> Trainer {
     Trainer::new(model, weights)
 }
 
-/// Losses of the next steps.
 fn losses(trainer: &mut Trainer, n_steps: usize) -> Vec<f32> {
+    steps(trainer, n_steps).iter().map(|step| step.loss).collect()
+}
+
+/// The next steps.
+fn steps(trainer: &mut Trainer, n_steps: usize) -> Vec<StepReport> {
     let packed = random_batch(trainer.model.config().n_vocab, 2, 24);
     let (ids, weights) = (&packed.targets, &packed.weights);
     let targets = Targets { ids, weights, norm: ids.len() as f32 };
     let adamw = AdamW { lr: 3e-4, ..AdamW::default() };
     let settings = StepSettings { adamw, clip_norm: Some(1.0) };
-    let step = |_| trainer.step(&packed.batch, &targets, &settings).unwrap().loss;
+    let step = |_| trainer.step(&packed.batch, &targets, &settings).unwrap();
     (0..n_steps).map(step).collect()
 }
 
@@ -113,6 +118,62 @@ fn hybrids_train_alike_on_every_device() {
 #[test]
 fn experts_train_alike_on_every_device() {
     trains_alike(LLAMA, "experts");
+}
+
+/// A model that nobody would build: widths of no tile, heads and states beyond all kernels' sizes.
+fn odd(seed: u64) -> Config {
+    let (rng, mut n) = (Rng::new(seed, 0), 0);
+    let mut pick = |from: &[usize]| {
+        n += 1;
+        from[rng.below(n, from.len() as u64) as usize]
+    };
+    let (n_head, n_kv_head) = [(1, 1), (2, 1), (3, 3), (6, 2)][pick(&[0, 1, 2, 3])];
+    let mixers = ["mamba1", "mamba2", "attention", "short_conv"];
+    let layers: Vec<&str> = (0..2).map(|_| mixers[pick(&[0, 1, 2, 3])]).collect();
+    let d_model = pick(&[1, 3, 7, 20, 33, 63, 66, 130]);
+    let (expand, n_group) = [(1, 1), (2, 2), (6, 3)][pick(&[0, 1, 2])];
+    let d_head = [1, d_model, expand * d_model / n_group][pick(&[0, 1, 2])];
+    let (d_conv, n_expert) = (pick(&[1, 2, 3, 4, 5, 9, 33]), pick(&[1, 2, 5, 70]));
+    let feed_forward = ["none", "dense", "experts"][pick(&[0, 1, 2])];
+    let activation = ["swiglu", "geglu", "reglu", "gelu", "relu"][pick(&[0, 1, 2, 3, 4])];
+    let json = json!({
+        "model_type": "elapid", "vocab_size": pick(&[2, 5, 257, 1000, 70_001]), "d_model": d_model,
+        "layers": layers,
+        "mamba1": {"d_state": pick(&[1, 2, 5, 16, 17, 64, 65, 129, 256]), "d_conv": d_conv,
+            "delta_rank": pick(&[1, 2, 9, 70])},
+        "mamba2": {"d_head": d_head, "d_state": pick(&[1, 3, 16, 70, 128, 130, 300]),
+            "expand": expand, "n_group": n_group, "d_conv": d_conv},
+        "attention": {"n_head": n_head, "n_kv_head": n_kv_head,
+            "d_head": pick(&[2, 6, 34, 64, 80, 128, 130, 256, 258, 514]),
+            "window": pick(&[1, 2, 33, 1000]), "qk_norm": pick(&[0, 1]) == 1},
+        "short_conv": {"d_conv": d_conv},
+        "feed_forward": feed_forward,
+        "dense": {"d_ff": pick(&[1, 5, 67, 130]),
+            "activation": activation},
+        "experts": {"n_expert": n_expert, "n_used": pick(&[1, n_expert.min(3)]),
+            "d_ff": pick(&[1, 5, 67])},
+    });
+    Config::from_json("odd", &json.to_string()).unwrap()
+}
+
+/// `ELAPID_ODD` says from which number to which: `7..8` is the one that failed.
+#[test]
+fn models_of_odd_shapes_train_alike_on_every_device() {
+    let range = std::env::var("ELAPID_ODD").unwrap_or("0..4".into());
+    let (first, end) = range.split_once("..").unwrap();
+    for seed in first.parse().unwrap()..end.parse().unwrap() {
+        let config = odd(seed);
+        let want = steps(&mut trainer(&Device::cpu(2).unwrap(), &config), 2);
+        for (device, tolerance) in found() {
+            let what = format!("{seed} on {device:?}: {config:?}");
+            let got = steps(&mut trainer(&device, &config), 2);
+            device.check().unwrap();
+            for (want, got) in want.iter().zip(&got) {
+                compare(&what, &[want.loss], &[got.loss], tolerance);
+                compare(&what, &[want.grad_norm as f32], &[got.grad_norm as f32], 5.0 * tolerance);
+            }
+        }
+    }
 }
 
 #[test]

@@ -15,13 +15,13 @@
 //! each group of channels and added in order, sums over rows for each piece.
 //!
 //! CUDA keeps those states on the way forward, in the dtype of activations: with 16 states of a
-//! channel twice the size of `x`, more where segments are shorter than a sub-chunk; backward is
-//! spared a pass over everything. It does the way back in one kernel. WebGPU allows eight buffers:
-//! there backward makes the states itself, and an elementwise kernel before and one after carry
-//! what belongs to one number of `x`.
+//! channel twice the size of `x`; backward is spared a pass over everything. Where they would be
+//! much more (more states, segments shorter than a sub-chunk) backward runs forward again for them.
+//! It does the way back in one kernel. WebGPU allows eight buffers: there backward makes the states
+//! itself, and an elementwise kernel before and one after carry what belongs to one number of `x`.
 
 use super::*;
-use crate::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
+use crate::gpu::{Arg, Const, Gpu, Kernel, N_ROUNDS_MAX, Word, Work};
 
 const CUDA: &str = concat!(include_str!("scan.cu"), include_str!("backward.cu"));
 const WGSL: &str =
@@ -56,8 +56,8 @@ const PIECE_MIN: usize = 64;
 const N_ROWS: usize = 64;
 /// Rows whose states backward holds on wgpu.
 const SUB_WGPU: usize = 16;
-/// States of a channel that the way back of CUDA has shared memory for.
-const D_STATE_MAX: usize = 64;
+/// Numbers that CUDA keeps for backward, for each one of `x` at most.
+const N_KEPT: usize = 3;
 
 /// Channels and threads of a group of `scan_step`.
 const STEP_CHANNELS: usize = 32;
@@ -91,7 +91,11 @@ struct Plan<'a> {
 impl<'a> Plan<'a> {
     fn new(gpu: &'a Gpu, job: &'a Job) -> Plan<'a> {
         let len = (job.segments.n_tok() * job.d_inner).div_ceil(N_FULL);
-        let len = len.next_multiple_of(PIECE_MIN);
+        let mut len = len.next_multiple_of(PIECE_MIN);
+        if gpu.as_cuda().is_none() {
+            // Backward takes about six rounds of loops for each state.
+            len = len.min(N_ROUNDS_MAX / (8 * job.d_state)).max(1);
+        }
         let sub = sub_of(gpu, job);
         let (mut pieces, mut segments) = (Vec::new(), Vec::new());
         let (mut counts, mut n_subs) = (Vec::new(), 0);
@@ -174,6 +178,41 @@ impl<'a> Plan<'a> {
         self.gpu.launch(&CARRY, self.carry_work(), &consts, &mut args, &self.params(0, flags));
         (Some(ends), Some(totals))
     }
+
+    /// Fills `y`, and `held` with the states before every sub-chunk. Returns the sums of steps.
+    fn forward(
+        &self,
+        exit: &mut [&mut Tensor],
+        y: &mut Tensor,
+        held: Option<&mut Tensor>,
+    ) -> Option<Tensor> {
+        let Plan { gpu, job, .. } = self;
+        let (starts, totals) = self.starts();
+        let read = if starts.is_some() { READ } else { 0 };
+        let write = if exit.is_empty() { 0 } else { WRITE };
+        let mut states = match starts {
+            Some(starts) => starts,
+            None if exit.is_empty() => Tensor::uninit(job.x.device(), &[1]),
+            None => self.states(self.n_pieces),
+        };
+        let params = self.params(0, read | write);
+        let work = (self.work(), &params[..]);
+        launch_forward(gpu, job, (&self.coefs, &mut states, y), held, work);
+        let mut last = 0;
+        for (exit, count) in exit.iter_mut().zip(&self.counts) {
+            last += count * job.d_state;
+            **exit = states.rows(last - job.d_state..last).copied();
+        }
+        totals
+    }
+
+    /// As `forward`, with what the way back of CUDA wants.
+    fn forward_kept(&self, exit: &mut [&mut Tensor], y: &mut Tensor) -> Kept {
+        let shape = [self.n_subs * self.job.d_state, self.job.d_inner];
+        let mut states = Tensor::activation(self.job.x.device(), &shape);
+        let totals = self.forward(exit, y, Some(&mut states));
+        Kept { states, totals, coefs: self.coefs.clone() }
+    }
 }
 
 /// Threads that share the states of two channels, in CUDA: with four each, or more where there are
@@ -182,12 +221,16 @@ fn split_of(job: &Job) -> usize {
     job.d_state.div_ceil(4).next_power_of_two().min(8)
 }
 
-/// Rows whose states backward holds: in CUDA all in registers.
+/// Rows whose states backward holds: in CUDA all in registers, and what belongs to them in shared
+/// memory.
 fn sub_of(gpu: &Gpu, job: &Job) -> usize {
-    match gpu.as_cuda() {
-        Some(_) if split_of(job) > 4 => 4,
-        Some(_) => 8,
-        None => SUB_WGPU,
+    match (gpu.as_cuda(), job.d_state) {
+        // WebGPU allows 8 KiB of variables of a thread.
+        (None, d_state) => SUB_WGPU.min(1024 / d_state).max(1),
+        (Some(_), ..=16) => 8,
+        (Some(_), ..=64) => 4,
+        (Some(_), ..=128) => 2,
+        (Some(_), _) => 1,
     }
 }
 
@@ -270,26 +313,13 @@ pub(super) fn forward_gpu(
         return (y, None);
     }
     let plan = Plan::new(gpu, job);
-    let (starts, totals) = plan.starts();
-    let mut held = (keeps && gpu.as_cuda().is_some())
-        .then(|| Tensor::activation(device, &[plan.n_subs * job.d_state, job.d_inner]));
-    let read = if starts.is_some() { READ } else { 0 };
-    let write = if exit.is_empty() { 0 } else { WRITE };
-    let mut states = match starts {
-        Some(starts) => starts,
-        None if exit.is_empty() => Tensor::uninit(device, &[1]),
-        None => plan.states(plan.n_pieces),
-    };
-    let params = plan.params(0, read | write);
-    let work = (plan.work(), &params[..]);
-    launch_forward(gpu, job, (&plan.coefs, &mut states, &mut y), held.as_mut(), work);
-    let mut last = 0;
-    for (exit, count) in exit.iter_mut().zip(&plan.counts) {
-        last += count * job.d_state;
-        **exit = states.rows(last - job.d_state..last).copied();
+    let is_small = plan.n_subs * job.d_state <= N_KEPT * job.segments.n_tok();
+    if keeps && is_small && gpu.as_cuda().is_some() {
+        let kept = plan.forward_kept(exit, &mut y);
+        return (y, Some(kept));
     }
-    let coefs = plan.coefs;
-    (y, held.map(|states| Kept { states, totals, coefs }))
+    plan.forward(exit, &mut y, None);
+    (y, None)
 }
 
 /// As `step`: one launch for each sequence, whose state is a tensor of its own and changes where it
@@ -378,6 +408,12 @@ pub(super) fn backward_gpu(gpu: &Gpu, job: &Job, dy: &Tensor) -> Vec<Option<Tens
     let consts = consts(gpu, job, false);
     let (back, ends) = match &job.kept {
         Some(kept) => back_cuda(&plan, dy, kept),
+        None if gpu.as_cuda().is_some() => {
+            let mut y = Tensor::activation(device, job.x.shape());
+            let kept = plan.forward_kept(&mut [], &mut y);
+            drop(y);
+            back_cuda(&plan, dy, &kept)
+        }
         None => back_wgpu(&plan, dy),
     };
     let n_tok = job.segments.n_tok();
@@ -459,8 +495,6 @@ fn shared_of(job: &Job) -> Tensor {
 /// Returns also the part of each piece of the gradient by the rates.
 fn back_cuda(plan: &Plan, dy: &Tensor, kept: &Kept) -> (Back, Tensor) {
     let Plan { gpu, job, coefs, .. } = plan;
-    let d_state = job.d_state;
-    assert!(d_state <= D_STATE_MAX, "scan: {d_state} states of a channel, at most {D_STATE_MAX}");
     let mut ends = plan.states(plan.n_pieces);
     let flags = carry_back(plan, dy, kept.totals.as_ref(), &mut ends);
     let gate = job.gate.as_ref().unwrap_or(&job.x);

@@ -127,7 +127,7 @@ fn a_parameter_of_more_than_2_to_the_40_numbers_is_refused() {
             "num_attention_heads",
         ),
         ("mamba", vec![("hidden_size", 1 << 20), ("intermediate_size", most)], "intermediate_size"),
-        ("mamba", vec![("intermediate_size", most), ("state_size", most)], "state_size"),
+        ("mamba", vec![("intermediate_size", most), ("time_step_rank", most)], "state_size"),
         ("bamba", vec![("mamba_d_state", most), ("mamba_n_groups", most)], "mamba_n_heads"),
         (
             "granitemoehybrid",
@@ -139,6 +139,12 @@ fn a_parameter_of_more_than_2_to_the_40_numbers_is_refused() {
         let text = refusal(&with(set(name), &changes));
         assert!(text.contains(&format!("`{key}`: asks for a tensor of [")), "{name}: {text}");
     }
+}
+
+#[test]
+fn more_states_than_kernels_hold_are_refused() {
+    let text = refusal(&with(set("mamba"), &[("state_size", json!(257))]));
+    assert!(text.contains("`state_size`: 257 is out of range 1..=256"), "{text}");
 }
 
 #[test]

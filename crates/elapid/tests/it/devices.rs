@@ -130,7 +130,7 @@ fn odd(seed: u64) -> Config {
     let (n_head, n_kv_head) = [(1, 1), (2, 1), (3, 3), (6, 2)][pick(&[0, 1, 2, 3])];
     let mixers = ["mamba1", "mamba2", "attention", "short_conv"];
     let layers: Vec<&str> = (0..2).map(|_| mixers[pick(&[0, 1, 2, 3])]).collect();
-    let d_model = pick(&[1, 3, 7, 20, 33, 63, 66, 130]);
+    let d_model = pick(&[3, 5, 7, 20, 33, 63, 66, 130]);
     let (expand, n_group) = [(1, 1), (2, 2), (6, 3)][pick(&[0, 1, 2])];
     let d_head = [1, d_model, expand * d_model / n_group][pick(&[0, 1, 2])];
     let (d_conv, n_expert) = (pick(&[1, 2, 3, 4, 5, 9, 33]), pick(&[1, 2, 5, 70]));

@@ -56,62 +56,98 @@ fn scan_finish(
 // (N_GROUPS, n_tok, 2, D_STATE): parts of db and dc.
 @group(0) @binding(7) var<storage, read_write> shared_out: array<f32>;
 
-var<private> before: array<f32, SUB * D_STATE>; // the states before each row of a sub-chunk
+// The states before each row of a sub-chunk, and behind the last.
+var<private> before: array<f32, (SUB + 1u) * D_STATE>;
 var<private> g: array<f32, D_STATE>;
 var<private> da: array<f32, D_STATE>;
 
-const TILE: u32 = 16u;
-const LINE: u32 = GROUP + 1u;
-var<workgroup> terms: array<f32, 2u * TILE * LINE>;
+const TILE: u32 = 4u;
+// Terms of db and dc of TILE states, of every channel; then sums of eight of them. Of four rows
+// each.
+var<workgroup> terms: array<vec4<f32>, 2u * TILE * GROUP>;
+var<workgroup> sums: array<vec4<f32>, 2u * TILE * 8u>;
 
-// The part of db and dc of TILE states from `n0` on, of the channels of a group.
-fn add_channels(thread: u32, group: u32, row: u32, n0: u32) {
+// Writes db and dc of TILE states from `n0` on and four rows, the part of the channels of a group.
+fn add_channels(thread: u32, group: u32, row: u32, n_rows: u32, n0: u32) {
     workgroupBarrier();
-    let n = n0 + thread % TILE;
-    if thread < 2u * TILE && n < D_STATE {
-        var total = 0.0;
-        for (var i = 0u; i < GROUP; i++) { total += terms[thread * LINE + i]; }
-        shared_out[((group * p.n_tok + row) * 2u + thread / TILE) * D_STATE + n] = total;
+    for (var at = thread; at < 2u * TILE * 8u; at += GROUP) {
+        var sum = vec4<f32>();
+        for (var i = at % 8u; i < GROUP; i += 8u) { sum += terms[at / 8u * GROUP + i]; }
+        sums[at] = sum;
     }
     workgroupBarrier();
+    let which = thread / 4u;
+    let r = thread % 4u;
+    let n = n0 + which % TILE;
+    if which < 2u * TILE && n < D_STATE && r < n_rows {
+        var total = 0.0;
+        for (var i = 0u; i < 8u; i++) { total += sums[which * 8u + i][r]; }
+        shared_out[((group * p.n_tok + row + r) * 2u + which / TILE) * D_STATE + n] = total;
+    }
 }
 
-// One row on the way back, with the states after it in `h` and those before it from `at` on.
-fn back(row: u32, at: u32, thread: u32, group: u32, ch: u32) {
-    let is_there = ch < D_INNER;
-    var step = 0.0;
-    var u = 0.0;
-    var dout = 0.0;
-    let i = row * D_INNER + ch;
-    if is_there {
-        step = step_in[i];
-        u = u_in[i];
-        dout = dout_in[i];
+// What a channel has of four rows, and what it finds.
+struct Four {
+    step: vec4<f32>,
+    u: vec4<f32>,
+    dout: vec4<f32>,
+    out: vec4<f32>,
+    g_b: vec4<f32>,
+    q_rate: vec4<f32>,
+    db: vec4<f32>,
+    dc: vec4<f32>,
+}
+
+// State `n` at row `r` of four, the states before which are number `i`; b and c are those of `row`.
+fn back(four: ptr<function, Four>, n: u32, r: u32, i: u32, row: u32) {
+    let prior = before[i * D_STATE + n];
+    let after = before[(i + 1u) * D_STATE + n];
+    let c_n = c[row * D_STATE + n];
+    let dout = (*four).dout[r];
+    let step = (*four).step[r];
+    (*four).out[r] += after * c_n;
+    (*four).dc[r] = dout * after;
+    let behind = g[n] + dout * c_n;
+    (*four).db[r] = behind * (*four).u[r];
+    (*four).g_b[r] += behind * b[row * D_STATE + n];
+    g[n] = behind * exp2(step * rates[n]);
+    let q = g[n] * prior;
+    (*four).q_rate[r] += q * rates[n];
+    da[n] += q * step;
+}
+
+// Up to four rows on the way back, `i` the first of them in its sub-chunk. A row that is not there
+// has a step of zero and takes nothing.
+fn back_four(i: u32, row: u32, n_rows: u32, thread: u32, group: u32, ch: u32) {
+    var four = Four();
+    let n = select(0u, n_rows, ch < D_INNER);
+    for (var r = 0u; r < n; r++) {
+        let at = (row + r) * D_INNER + ch;
+        four.step[r] = step_in[at];
+        four.u[r] = u_in[at];
+        four.dout[r] = dout_in[at];
     }
-    var out = 0.0;
-    var g_b = 0.0;
-    var q_rate = 0.0;
+    let last = row + n_rows - 1u;
     for (var n0 = 0u; n0 < D_STATE; n0 += TILE) {
-        for (var n = n0; n < min(n0 + TILE, D_STATE); n++) {
-            let after = h[n];
-            let prior = before[at + n];
-            out += after * c[row * D_STATE + n];
-            g[n] += dout * c[row * D_STATE + n];
-            terms[(n - n0) * LINE + thread] = g[n] * u;
-            terms[(TILE + n - n0) * LINE + thread] = dout * after;
-            g_b += g[n] * b[row * D_STATE + n];
-            g[n] *= exp2(step * rates[n]);
-            let q = g[n] * prior;
-            q_rate += q * rates[n];
-            da[n] += q * step;
-            h[n] = prior;
+        for (var k = 0u; k < TILE; k++) {
+            four.db = vec4<f32>();
+            four.dc = vec4<f32>();
+            if n0 + k < D_STATE {
+                back(&four, n0 + k, 3u, i + 3u, min(row + 3u, last));
+                back(&four, n0 + k, 2u, i + 2u, min(row + 2u, last));
+                back(&four, n0 + k, 1u, i + 1u, min(row + 1u, last));
+                back(&four, n0 + k, 0u, i, row);
+            }
+            terms[k * GROUP + thread] = four.db;
+            terms[(TILE + k) * GROUP + thread] = four.dc;
         }
-        add_channels(thread, group, row, n0);
+        add_channels(thread, group, row, n_rows, n0);
     }
-    if is_there {
-        step_in[i] = q_rate;
-        u_in[i] = g_b;
-        dout_in[i] = out;
+    for (var r = 0u; r < n; r++) {
+        let at = (row + r) * D_INNER + ch;
+        step_in[at] = four.q_rate[r];
+        u_in[at] = four.g_b[r];
+        dout_in[at] = four.out[r];
     }
 }
 
@@ -137,22 +173,25 @@ fn scan_backward(
         let first = (sub - 1u) * SUB;
         let n_rows = min(SUB, piece.n_rows - first);
         for (var n = 0u; n < D_STATE; n++) {
-            h[n] = 0.0;
-            if is_there { h[n] = held_back[state_at(piece.sub + sub - 1u, n, ch)]; }
+            before[n] = 0.0;
+            if is_there { before[n] = held_back[state_at(piece.sub + sub - 1u, n, ch)]; }
         }
         for (var i = 0u; i < n_rows; i++) {
             let row = piece.first + first + i;
+            var step = 0.0;
+            var u = 0.0;
+            if is_there {
+                step = step_in[row * D_INNER + ch];
+                u = u_in[row * D_INNER + ch];
+            }
             for (var n = 0u; n < D_STATE; n++) {
-                before[i * D_STATE + n] = h[n];
-                if is_there {
-                    let decay = exp2(step_in[row * D_INNER + ch] * rates[n]);
-                    h[n] = decay * h[n] + u_in[row * D_INNER + ch] * b[row * D_STATE + n];
-                }
+                let h = exp2(step * rates[n]) * before[i * D_STATE + n];
+                before[(i + 1u) * D_STATE + n] = h + u * b[row * D_STATE + n];
             }
         }
-        for (var i = n_rows; i > 0u; i--) {
-            let row = piece.first + first + i - 1u;
-            back(row, (i - 1u) * D_STATE, thread, at % N_GROUPS, ch);
+        for (var i = (n_rows + 3u) / 4u * 4u; i > 0u; i -= 4u) {
+            let row = piece.first + first + i - 4u;
+            back_four(i - 4u, row, min(4u, n_rows - (i - 4u)), thread, at % N_GROUPS, ch);
         }
     }
     if is_there {

@@ -54,7 +54,7 @@ const N_FULL: usize = 16_384;
 const PIECE_MIN: usize = 64;
 /// Rows of a partial sum of dskip and ddelta_bias.
 const N_ROWS: usize = 64;
-/// Rows whose states backward holds on wgpu.
+/// Rows whose states backward holds on wgpu, at most.
 const SUB_WGPU: usize = 16;
 /// Numbers that CUDA keeps for backward, for each one of `x` at most.
 const N_KEPT: usize = 3;
@@ -93,7 +93,7 @@ impl<'a> Plan<'a> {
         let len = (job.segments.n_tok() * job.d_inner).div_ceil(N_FULL);
         let mut len = len.next_multiple_of(PIECE_MIN);
         if gpu.as_cuda().is_none() {
-            // Backward takes about six rounds of loops for each state.
+            // Backward takes some four rounds of loops for each state.
             len = len.min(N_ROUNDS_MAX / (8 * job.d_state)).max(1);
         }
         let sub = sub_of(gpu, job);
@@ -225,8 +225,8 @@ fn split_of(job: &Job) -> usize {
 /// memory.
 fn sub_of(gpu: &Gpu, job: &Job) -> usize {
     match (gpu.as_cuda(), job.d_state) {
-        // WebGPU allows 8 KiB of variables of a thread.
-        (None, d_state) => SUB_WGPU.min(1024 / d_state).max(1),
+        // By fours; WebGPU allows 8 KiB of variables of a thread.
+        (None, d_state) => (SUB_WGPU.min(1024 / d_state) / 4 * 4).max(4),
         (Some(_), ..=16) => 8,
         (Some(_), ..=64) => 4,
         (Some(_), ..=128) => 2,

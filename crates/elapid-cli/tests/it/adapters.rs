@@ -1,9 +1,9 @@
 //! The real binary on adapters: from one form into the other and back, and what it refuses.
 
-use crate::common::root;
+use crate::common::{elapid, refusal, root};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 fn set(name: &str) -> PathBuf {
     root().join("golden/sets").join(name)
@@ -15,10 +15,6 @@ fn scratch(name: &str) -> PathBuf {
     let _ = std::fs::remove_dir_all(&dir);
     std::fs::create_dir_all(&dir).unwrap();
     dir
-}
-
-fn elapid(args: &[&Path]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_elapid")).args(args).output().unwrap()
 }
 
 fn convert(input: &Path, output: &Path, base: Option<&Path>, more: &[&str]) -> Output {
@@ -43,13 +39,6 @@ fn receipt(input: &Path, output: &Path, base: &Path) -> Value {
     let done = convert(input, output, Some(base), &["--json"]);
     assert!(done.status.success(), "{}: {}{}", input.display(), stdout(&done), stderr(&done));
     serde_json::from_str(&stdout(&done)).unwrap()
-}
-
-fn refusal(output: &Output) -> String {
-    let text = stderr(output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.starts_with("error: ") && text.contains("\n\nhint: "), "{text}");
-    text
 }
 
 const PAIRS: [(&str, &str); 3] = [

@@ -1,12 +1,8 @@
 //! The real binary on real model directories: golden values, and what it says of broken ones.
 
-use crate::common::root;
+use crate::common::{elapid, root};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-
-fn elapid(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_elapid")).args(args).output().unwrap()
-}
+use std::process::Output;
 
 fn check(dir: &Path) -> Output {
     elapid(&["check", dir.to_str().unwrap(), "--json"])

@@ -1,14 +1,10 @@
 //! The real binary converts, quantises and tokenizes; its receipts and its refusals.
 
-use crate::common::{Scratch, root};
+use crate::common::{self, Scratch, elapid, root};
 use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
-
-fn elapid(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_elapid")).args(args).output().unwrap()
-}
+use std::process::{Command, Stdio};
 
 /// The one JSON object that a command prints.
 fn json(args: &[&str]) -> Value {
@@ -19,11 +15,7 @@ fn json(args: &[&str]) -> Value {
 }
 
 fn refusal(args: &[&str]) -> String {
-    let output = elapid(args);
-    assert_eq!(output.status.code(), Some(1), "{args:?}");
-    let text = String::from_utf8(output.stderr).unwrap();
-    assert!(text.starts_with("error: ") && text.contains("\n\nhint: "), "{text}");
-    text
+    common::refusal(&elapid(args))
 }
 
 fn set(name: &str) -> String {

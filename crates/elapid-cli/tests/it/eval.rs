@@ -1,6 +1,6 @@
 //! The real binary measures, compares and says by its exit code which model is better.
 
-use crate::common::{Scratch, root};
+use crate::common::{self, Scratch, elapid, root};
 use elapid::batch::{Batch, Targets};
 use elapid::config::Config;
 use elapid::device::Device;
@@ -16,11 +16,7 @@ use elapid::weights::Weights;
 use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::path::Path;
-use std::process::{Command, Output};
-
-fn elapid(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_elapid")).args(args).output().unwrap()
-}
+use std::process::Output;
 
 fn stdout(output: &Output) -> String {
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -35,11 +31,7 @@ fn json(args: &[&str]) -> (Value, i32) {
 }
 
 fn refusal(args: &[&str]) -> String {
-    let output = elapid(args);
-    assert_eq!(output.status.code(), Some(1), "{args:?}");
-    let text = String::from_utf8(output.stderr).unwrap();
-    assert!(text.starts_with("error: ") && text.contains("\n\nhint: "), "{text}");
-    text
+    common::refusal(&elapid(args))
 }
 
 /// A made-up word.

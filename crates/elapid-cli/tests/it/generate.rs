@@ -1,7 +1,7 @@
 //! `elapid generate` and `elapid chat` as a person or a script uses them: the real binary.
 
-use crate::common::Scratch;
 use crate::common::tiny::{Kind, Tiny, lines};
+use crate::common::{self, Scratch};
 use elapid::device::Device;
 use elapid::formats::lora::{Lora, Module};
 use elapid::formats::{peft, safetensors};
@@ -38,11 +38,7 @@ fn ok(args: &[&str]) -> String {
 }
 
 fn refusal(args: &[&str]) -> String {
-    let output = elapid(args).output().unwrap();
-    let words = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{args:?}: {words}");
-    assert!(words.starts_with("error: ") && words.contains("\n\nhint: "), "{words}");
-    words
+    common::refusal(&elapid(args).output().unwrap())
 }
 
 /// A model, and prompts that it can go on with.

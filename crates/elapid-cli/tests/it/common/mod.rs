@@ -5,7 +5,22 @@ pub mod server;
 pub mod tiny;
 pub mod training;
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// Runs the binary.
+pub fn elapid(args: &[impl AsRef<OsStr>]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_elapid")).args(args).output().unwrap()
+}
+
+/// The words of a run that must have ended with an error and a hint.
+pub fn refusal(output: &Output) -> String {
+    let text = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.starts_with("error: ") && text.contains("\n\nhint: "), "{text}");
+    text
+}
 
 /// The root of the project.
 pub fn root() -> PathBuf {

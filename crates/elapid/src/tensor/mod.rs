@@ -11,6 +11,7 @@ pub mod batch;
 pub mod cpu;
 pub mod device;
 pub mod gpu;
+pub mod product;
 pub mod quant;
 pub mod rng;
 pub mod segment;

@@ -128,7 +128,7 @@ impl Reader<'_> {
 fn measure(path: &Path, settings: &Settings) -> Done<Value> {
     let begin = Instant::now();
     let device = settings.compute.open()?;
-    let checkpoint = files::open(path)?;
+    let checkpoint = Checkpoint::open(path)?;
     let mut weights = checkpoint.weights_as_stored(&device)?;
     weights.set_arithmetic(Arithmetic::Quick);
     files::release_pages();

@@ -54,7 +54,7 @@ impl Check {
         let grouped = dir.join("golden_grouped.safetensors");
         let is_grouped = grouped.exists();
         let path = if is_grouped { grouped } else { dir.join("golden.safetensors") };
-        let golden = files::open_safetensors(&path)?;
+        let golden = elapid::model::open::safetensors(&path)?;
         let name = if is_grouped { "after_adamw_grouped" } else { "after_adamw" };
         let after_path = dir.join(format!("{name}.safetensors"));
         if !after_path.exists() {
@@ -64,7 +64,7 @@ impl Check {
                 Some(skipped),
             ));
         }
-        let after_file = files::open_safetensors(&after_path)?;
+        let after_file = elapid::model::open::safetensors(&after_path)?;
         let (settings, n_steps) = optimizer_settings(&dir.join("golden.json"))?;
         let after = AfterAdamW { file: &after_file, settings, n_steps };
         Ok((golden::check(device, &model, &mut weights, &golden, Some(after))?, None))
@@ -114,14 +114,15 @@ fn open_model(device: &Device, dir: &Path, model_path: Option<&Path>) -> Done<(M
         Some(adapter_dir) => base_of(dir, adapter_dir)?,
         None => dir.to_path_buf(),
     };
-    let checkpoint = files::open(model_path.unwrap_or(&base))?;
+    let checkpoint = Checkpoint::open(model_path.unwrap_or(&base))?;
     // Reference losses are without the load balance.
     let config = Config { balance_scale: 0.0, ..checkpoint.model().config().clone() };
     let model = Model::new(config);
     let mut weights = checkpoint.weights(device)?;
     if let Some(adapter_dir) = adapter_dir {
         let config_path = adapter_dir.join("adapter_config.json");
-        let file = files::open_safetensors(&adapter_dir.join("adapter_model.safetensors"))?;
+        let file =
+            elapid::model::open::safetensors(&adapter_dir.join("adapter_model.safetensors"))?;
         let config = (config_path.display().to_string(), files::read_text(&config_path)?);
         peft::apply(device, &mut weights, (&config.0, &config.1), &file)?;
     }

@@ -102,7 +102,7 @@ struct Measured {
 impl Eval {
     pub fn run(&self) -> Done<ExitCode> {
         let device = self.compute.open_exact()?;
-        let checkpoint = files::open(&self.model)?;
+        let checkpoint = Checkpoint::open(&self.model)?;
         let source = self.source(&checkpoint)?;
         let name = match &self.adapter {
             Some(adapter) => format!("{} + {}", self.model.display(), adapter.display()),
@@ -150,7 +150,7 @@ impl Eval {
             let weights = load(checkpoint, Some(path), device)?;
             return self.measure(name, checkpoint, weights, source).map(Some);
         }
-        let other = files::open(path)?;
+        let other = Checkpoint::open(path)?;
         let weights = load(&other, None, device)?;
         self.measure(name, &other, weights, source).map(Some)
     }
@@ -296,7 +296,7 @@ fn load(checkpoint: &Checkpoint, adapter: Option<&Path>, device: &Device) -> Don
                 "give a directory that PEFT or `elapid train` wrote",
             ));
         }
-        let tensors = files::open_safetensors(&dir.join("adapter_model.safetensors"))?;
+        let tensors = elapid::model::open::safetensors(&dir.join("adapter_model.safetensors"))?;
         let (name, text) = (config.display().to_string(), files::read_text(&config)?);
         peft::apply(device, &mut weights, (&name, &text), &tensors)?;
     }

@@ -36,7 +36,7 @@ pub struct Tokenize {
 
 impl Tokenize {
     pub fn run(&self) -> Done<ExitCode> {
-        let tokenizer = files::open_tokenizer(&self.tokenizer)?;
+        let tokenizer = Tokenizer::open(&self.tokenizer)?;
         let input = self.read()?;
         if self.decode {
             return self.print_text(&tokenizer, &input);

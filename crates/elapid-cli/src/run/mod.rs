@@ -149,7 +149,7 @@ fn collect(
     live: &mut Live,
 ) -> Done<Data> {
     let chat = match &config.origin {
-        Origin::Base { model, .. } => Some(walk::chat_of(&files::open(model)?)?),
+        Origin::Base { model, .. } => Some(walk::chat_of(&Checkpoint::open(model)?)?),
         Origin::Scratch { .. } => None,
     };
     let (template, options) = chat.unwrap_or_default();

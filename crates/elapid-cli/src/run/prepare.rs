@@ -89,13 +89,13 @@ pub struct Opened {
 pub fn open(config: &RunConfig, data: &Data, dir: Option<&Path>) -> Done<Opened> {
     let (size, arch, donor) = match &config.origin {
         Origin::Base { model, .. } => {
-            let checkpoint = files::open(model)?;
+            let checkpoint = Checkpoint::open(model)?;
             let tokenizer = Arc::new(tokenizer_of(&checkpoint)?);
             return Ok(Opened { checkpoint, tokenizer, donor: None });
         }
         Origin::Scratch { size, arch, donor, .. } => (*size, *arch, donor),
     };
-    let donor = donor.as_deref().map(files::open).transpose()?;
+    let donor = donor.as_deref().map(Checkpoint::open).transpose()?;
     let texts = scratch_texts(config, data, dir, donor.as_ref())?;
     let n_vocab = donor.as_ref().map(|donor| donor.model().config().n_vocab);
     let shape = Shape { size, arch, context: config.context };

@@ -212,7 +212,7 @@ impl Loaded {
 /// Opens a model and makes it ready.
 pub fn load(path: &Path, settings: &LoadSettings) -> Done<Loaded> {
     let (base, of_run) = resolve(path)?;
-    let checkpoint = files::open(&base)?;
+    let checkpoint = Checkpoint::open(&base)?;
     let device = settings.compute.open()?;
     let tokenizer = tokenizer(&base, &checkpoint)?;
     let chat_source = checkpoint.chat_template()?;

@@ -27,6 +27,8 @@
 //!
 //! Not here: which documents (`data/`).
 
+#[cfg(feature = "fs")]
+pub mod convert;
 pub mod golden;
 mod interval;
 mod middle;

@@ -5,16 +5,16 @@
 
 #![allow(clippy::unwrap_used)] // our own files can be written
 
-use elapid::config::Config;
-use elapid::device::Device;
-use elapid::formats::checkpoint::Checkpoint;
-use elapid::formats::export::{Content, Export, Mix, OutFile};
-use elapid::formats::gguf;
-use elapid::formats::package;
-use elapid::formats::params;
+use elapid::files::gguf;
+use elapid::files::package;
 use elapid::model::Model;
+use elapid::model::checkpoint::Checkpoint;
+use elapid::model::config::Config;
+use elapid::model::export::{Content, Export, Mix, OutFile};
+use elapid::model::params;
+use elapid::model::weights::Weights;
+use elapid::tensor::device::Device;
 use elapid::tensor::{DType, SharedBytes};
-use elapid::weights::Weights;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;

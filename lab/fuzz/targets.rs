@@ -20,22 +20,23 @@
 
 #![allow(clippy::unwrap_used)] // an accepted file that breaks a promise must panic
 
-use elapid::batch::Batch;
-use elapid::chat::{ChatOptions, ChatTemplate};
-use elapid::config::{Config, FeedForwardConfig};
-use elapid::device::Device;
 use elapid::error::Result;
-use elapid::formats::checkpoint::Checkpoint;
-use elapid::formats::gguf::{Gguf, Value};
-use elapid::formats::package::Package;
-use elapid::formats::safetensors::SafeTensors;
-use elapid::formats::{TensorFile, peft};
+use elapid::files::TensorFile;
+use elapid::files::gguf::{Gguf, Value};
+use elapid::files::package::Package;
+use elapid::files::safetensors::SafeTensors;
+use elapid::model::checkpoint::Checkpoint;
+use elapid::model::config::{Config, FeedForwardConfig};
+use elapid::model::peft;
+use elapid::model::state::State;
+use elapid::model::weights::Weights;
 use elapid::model::{ForwardOptions, Model};
-use elapid::state::State;
 use elapid::tape::Tape;
 use elapid::tensor::SharedBytes;
-use elapid::tokenizer::{Special, Tokenizer};
-use elapid::weights::Weights;
+use elapid::tensor::batch::Batch;
+use elapid::tensor::device::Device;
+use elapid::text::chat::{ChatOptions, ChatTemplate};
+use elapid::text::tokenizer::{Special, Tokenizer};
 use serde_json::json;
 use std::sync::{Arc, LazyLock};
 
@@ -150,7 +151,7 @@ fn text<'a>(file: &str, data: &'a [u8]) -> Result<&'a str> {
 
 /// Layers and experts of all layers.
 fn n_parts(config: &Config) -> usize {
-    let n_expert = |layer: &elapid::config::LayerConfig| match &layer.feed_forward {
+    let n_expert = |layer: &elapid::model::config::LayerConfig| match &layer.feed_forward {
         FeedForwardConfig::Experts(experts) => experts.n_expert,
         _ => 0,
     };
@@ -160,7 +161,7 @@ fn n_parts(config: &Config) -> usize {
 /// A config, the model it describes with fresh weights, and the form it has in GGUF.
 pub fn config(data: &[u8]) -> Result<()> {
     let config = Config::from_json("config.json", text("config.json", data)?)?;
-    let _ = elapid::config::gguf::Arch::of(&config);
+    let _ = elapid::model::config::gguf::Arch::of(&config);
     if n_parts(&config) > N_PARTS_MAX {
         return Ok(());
     }
@@ -168,8 +169,8 @@ pub fn config(data: &[u8]) -> Result<()> {
     for spec in model.specs() {
         assert!(spec.shape.iter().all(|&axis| axis > 0), "`{}`: {:?}", spec.name, spec.shape);
     }
-    if let Ok(arch) = elapid::config::gguf::Arch::of(model.config()) {
-        let _ = elapid::config::gguf::names(model.config(), arch, model.specs());
+    if let Ok(arch) = elapid::model::config::gguf::Arch::of(model.config()) {
+        let _ = elapid::model::config::gguf::names(model.config(), arch, model.specs());
     }
     if n_param(&model) > N_PARAM_MAX {
         return Ok(());

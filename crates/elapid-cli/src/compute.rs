@@ -1,8 +1,8 @@
 //! Where to compute: the flags `--device`, `--precision` and `--threads` of every command.
 
 use crate::report::{Done, between, n_threads_default};
-use elapid::device::Device;
-use elapid::gpu::Precision;
+use elapid::tensor::device::Device;
+use elapid::tensor::gpu::Precision;
 use serde::{Deserialize, Serialize};
 
 /// Where to compute.

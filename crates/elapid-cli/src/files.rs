@@ -3,12 +3,13 @@
 
 use crate::report::{Done, Failure};
 use elapid::error::Error;
-use elapid::formats::checkpoint::Checkpoint;
-use elapid::formats::package::{self, Package};
-use elapid::formats::safetensors::SafeTensors;
-use elapid::formats::{Sink, vocab};
+use elapid::files::Sink;
+use elapid::files::package::{self, Package};
+use elapid::files::safetensors::SafeTensors;
+use elapid::model::checkpoint::Checkpoint;
 use elapid::tensor::SharedBytes;
-use elapid::tokenizer::Tokenizer;
+use elapid::text::tokenizer::Tokenizer;
+use elapid::text::vocab;
 use memmap2::{Mmap, UncheckedAdvice};
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};

@@ -1,10 +1,10 @@
 //! A model from nothing that learns a string and goes on with it: `cargo run --release -p elapid
 //! --example train`.
 
-use elapid::config::preset::{Arch, Size};
-use elapid::device::Device;
-use elapid::sample::Sampling;
+use elapid::generate::sample::Sampling;
+use elapid::model::config::preset::{Arch, Size};
 use elapid::session::Session;
+use elapid::tensor::device::Device;
 use elapid::train::Settings;
 use std::ops::ControlFlow;
 

@@ -10,15 +10,14 @@ use thiserror::Error as ThisError;
 #[non_exhaustive]
 pub enum Error {
     /// The family is not one we know.
-    #[error(
-        "{file} says `model_type: \"{family}\"`\n\nhint: supported are {}",
-        crate::config::FAMILIES.join(", ")
-    )]
+    #[error("{file} says `model_type: \"{family}\"`\n\nhint: supported are {supported}")]
     UnknownFamily {
         /// File the configuration came from.
         file: String,
         /// What it said.
         family: String,
+        /// The families that are supported, as a list for people.
+        supported: String,
     },
     /// A configuration key is missing, of the wrong type, out of range or not supported.
     #[error("{file}: `{key}`: {problem}\n\nhint: {hint}")]

@@ -27,43 +27,15 @@
 //! No terminal, no network, no async runtime, no environment, no clock, no paths: bytes come in,
 //! bytes go out.
 
-pub mod batch;
-pub mod chat;
-#[cfg(test)]
-mod check;
-pub mod config;
-pub mod cpu;
 pub mod data;
-pub mod decoder;
-pub mod device;
 pub mod error;
 pub mod eval;
-pub mod fim;
-pub mod formats;
+pub mod files;
 pub mod generate;
-pub mod golden;
-pub mod gpu;
-mod layer;
-pub mod method;
 pub mod model;
 pub mod ops;
-pub mod optim;
-pub mod parity;
-pub mod pca;
-pub mod place;
-pub mod plan;
-pub mod quant;
-pub mod rng;
-pub mod sample;
-pub mod schedule;
-pub mod scratch;
-pub mod segment;
-pub mod serving;
 pub mod session;
-pub mod state;
 pub mod tape;
 pub mod tensor;
-pub mod tokenizer;
+pub mod text;
 pub mod train;
-pub mod train_bpe;
-pub mod weights;

@@ -3,22 +3,22 @@
 //! Everything here is a few calls of the modules below it, which take over where more is wanted:
 //! `method` for adapters, `train` for the loop, `eval` for proof, `formats` for files.
 
-use crate::config::preset::{Arch, Size};
 use crate::data::pack::{LoadSettings, Loader, Order};
 use crate::data::{Document, Ends, encode};
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::eval::{DocScore, EvalSettings, measure};
-use crate::formats::checkpoint::Checkpoint;
+use crate::generate::sample::Sampling;
 use crate::generate::{GenerateSettings, generate};
-use crate::method::{self, Coverage, Method};
 use crate::model::Model;
-use crate::optim::OptimizerKind;
-use crate::sample::Sampling;
-use crate::scratch::{self, Shape};
-use crate::tokenizer::{Special, Tokenizer};
+use crate::model::checkpoint::Checkpoint;
+use crate::model::config::preset::{Arch, Size};
+use crate::model::weights::Weights;
+use crate::tensor::device::Device;
+use crate::text::tokenizer::{Special, Tokenizer};
+use crate::train::method::{self, Coverage, Method};
+use crate::train::optim::OptimizerKind;
+use crate::train::scratch::{self, Shape};
 use crate::train::{Outcome, Settings, Trainer, Training};
-use crate::weights::Weights;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 

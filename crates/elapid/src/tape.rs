@@ -10,8 +10,8 @@
 //! (`remade_by`): an op that needs it on the way back then holds the recipe. A span under
 //! `checkpoint` keeps only its inputs and is run again when the walk reaches it.
 
-use crate::ops::add::add_into;
 use crate::tensor::Tensor;
+use crate::tensor::add::add_into;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -374,8 +374,8 @@ fn add_up(sum: Option<Tensor>, grad: Tensor) -> Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Device;
     use crate::ops::{add::add, scale::scale};
+    use crate::tensor::device::Device;
 
     fn vector(device: &Device, data: &[f32]) -> Tensor {
         Tensor::from_f32(device, &[data.len()], data)

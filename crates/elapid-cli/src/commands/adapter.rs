@@ -6,13 +6,13 @@
 use super::convert::check_output;
 use crate::files;
 use crate::report::{Done, Failure, count, line, mebibytes};
-use elapid::device::Device;
-use elapid::formats::checkpoint::Checkpoint;
-use elapid::formats::gguf::{self, Gguf};
-use elapid::formats::lora::{self, Lora};
-use elapid::formats::safetensors::{self, SafeTensors};
-use elapid::formats::{gguf_lora, peft};
-use elapid::parity::{self, Parity};
+use elapid::eval::parity::{self, Parity};
+use elapid::files::gguf::{self, Gguf};
+use elapid::files::safetensors::{self, SafeTensors};
+use elapid::model::checkpoint::Checkpoint;
+use elapid::model::lora::{self, Lora};
+use elapid::model::{gguf_lora, peft};
+use elapid::tensor::device::Device;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -380,7 +380,7 @@ pub fn describe(adapter: &Adapter) -> Done<(Vec<String>, Value)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elapid::formats::lora::Module;
+    use elapid::model::lora::Module;
     use elapid::tensor::Tensor;
 
     fn lora(names: &[&str], b: f32) -> Lora {

@@ -6,7 +6,7 @@ use crate::talk::conversation::Conversation;
 use crate::talk::flags::{ModelFlags, SamplingFlags, number_from_zero, share};
 use crate::talk::input::{Input, Typed};
 use crate::talk::load::{Loaded, load};
-use elapid::serving::{Reason, Request};
+use elapid::generate::engine::{Reason, Request};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -3,13 +3,13 @@
 
 use crate::files;
 use crate::report::{Done, Failure, Progress, between, count, line, mebibytes, n_threads_default};
-use elapid::device::Device;
-use elapid::formats::checkpoint::{Checkpoint, GGUF_FILE, TEXTS};
-use elapid::formats::export::{Content, Export, Mix, OutFile};
-use elapid::formats::package;
-use elapid::parity::{self, Parity};
+use elapid::eval::parity::{self, Parity};
+use elapid::files::package;
+use elapid::model::checkpoint::{Checkpoint, GGUF_FILE, TEXTS};
+use elapid::model::export::{Content, Export, Mix, OutFile};
+use elapid::model::weights::Weights;
 use elapid::tensor::DType;
-use elapid::weights::Weights;
+use elapid::tensor::device::Device;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -434,8 +434,8 @@ fn has_blocks(weights: &Weights) -> bool {
 
 /// Bytes that will be written, nearly: for the progress alone.
 fn content_bytes(content: &Content) -> u64 {
-    let of = |tensors: &[elapid::formats::Outgoing]| {
-        let n_bytes = |t: &elapid::formats::Outgoing| t.dtype.n_bytes(t.shape.iter().product());
+    let of = |tensors: &[elapid::files::Outgoing]| {
+        let n_bytes = |t: &elapid::files::Outgoing| t.dtype.n_bytes(t.shape.iter().product());
         tensors.iter().filter_map(n_bytes).sum::<usize>() as u64
     };
     match content {

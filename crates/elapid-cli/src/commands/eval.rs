@@ -5,15 +5,15 @@ use crate::files;
 use crate::report::{Done, Failure, between, count, line};
 use crate::source::walk::{Walk, chat_of, collect, divide};
 use elapid::data::{self, Document, Encoded, Ends};
-use elapid::device::Device;
 use elapid::eval::{
     Comparison, DocScore, EvalSettings, FimReport, FimSettings, Interval, Resampled, Score,
     Subject, Summary, Verdict, compare, fim_exact_match, measure,
 };
-use elapid::formats::checkpoint::Checkpoint;
-use elapid::formats::peft;
-use elapid::tokenizer::Tokenizer;
-use elapid::weights::Weights;
+use elapid::model::checkpoint::Checkpoint;
+use elapid::model::peft;
+use elapid::model::weights::Weights;
+use elapid::tensor::device::Device;
+use elapid::text::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};

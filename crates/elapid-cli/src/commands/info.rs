@@ -3,14 +3,14 @@
 use super::convert::stored;
 use crate::files;
 use crate::report::{Done, count, line, mebibytes, n_threads_default};
-use elapid::config::{Config, FeedForwardConfig, LayerConfig, MixerConfig};
-use elapid::device::Device;
 use elapid::error::Error;
-use elapid::fim::FimTokens;
-use elapid::formats::checkpoint::Checkpoint;
-use elapid::state::State;
-use elapid::tokenizer::Tokenizer;
-use elapid::weights::Role;
+use elapid::model::checkpoint::Checkpoint;
+use elapid::model::config::{Config, FeedForwardConfig, LayerConfig, MixerConfig};
+use elapid::model::state::State;
+use elapid::model::weights::Role;
+use elapid::tensor::device::Device;
+use elapid::text::fim::FimTokens;
+use elapid::text::tokenizer::Tokenizer;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ impl Info {
         } else {
             line(format!("elapid  {version}"));
             line(format!("device  {}", device.describe()));
-            line(format!("models  {}", elapid::config::FAMILIES.join(", ")));
+            line(format!("models  {}", elapid::model::config::FAMILIES.join(", ")));
         }
         Ok(())
     }
@@ -58,15 +58,15 @@ impl Info {
     fn devices(&self) -> Done<()> {
         let cpu = Device::cpu(n_threads_default())?;
         let mut list = vec![json!({"device": "cpu", "name": cpu.describe()})];
-        for (idx, cuda) in elapid::gpu::cuda::list().into_iter().enumerate() {
+        for (idx, cuda) in elapid::tensor::gpu::cuda::list().into_iter().enumerate() {
             list.push(json!({
                 "device": format!("cuda:{idx}"), "name": cuda.name, "memory": cuda.memory,
                 "memory_free": cuda.memory_free, "compute_capability": cuda.capability,
                 "multiprocessors": cuda.n_multiprocessors,
             }));
         }
-        for (idx, adapter) in elapid::gpu::list_wgpu().into_iter().enumerate() {
-            let opened = elapid::gpu::Gpu::wgpu(idx, cpu.host().clone());
+        for (idx, adapter) in elapid::tensor::gpu::list_wgpu().into_iter().enumerate() {
+            let opened = elapid::tensor::gpu::Gpu::wgpu(idx, cpu.host().clone());
             let used = opened.map(|gpu| gpu.features()).unwrap_or_default();
             list.push(json!({
                 "device": format!("wgpu:{idx}"), "name": adapter.name, "kind": adapter.kind,

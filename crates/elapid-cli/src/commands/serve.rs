@@ -6,7 +6,7 @@ use crate::report::{Done, Failure, between, line};
 use crate::serve::{Guard, Limits, Parts, listen};
 use crate::talk::flags::cache_type;
 use crate::talk::load::{AdapterPath, LoadSettings, Loaded, load};
-use elapid::state::CacheType;
+use elapid::model::state::CacheType;
 use serde_json::{Value, json};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;

@@ -2,7 +2,7 @@
 
 use crate::files;
 use crate::report::{Done, Failure, line};
-use elapid::tokenizer::{Special, Tokenizer};
+use elapid::text::tokenizer::{Special, Tokenizer};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::path::PathBuf;

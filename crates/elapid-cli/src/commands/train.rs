@@ -5,11 +5,11 @@ use crate::report::{Done, Failure, between};
 use crate::run::config::{Origin, RunConfig};
 use crate::run::{self, Budget, Wishes};
 use clap::ValueEnum;
-use elapid::config::preset::{Arch, Size};
-use elapid::method::{Form, LoraSettings, Method, Scaling};
-use elapid::optim::OptimizerKind;
-use elapid::schedule::Schedule;
+use elapid::model::config::preset::{Arch, Size};
 use elapid::train::Settings;
+use elapid::train::method::{Form, LoraSettings, Method, Scaling};
+use elapid::train::optim::OptimizerKind;
+use elapid::train::schedule::Schedule;
 use std::path::PathBuf;
 use std::process::ExitCode;
 

@@ -3,9 +3,9 @@
 use crate::compute::Place;
 use crate::files;
 use crate::report::{Done, Failure};
-use elapid::config::preset::{Arch, Size};
-use elapid::method::Method;
+use elapid::model::config::preset::{Arch, Size};
 use elapid::train::Settings;
+use elapid::train::method::Method;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 

@@ -11,13 +11,13 @@ use super::{Budget, Wishes};
 use crate::commands::train::Checkpointing;
 use crate::machine;
 use crate::report::{Done, Failure, count, mebibytes};
-use elapid::config::preset::Size;
 use elapid::data::pack::Cursor;
-use elapid::device::Device;
 use elapid::eval::{EvalSettings, measure};
-use elapid::optim::AdamW;
-use elapid::plan::{Fixed, Probe, flops_per_token, foretell, probe, random_batch};
+use elapid::model::config::preset::Size;
+use elapid::ops::adamw::AdamW;
+use elapid::tensor::device::Device;
 use elapid::train::StepSettings;
+use elapid::train::plan::{Fixed, Probe, flops_per_token, foretell, probe, random_batch};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 

@@ -8,7 +8,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use elapid::error::Error;
-use elapid::serving::Refusal;
+use elapid::generate::engine::Refusal;
 use serde_json::{Value, json};
 use std::fmt::Display;
 

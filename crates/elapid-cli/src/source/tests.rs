@@ -7,7 +7,7 @@ use super::left_out::{LeftOut, Why, left_out_json, left_out_list, left_out_table
 use super::walk::{Collected, Division, Walk, collect, divide};
 use elapid::data::Document;
 use elapid::data::filter::Reason;
-use elapid::rng::Rng;
+use elapid::tensor::rng::Rng;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -18,13 +18,13 @@
 use super::git;
 use super::left_out::{LeftOut, Why};
 use crate::report::{Done, Failure};
-use elapid::chat::{ChatOptions, ChatTemplate};
 use elapid::data::Document;
 use elapid::data::filter::{self, Reason};
 use elapid::data::near::{self, CopyOf};
 use elapid::data::records::{self, ChatStyle};
 use elapid::data::split::{self, SplitBy, SplitItem};
-use elapid::formats::checkpoint::Checkpoint;
+use elapid::model::checkpoint::Checkpoint;
+use elapid::text::chat::{ChatOptions, ChatTemplate};
 use ignore::{DirEntry, WalkBuilder};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};

@@ -7,10 +7,10 @@ use super::load::{AdapterPath, LoadSettings, Loaded, Suggested};
 use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, between};
-use elapid::sample::Sampling;
-use elapid::serving::{Constraint, Request};
-use elapid::state::CacheType;
-use elapid::tokenizer::Special;
+use elapid::generate::engine::{Constraint, Request};
+use elapid::generate::sample::Sampling;
+use elapid::model::state::CacheType;
+use elapid::text::tokenizer::Special;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,18 +1,19 @@
 //! The real binary measures, compares and says by its exit code which model is better.
 
 use crate::common::{self, Scratch, elapid, root};
-use elapid::batch::{Batch, Targets};
-use elapid::config::Config;
-use elapid::device::Device;
-use elapid::formats::lora::{Lora, Module};
-use elapid::formats::{Outgoing, peft, safetensors};
+use elapid::files::{Outgoing, safetensors};
 use elapid::model::Model;
-use elapid::rng::Rng;
+use elapid::model::config::Config;
+use elapid::model::lora::{Lora, Module};
+use elapid::model::peft;
+use elapid::model::weights::Weights;
+use elapid::tensor::batch::{Batch, Targets};
+use elapid::tensor::device::Device;
+use elapid::tensor::rng::Rng;
 use elapid::tensor::{DType, Tensor};
-use elapid::tokenizer::{Special, Tokenizer};
+use elapid::text::tokenizer::{Special, Tokenizer};
+use elapid::text::train_bpe::BpeTrainer;
 use elapid::train::{StepSettings, Trainer};
-use elapid::train_bpe::BpeTrainer;
-use elapid::weights::Weights;
 use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::path::Path;
@@ -120,16 +121,17 @@ fn save(dir: &Path, config: &Value, tokenizer: &Tokenizer, model: &Model, weight
     std::fs::create_dir_all(dir).unwrap();
     std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
     std::fs::write(dir.join("tokenizer.json"), tokenizer.to_json().unwrap()).unwrap();
-    let outgoing = |(id, spec): (elapid::weights::ParamId, &elapid::weights::Spec)| {
-        assert_eq!(spec.stored_rows, None, "{} is a tensor of its own", spec.name);
-        let tensor = weights.tensor(id);
-        Outgoing {
-            name: spec.stored_name.clone(),
-            shape: spec.stored_shape.clone(),
-            dtype: DType::F32,
-            bytes: Box::new(|| Ok(Cow::Borrowed(tensor.bytes()))),
-        }
-    };
+    let outgoing =
+        |(id, spec): (elapid::model::weights::ParamId, &elapid::model::weights::Spec)| {
+            assert_eq!(spec.stored_rows, None, "{} is a tensor of its own", spec.name);
+            let tensor = weights.tensor(id);
+            Outgoing {
+                name: spec.stored_name.clone(),
+                shape: spec.stored_shape.clone(),
+                dtype: DType::F32,
+                bytes: Box::new(|| Ok(Cow::Borrowed(tensor.bytes()))),
+            }
+        };
     let tensors: Vec<Outgoing> = weights.ids().zip(model.specs()).map(outgoing).collect();
     write_tensors(&dir.join("model.safetensors"), &tensors);
 }

@@ -2,10 +2,11 @@
 
 use crate::common::tiny::{Kind, Tiny, lines};
 use crate::common::{self, Scratch};
-use elapid::device::Device;
-use elapid::formats::lora::{Lora, Module};
-use elapid::formats::{peft, safetensors};
+use elapid::files::safetensors;
+use elapid::model::lora::{Lora, Module};
+use elapid::model::peft;
 use elapid::tensor::Tensor;
+use elapid::tensor::device::Device;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::path::Path;

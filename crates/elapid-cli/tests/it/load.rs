@@ -7,7 +7,7 @@
 use crate::common::Scratch;
 use crate::common::server::{Answer, Client, Server};
 use crate::common::tiny::{Kind, Tiny, lines};
-use elapid::rng::Rng;
+use elapid::tensor::rng::Rng;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

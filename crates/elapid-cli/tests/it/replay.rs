@@ -6,7 +6,7 @@
 use crate::common::Scratch;
 use crate::common::server::{Client, Server};
 use crate::common::tiny::{Kind, Tiny, lines};
-use elapid::rng::Rng;
+use elapid::tensor::rng::Rng;
 use serde_json::{Value, json};
 
 const N_LINES: usize = 2000;

@@ -3,10 +3,11 @@
 use crate::common::http::{with_headers, words, world, world_of};
 use crate::common::server::{Client, Server};
 use crate::common::tiny::{Kind, Tiny};
-use elapid::device::Device;
-use elapid::formats::lora::{Lora, Module};
-use elapid::formats::{peft, safetensors};
+use elapid::files::safetensors;
+use elapid::model::lora::{Lora, Module};
+use elapid::model::peft;
 use elapid::tensor::Tensor;
+use elapid::tensor::device::Device;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;

@@ -8,7 +8,7 @@
 use crate::common::Scratch;
 use crate::common::server::{Client, Server};
 use crate::common::tiny::{Kind, Tiny};
-use elapid::rng::Rng;
+use elapid::tensor::rng::Rng;
 use serde_json::{Map, Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

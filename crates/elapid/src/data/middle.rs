@@ -29,9 +29,9 @@
 
 use super::{Encoded, Ends, adds_space, encode_after};
 use crate::error::{Error, Result};
-use crate::fim::{FimStyle, FimTokens};
-use crate::rng::Rng;
-use crate::tokenizer::{Special, Tokenizer};
+use crate::tensor::rng::Rng;
+use crate::text::fim::{FimStyle, FimTokens};
+use crate::text::tokenizer::{Special, Tokenizer};
 use std::ops::Range;
 
 /// How much is turned into fill in the middle, and with what.

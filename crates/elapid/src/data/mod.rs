@@ -23,7 +23,7 @@ pub mod records;
 pub mod split;
 
 use crate::error::Result;
-use crate::tokenizer::{Special, Tokenizer};
+use crate::text::tokenizer::{Special, Tokenizer};
 use std::borrow::Cow;
 
 /// A text to learn from or to measure on.

@@ -274,7 +274,7 @@ impl Search<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::Rng;
+    use crate::tensor::rng::Rng;
 
     /// `n` lines like code, different for every seed.
     fn code(seed: u64, n: u64) -> String {

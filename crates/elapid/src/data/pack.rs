@@ -20,11 +20,11 @@
 
 use super::middle::{self, FimSettings, Run, Sequence, Transform};
 use super::{Encoded, Ends};
-use crate::batch::Batch;
 use crate::error::{Error, Result};
-use crate::rng::Rng;
-use crate::segment::Segments;
-use crate::tokenizer::Tokenizer;
+use crate::tensor::batch::Batch;
+use crate::tensor::rng::Rng;
+use crate::tensor::segment::Segments;
+use crate::text::tokenizer::Tokenizer;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -336,7 +336,7 @@ mod tests {
     use super::super::tests::{TEXT, tokenizer};
     use super::super::{Document, encode};
     use super::*;
-    use crate::fim::{FimStyle, FimTokens};
+    use crate::text::fim::{FimStyle, FimTokens};
 
     /// Documents of these lengths whose ids count up and occur once: any two neighbours in one
     /// document differ by 1, and no others.

@@ -21,8 +21,8 @@
 //! Not here: reading files; tokens.
 
 use super::{Document, Part};
-use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::error::{Error, Result};
+use crate::text::chat::{ChatOptions, ChatTemplate, Message};
 use serde_json::{Map, Value};
 
 /// How conversations are rendered.

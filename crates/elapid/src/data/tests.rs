@@ -1,7 +1,7 @@
 //! Documents as tokens; and the tokenizers and texts that the tests of this folder share.
 
 use super::*;
-use crate::train_bpe::BpeTrainer;
+use crate::text::train_bpe::BpeTrainer;
 
 /// Letters of one to four bytes.
 pub(super) const TEXT: &str =
@@ -28,7 +28,7 @@ pub(super) fn tokenizer() -> Tokenizer {
 /// One that puts a space before every text, as SentencePiece does.
 pub(super) fn spaced_tokenizer() -> Tokenizer {
     let all: serde_json::Value =
-        serde_json::from_str(include_str!("../tokenizer/tiny.json")).unwrap();
+        serde_json::from_str(include_str!("../text/tokenizer/tiny.json")).unwrap();
     let json = all["spaces"]["tokenizer"].to_string();
     Tokenizer::from_json("tokenizer.json", json.as_bytes()).unwrap()
 }

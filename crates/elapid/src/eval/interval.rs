@@ -32,7 +32,7 @@
 
 use super::{DocScore, Score};
 use crate::error::{Error, Result};
-use crate::rng::Rng;
+use crate::tensor::rng::Rng;
 use std::f64::consts::LN_2;
 
 /// Resamples.

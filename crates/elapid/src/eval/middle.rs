@@ -18,13 +18,13 @@
 
 use crate::data::{Document, Ends, encode_after};
 use crate::error::Result;
-use crate::fim::FimTokens;
+use crate::generate::sample::Sampling;
 use crate::generate::{GenerateSettings, generate_many};
 use crate::model::Model;
-use crate::rng::Rng;
-use crate::sample::Sampling;
-use crate::tokenizer::{Special, Tokenizer};
-use crate::weights::Weights;
+use crate::model::weights::Weights;
+use crate::tensor::rng::Rng;
+use crate::text::fim::FimTokens;
+use crate::text::tokenizer::{Special, Tokenizer};
 use std::ops::{ControlFlow, Range};
 
 /// A model that can read and write text.
@@ -305,7 +305,7 @@ impl Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train_bpe::BpeTrainer;
+    use crate::text::train_bpe::BpeTrainer;
 
     const TEXT: &str = "first line here\n    let value = compute(1);\n}\n  naïve_ünïcödé_nàmé\r\n\
         short\n    let another = compute(2);\nlast line here\n";

@@ -27,18 +27,20 @@
 //!
 //! Not here: which documents (`data/`).
 
+pub mod golden;
 mod interval;
 mod middle;
+pub mod parity;
 
 pub use interval::{Comparison, Interval, Resampled, Verdict, compare};
 pub use middle::{FimDoc, FimReport, FimSettings, Subject, fim_exact_match};
 
-use crate::batch::{Batch, Targets};
 use crate::data::Encoded;
 use crate::error::{Error, Result};
+use crate::model::weights::Weights;
 use crate::model::{ForwardOptions, Model};
 use crate::tape::Tape;
-use crate::weights::Weights;
+use crate::tensor::batch::{Batch, Targets};
 use std::collections::BTreeMap;
 use std::ops::Range;
 

@@ -11,11 +11,11 @@
 //! Not here: the linear maps before and after; GELU by the error function, which no family uses
 //! (`gelu_new`, `gelu_pytorch_tanh` are the form above).
 
-use crate::cpu::F32s;
-use crate::device::Device;
-use crate::gpu::{Arg, Const, Gpu, Kernel};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
+use crate::tensor::cpu::F32s;
+use crate::tensor::device::Device;
+use crate::tensor::gpu::{Arg, Const, Gpu, Kernel};
 use pulp::{Simd, WithSimd};
 
 /// Which function.
@@ -232,7 +232,7 @@ impl WithSimd for Backward<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients};
+    use crate::ops::check::{Input, check_gradients};
 
     #[test]
     fn gradients() {

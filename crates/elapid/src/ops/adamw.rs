@@ -11,14 +11,46 @@
 //! Not here: which parameter decays, and the schedule of `lr`. There is no backward.
 //! (tidy: allow unchecked)
 
-use crate::cpu::F32s;
-use crate::device::Device;
-use crate::gpu::product::IN_BF16;
-use crate::gpu::{Arg, Gpu, Kernel, Many, Word, Work};
-use crate::optim::AdamW;
 use crate::tensor::Tensor;
+use crate::tensor::cpu::F32s;
+use crate::tensor::device::Device;
+use crate::tensor::gpu::product::IN_BF16;
+use crate::tensor::gpu::{Arg, Gpu, Kernel, Many, Word, Work};
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
+
+/// The settings of one step; Muon takes rate, decay, gradient scale and trust from here.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Learning rate.
+    pub lr: f64,
+    /// Memory of the first moment.
+    pub beta1: f64,
+    /// Memory of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Factor of the gradient: below one when it is clipped.
+    pub grad_scale: f64,
+    /// The largest update, as a share of the parameter's size; decay is not counted.
+    pub trust: Option<f64>,
+}
+
+impl Default for AdamW {
+    fn default() -> AdamW {
+        AdamW {
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.01,
+            grad_scale: 1.0,
+            trust: None,
+        }
+    }
+}
 
 const PIECE: usize = 1 << 14;
 
@@ -333,9 +365,9 @@ impl WithSimd for Sizes<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, compare_devices, devices};
-    use crate::formats::safetensors::SafeTensors;
-    use crate::gpu::product::in_format;
+    use crate::files::safetensors::SafeTensors;
+    use crate::ops::check::{Input, compare_devices, devices};
+    use crate::tensor::gpu::product::in_format;
     use std::sync::Arc;
 
     struct Golden(SafeTensors, Device);

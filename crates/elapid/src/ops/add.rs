@@ -2,14 +2,8 @@
 //!
 //! Backward: both gradients are `dy` itself, shared and not copied.
 
-use crate::cpu::AddInto;
-use crate::device::Device;
-use crate::gpu::{Arg, Gpu, Kernel};
 use crate::tape::{Tape, Var};
-use crate::tensor::Tensor;
-
-/// Numbers a task works on: large enough to hide its start, small enough to share out.
-const PIECE: usize = 1 << 15;
+use crate::tensor::add::sum;
 
 /// `a + b`.
 pub fn add(tape: &Tape, a: &Var, b: &Var) -> Var {
@@ -17,62 +11,10 @@ pub fn add(tape: &Tape, a: &Var, b: &Var) -> Var {
     tape.record("add", &[a, b], y, |dy| vec![Some(dy.clone()), Some(dy)])
 }
 
-/// `sum + x`, in the storage of `sum` when nobody else holds it.
-pub fn add_into(mut sum_so_far: Tensor, x: &Tensor) -> Tensor {
-    if !sum_so_far.is_unique() {
-        return sum(&sum_so_far, x);
-    }
-    x.expect_shape("add: gradient", sum_so_far.shape());
-    let cpu = match x.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => {
-            add_into_gpu(gpu, &mut sum_so_far, x);
-            return sum_so_far;
-        }
-    };
-    cpu.each_piece(sum_so_far.f32_mut(), PIECE, |idx, y| {
-        cpu.simd(AddInto { x: &x.f32()[idx * PIECE..], y });
-    });
-    sum_so_far
-}
-
-fn sum(a: &Tensor, b: &Tensor) -> Tensor {
-    b.expect_shape("add: b", a.shape());
-    let cpu = match a.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return sum_gpu(gpu, a, b),
-    };
-    let mut y = Tensor::uninit(a.device(), a.shape());
-    cpu.each_piece(y.f32_mut(), PIECE, |idx, y| {
-        let from = idx * PIECE;
-        y.copy_from_slice(&a.f32()[from..from + y.len()]);
-        cpu.simd(AddInto { x: &b.f32()[from..], y });
-    });
-    y
-}
-
-static ADD: Kernel =
-    Kernel { entry: "add_forward", wgsl: include_str!("add.wgsl"), cuda: include_str!("add.cu") };
-static ADD_INTO: Kernel = Kernel { entry: "add_into", ..ADD };
-
-fn sum_gpu(gpu: &Gpu, a: &Tensor, b: &Tensor) -> Tensor {
-    let mut y = Tensor::uninit_as(a, a.shape());
-    let n = a.n_elem();
-    let mut args = [Arg::In(a), Arg::In(b), Arg::Out(&mut y)];
-    gpu.launch(&ADD, gpu.each_eight(n), &[], &mut args, &[n.into()]);
-    y
-}
-
-fn add_into_gpu(gpu: &Gpu, sum: &mut Tensor, x: &Tensor) {
-    let n = x.n_elem();
-    let mut args = [Arg::In(x), Arg::Out(sum)];
-    gpu.launch(&ADD_INTO, gpu.each_eight(n), &[], &mut args, &[n.into()]);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients};
+    use crate::ops::check::{Input, check_gradients};
 
     #[test]
     fn gradients() {

@@ -21,12 +21,12 @@
 //!
 //! Kept for backward: the logits and f. Not here: the choice (`router`); the factor on the loss.
 
-use crate::device::Device;
-use crate::gpu::{Arg, Gpu, Kernel, Work};
 use crate::ops::router::{Routing, rows_per_task};
 use crate::ops::softmax::{Softmax, SoftmaxBackward, row_threads};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
+use crate::tensor::device::Device;
+use crate::tensor::gpu::{Arg, Gpu, Kernel, Work};
 
 /// How unevenly tokens are spread over experts, one number: `n_used` when even.
 pub fn balance_loss(tape: &Tape, logits: &Var, routing: &Routing) -> Var {
@@ -125,7 +125,7 @@ fn backward_gpu(gpu: &Gpu, logits: &Tensor, f: &[f32], dloss: &Tensor) -> Tensor
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients};
+    use crate::ops::check::{Input, check_gradients};
     use crate::ops::router::{Router, Score, route};
     use crate::tape::Gradients;
 

@@ -2,10 +2,10 @@
 //!
 //! Backward: `dx = dy` where `-limit <= x <= limit`, else 0. Kept: x.
 
-use crate::device::Device;
-use crate::gpu::{Arg, Kernel, Work};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
+use crate::tensor::device::Device;
+use crate::tensor::gpu::{Arg, Kernel, Work};
 
 const PIECE: usize = 1 << 15;
 
@@ -61,7 +61,7 @@ fn each_pair(a: &Tensor, b: &Tensor, f: impl Fn(f32, f32) -> f32 + Send + Sync) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients, devices};
+    use crate::ops::check::{Input, check_gradients, devices};
 
     #[test]
     fn gradients() {

@@ -20,13 +20,13 @@
 //! No token is dropped and none is padded. `combine` keeps `y_sorted` only when the weights want a
 //! gradient. Not here: the choice (`router`); what experts compute on their rows.
 
-use crate::cpu::F32s;
-use crate::device::Device;
-use crate::gpu::{Arg, Const, Gpu, Kernel, Work};
 use crate::ops::router::Routing;
 use crate::ops::softmax::row_threads;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
+use crate::tensor::cpu::F32s;
+use crate::tensor::device::Device;
+use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Work};
 use pulp::{Simd, WithSimd};
 
 /// Numbers a task writes, about.
@@ -287,7 +287,7 @@ impl WithSimd for RowBackward<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients, compare_devices, devices};
+    use crate::ops::check::{Input, check_gradients, compare_devices, devices};
     use crate::ops::router::{Router, Score, route};
 
     fn routing(device: &Device, n_tok: usize, n_expert: usize, n_used: usize) -> Routing {

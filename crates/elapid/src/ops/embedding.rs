@@ -10,10 +10,10 @@
 //! Backward sorts the tokens by id, so that each row is summed by one task in the order of tokens;
 //! on a graphics processor by one group, from lists that the host has made of the ids.
 
-use crate::batch::Tokens;
-use crate::device::Device;
-use crate::gpu::{Arg, Gpu, Kernel, Work};
 use crate::tape::{Tape, Var};
+use crate::tensor::batch::Tokens;
+use crate::tensor::device::Device;
+use crate::tensor::gpu::{Arg, Gpu, Kernel, Work};
 use crate::tensor::{DType, Tensor};
 
 /// Rows one task works on.
@@ -116,8 +116,8 @@ fn backward_gpu(gpu: &Gpu, ids: &[u32], by_id: &[u32], dy: &Tensor, dtable: &mut
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients, compare_devices, devices};
-    use crate::quant::BlockType;
+    use crate::ops::check::{Input, check_gradients, compare_devices, devices};
+    use crate::tensor::quant::BlockType;
     use half::f16;
     use std::sync::Arc;
 
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_table_larger_than_a_binding_goes_in_runs_of_rows() {
-        let Some(small) = crate::check::small_bindings() else { return };
+        let Some(small) = crate::ops::check::small_bindings() else { return };
         // 700 rows of 48 numbers: 131 KiB, with 64 KiB to a binding.
         let (n_vocab, d_model) = (700, 48);
         let ids: Tokens = vec![699, 0, 3, 340, 341, 342, 699, 0, 500].into();

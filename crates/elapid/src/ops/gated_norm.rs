@@ -24,11 +24,11 @@
 //! Not here: the norm without a gate.
 
 use super::norm;
-use crate::cpu::F32s;
-use crate::device::Device;
-use crate::gpu::{Arg, Const, Gpu, Kernel, Work};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
+use crate::tensor::cpu::F32s;
+use crate::tensor::device::Device;
+use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Work};
 use pulp::{Simd, WithSimd};
 
 /// Which comes first.
@@ -357,7 +357,7 @@ impl WithSimd for Backward<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients};
+    use crate::ops::check::{Input, check_gradients};
     use crate::tape::Gradients;
 
     const ORDERS: [Order; 2] = [Order::GateFirst, Order::NormFirst];
@@ -451,10 +451,10 @@ mod tests {
             for order in ORDERS {
                 let config = GatedNorm { n_group: 2, eps: 1e-5, order };
                 let want = run(&cpu, &inputs, &config);
-                for (device, tolerance) in crate::check::devices() {
+                for (device, tolerance) in crate::ops::check::devices() {
                     for (want, got) in want.iter().zip(run(device, &inputs, &config)) {
                         let what = format!("{device:?}: {x_size} {z_size}");
-                        crate::check::compare_devices(&what, want, &got, *tolerance);
+                        crate::ops::check::compare_devices(&what, want, &got, *tolerance);
                     }
                 }
             }

@@ -6,9 +6,9 @@
 //! A graphics processor sums pieces in f32, the host adds them up: squares overflow past 1e19.
 //! (tidy: allow unchecked)
 
-use crate::device::Device;
-use crate::gpu::{Arg, Gpu, Kernel, Many, Work};
 use crate::tensor::Tensor;
+use crate::tensor::device::Device;
+use crate::tensor::gpu::{Arg, Gpu, Kernel, Many, Work};
 
 const PIECE: usize = 1 << 14;
 
@@ -87,7 +87,7 @@ fn sum_of_squares(x: &Tensor) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, devices};
+    use crate::ops::check::{Input, devices};
 
     #[test]
     fn the_norm_is_right_and_has_the_same_bits_on_any_number_of_threads() {

@@ -19,13 +19,13 @@
 
 use super::linear::Linear;
 use super::linear::gpu::{Way, all};
-use crate::batch::Targets;
-use crate::cpu::F32s;
-use crate::device::Device;
-use crate::gpu::product::Rows;
-use crate::gpu::{Arg, Const, Gpu, Kernel, Work};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
+use crate::tensor::batch::Targets;
+use crate::tensor::cpu::F32s;
+use crate::tensor::device::Device;
+use crate::tensor::gpu::product::Rows;
+use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Work};
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
@@ -424,7 +424,7 @@ fn scale_gpu(gpu: &Gpu, grad: &mut Tensor, dloss: &Tensor) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients, compare_devices, devices, small_bindings};
+    use crate::ops::check::{Input, check_gradients, compare_devices, devices, small_bindings};
     use crate::ops::linear::Adapter;
 
     fn head(v: &[Var]) -> Linear {

@@ -8,6 +8,8 @@ pub mod adamw;
 pub mod add;
 pub mod attention;
 pub mod balance;
+#[cfg(test)]
+pub(crate) mod check;
 pub mod clamp;
 pub mod conv;
 pub mod dispatch;

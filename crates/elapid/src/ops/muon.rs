@@ -25,12 +25,12 @@
 
 use super::grad_norm::grad_norm;
 use super::scale::scaled_by;
-use crate::cpu::{F32s, Mat, MatMut, Scope};
-use crate::device::Device;
-use crate::gpu::product::Side;
-use crate::gpu::{Arg, Gpu, Kernel, Work};
-use crate::optim::AdamW;
+use crate::ops::adamw::AdamW;
 use crate::tensor::Tensor;
+use crate::tensor::cpu::{F32s, Mat, MatMut, Scope};
+use crate::tensor::device::Device;
+use crate::tensor::gpu::product::Side;
+use crate::tensor::gpu::{Arg, Gpu, Kernel, Work};
 use pulp::{Simd, WithSimd};
 
 const MOMENTUM: f64 = 0.95;
@@ -190,8 +190,8 @@ impl WithSimd for Combine<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, compare_devices, devices};
-    use crate::formats::safetensors::SafeTensors;
+    use crate::files::safetensors::SafeTensors;
+    use crate::ops::check::{Input, compare_devices, devices};
     use std::sync::Arc;
 
     fn golden() -> SafeTensors {

@@ -17,12 +17,12 @@
 //! Kept for backward: the normed input and one `r` per row. On a graphics processor `y` is made
 //! again where it is needed.
 
-use crate::cpu::F32s;
-use crate::device::Device;
-use crate::gpu::product::IN_BF16;
-use crate::gpu::{Arg, Const, Gpu, Kernel, Work};
 use crate::ops::scale::scaled_by;
 use crate::tape::{Tape, Var};
+use crate::tensor::cpu::F32s;
+use crate::tensor::device::Device;
+use crate::tensor::gpu::product::IN_BF16;
+use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Work};
 use crate::tensor::{DType, Tensor};
 use pulp::{Simd, WithSimd};
 
@@ -541,7 +541,7 @@ impl WithSimd for Backward<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients};
+    use crate::ops::check::{Input, check_gradients};
 
     #[test]
     fn gradients() {

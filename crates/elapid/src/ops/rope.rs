@@ -26,11 +26,11 @@
 //! Not here: the interleaved pairing (2i, 2i + 1), which no supported family stores; the projection
 //! before and attention after.
 
-use crate::cpu::F32s;
-use crate::device::Device;
-use crate::gpu::{Arg, Gpu, Kernel, Work};
-use crate::segment::{Segment, Segments};
 use crate::tape::{Tape, Var};
+use crate::tensor::cpu::F32s;
+use crate::tensor::device::Device;
+use crate::tensor::gpu::{Arg, Gpu, Kernel, Work};
+use crate::tensor::segment::{Segment, Segments};
 use crate::tensor::{DType, Tensor};
 use pulp::{Simd, WithSimd};
 use std::any::Any;
@@ -488,7 +488,7 @@ impl WithSimd for Turn<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients};
+    use crate::ops::check::{Input, check_gradients};
 
     fn plain(base: f64, d_rotary: usize) -> Rope {
         Rope { base, d_rotary, scaling: RopeScaling::None }
@@ -597,7 +597,7 @@ mod tests {
             vec![(700, 0), (1, 192)],
         ];
         let numbers = Input::normal(1, &[800, 3 * 64], 1.0);
-        for (device, tolerance) in crate::check::devices() {
+        for (device, tolerance) in crate::ops::check::devices() {
             let table = plain(1e4, 32).table();
             for parts in &passes {
                 let segments = Segments::continuing(parts);
@@ -605,7 +605,12 @@ mod tests {
                     let x = numbers.tensor(device).rows(0..segments.n_tok());
                     run(&x, &table, 64, &segments).to_vec()
                 });
-                crate::check::compare_devices(&format!("{device:?}"), &here, &there, *tolerance);
+                crate::ops::check::compare_devices(
+                    &format!("{device:?}"),
+                    &here,
+                    &there,
+                    *tolerance,
+                );
             }
         }
     }

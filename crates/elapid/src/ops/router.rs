@@ -36,11 +36,11 @@
 //! moving tokens to experts and back (`dispatch`); the balance loss (`balance`); updating
 //! `choice_bias`.
 
-use crate::device::Device;
-use crate::gpu::{Arg, Const, Gpu, Kernel, Work};
 use crate::ops::softmax::{Sigmoid, Softmax, SoftmaxBackward, row_threads};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
+use crate::tensor::device::Device;
+use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Work};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -439,10 +439,10 @@ fn sort(experts: &[u32], n_expert: usize) -> Sorted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients, compare_devices, devices};
     use crate::ops::add::add;
-    use crate::rng::Rng;
+    use crate::ops::check::{Input, check_gradients, compare_devices, devices};
     use crate::tape::Gradients;
+    use crate::tensor::rng::Rng;
     use std::cell::RefCell;
 
     fn router(n_used: usize, score: Score, normalise: bool) -> Router {

@@ -7,11 +7,11 @@
 //! | `x`    | (n_tok, d)   |
 //! | `gate` | (n_tok, 1)   |
 
-use crate::device::Device;
-use crate::gpu::{Arg, Gpu, Kernel, Work};
 use crate::ops::softmax::row_threads;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
+use crate::tensor::device::Device;
+use crate::tensor::gpu::{Arg, Gpu, Kernel, Work};
 
 /// Rows one task works on.
 const N_ROWS: usize = 32;
@@ -95,7 +95,7 @@ fn backward_gate_gpu(gpu: &Gpu, x: &Tensor, gate: &Tensor, dy: &Tensor) -> Tenso
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients, compare_devices, devices};
+    use crate::ops::check::{Input, check_gradients, compare_devices, devices};
 
     #[test]
     fn gradients() {

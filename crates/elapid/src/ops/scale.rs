@@ -3,10 +3,10 @@
 //!
 //! Backward: `dx = factor * dy`.
 
-use crate::device::Device;
-use crate::gpu::{Arg, Gpu, Kernel, Work};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
+use crate::tensor::device::Device;
+use crate::tensor::gpu::{Arg, Gpu, Kernel, Work};
 
 /// Rows one task works on.
 const N_ROWS: usize = 64;
@@ -69,7 +69,7 @@ fn scaled_gpu(gpu: &Gpu, x: &Tensor, factors: &[f32]) -> Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients};
+    use crate::ops::check::{Input, check_gradients};
 
     #[test]
     fn gradients() {

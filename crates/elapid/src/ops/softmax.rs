@@ -8,7 +8,7 @@
 //! Not here: the softmax inside attention and inside the loss, which never write p down.
 //! (tidy: allow unchecked: a kernel of ops that are checked)
 
-use crate::cpu::F32s;
+use crate::tensor::cpu::F32s;
 use pulp::{Simd, WithSimd};
 
 /// Threads of a group that takes a row of `d` numbers, on a graphics processor.

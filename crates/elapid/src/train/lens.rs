@@ -13,12 +13,12 @@
 
 use crate::error::{Error, Result};
 use crate::model::Model;
+use crate::model::weights::{ParamId, Role, Weights};
 use crate::ops::linear::{Linear, linear};
 use crate::ops::scale::scaled_by;
-use crate::pca::principal_components;
 use crate::tape::{Gradients, Tape, Var};
 use crate::tensor::Tensor;
-use crate::weights::{ParamId, Role, Weights};
+use crate::train::pca::principal_components;
 
 /// Name of the projection.
 pub const PROJECTION: &str = "lens.projection";

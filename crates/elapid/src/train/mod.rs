@@ -5,17 +5,24 @@
 //! all targets of the step.
 
 pub mod lens;
+pub mod method;
+pub mod optim;
+pub mod pca;
+pub mod plan;
 mod run;
+pub mod schedule;
+pub mod scratch;
 pub mod state;
 
-use crate::batch::{Batch, Targets};
 use crate::data::pack::PackedBatch;
 use crate::error::{Error, Result};
+use crate::model::weights::{Noise, ParamId, Role, Weights};
 use crate::model::{ForwardOptions, Model};
-use crate::optim::{AdamW, Optimizer, OptimizerKind, global_norm};
+use crate::ops::adamw::AdamW;
 use crate::tape::{Gradients, Tape};
 use crate::tensor::Tensor;
-use crate::weights::{Noise, ParamId, Role, Weights};
+use crate::tensor::batch::{Batch, Targets};
+use crate::train::optim::{Optimizer, OptimizerKind, global_norm};
 use lens::Lens;
 pub use run::{Outcome, Progress, Settings, Training};
 

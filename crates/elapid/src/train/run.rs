@@ -16,9 +16,10 @@
 use super::{StepReport, StepSettings, Trainer};
 use crate::data::pack::{Cursor, Loader, PackedBatch};
 use crate::error::{Error, Result};
-use crate::optim::{AdamW, OptimizerKind};
-use crate::schedule::Schedule;
-use crate::weights::Noise;
+use crate::model::weights::Noise;
+use crate::ops::adamw::AdamW;
+use crate::train::optim::OptimizerKind;
+use crate::train::schedule::Schedule;
 use serde::{Deserialize, Serialize};
 
 /// Settings of a run.

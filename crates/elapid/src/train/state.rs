@@ -10,9 +10,9 @@
 
 use super::{Progress, Training};
 use crate::error::{Error, Result};
-use crate::formats::package::{self, OutFile, Package};
-use crate::formats::safetensors::{self, SafeTensors};
-use crate::formats::{Outgoing, Sink};
+use crate::files::package::{self, OutFile, Package};
+use crate::files::safetensors::{self, SafeTensors};
+use crate::files::{Outgoing, Sink};
 use crate::tensor::{DType, SharedBytes, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -118,7 +118,7 @@ impl Saved {
         Ok(())
     }
 
-    fn tensor(&self, weights: &crate::weights::Weights, name: &str) -> Result<Tensor> {
+    fn tensor(&self, weights: &crate::model::weights::Weights, name: &str) -> Result<Tensor> {
         let device = weights.device();
         let found = self.tensors.tensor(device, name)?;
         let missing = || Error::format(self.tensors.file(), format!("holds no `{name}`"), HINT);

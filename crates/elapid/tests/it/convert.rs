@@ -1,14 +1,14 @@
 //! Models from one form into another and back: nothing may be lost on the way.
 
-use elapid::config::gguf::CONFIG_KEY;
-use elapid::device::Device;
 use elapid::error::Result;
-use elapid::formats::checkpoint::Checkpoint;
-use elapid::formats::export::{Content, Export, Mix, OutFile};
-use elapid::formats::gguf::{self, Item};
-use elapid::parity::{self, Parity};
+use elapid::eval::parity::{self, Parity};
+use elapid::files::gguf::{self, Item};
+use elapid::model::checkpoint::Checkpoint;
+use elapid::model::config::gguf::CONFIG_KEY;
+use elapid::model::export::{Content, Export, Mix, OutFile};
+use elapid::model::weights::Weights;
+use elapid::tensor::device::Device;
 use elapid::tensor::{DType, SharedBytes};
-use elapid::weights::Weights;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -181,11 +181,11 @@ fn experts_beside_a_gated_shared_one_go_through_gguf() {
 
 /// A directory with fresh weights of a config.
 fn fresh(json: &str) -> Files {
-    let config = elapid::config::Config::from_json("config.json", json).unwrap();
+    let config = elapid::model::config::Config::from_json("config.json", json).unwrap();
     let model = elapid::model::Model::new(config);
     let weights = Weights::init(&device(), model.specs(), 7);
     let places: Vec<_> = weights.ids().zip(model.places()).collect();
-    let targets = elapid::formats::params::targets(&weights, &places);
+    let targets = elapid::model::params::targets(&weights, &places);
     let tensors = targets.iter().map(|target| target.outgoing(&weights, DType::F32)).collect();
     let out = OutFile { name: String::new(), content: Content::SafeTensors(tensors) };
     let mut files = Files::new();
@@ -363,7 +363,7 @@ fn a_vector_in_blocks_is_read_and_written_like_any_other() {
     let Content::Gguf(metadata, mut tensors) = export.gguf_content(None).unwrap() else {
         panic!("not GGUF");
     };
-    let q8_0 = DType::Block(elapid::quant::BlockType::Q8_0);
+    let q8_0 = DType::Block(elapid::tensor::quant::BlockType::Q8_0);
     let bias = tensors.iter_mut().find(|tensor| tensor.name.ends_with("attn_q.bias")).unwrap();
     let n_bytes = q8_0.n_bytes(bias.shape[0]).unwrap();
     bias.dtype = q8_0;

@@ -4,18 +4,19 @@
 //! checked on every device that is found; without this a missing driver would make all of those
 //! checks pass by doing nothing.
 
-use elapid::batch::Targets;
-use elapid::config::Config;
-use elapid::device::Device;
+use elapid::generate::sample::Sampling;
 use elapid::generate::{GenerateSettings, generate_many};
-use elapid::gpu::Precision;
 use elapid::model::Model;
-use elapid::optim::{AdamW, Optimizer, OptimizerKind};
-use elapid::plan::random_batch;
-use elapid::rng::Rng;
-use elapid::sample::Sampling;
+use elapid::model::config::Config;
+use elapid::model::weights::Weights;
+use elapid::ops::adamw::AdamW;
+use elapid::tensor::batch::Targets;
+use elapid::tensor::device::Device;
+use elapid::tensor::gpu::Precision;
+use elapid::tensor::rng::Rng;
+use elapid::train::optim::{Optimizer, OptimizerKind};
+use elapid::train::plan::random_batch;
 use elapid::train::{StepReport, StepSettings, Trainer};
-use elapid::weights::Weights;
 use serde_json::json;
 use std::ops::ControlFlow;
 

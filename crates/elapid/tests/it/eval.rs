@@ -1,21 +1,21 @@
 //! Measuring and generating with whole models: what must hold whatever the layers are.
 
-use elapid::batch::{Batch, Targets};
-use elapid::config::Config;
 use elapid::data::{Document, Encoded, Part};
-use elapid::device::Device;
 use elapid::eval::{
     DocScore, EvalSettings, FimSettings, Subject, Summary, fim_exact_match, measure,
 };
+use elapid::generate::sample::{Sampling, pick};
 use elapid::generate::{GenerateSettings, generate, generate_many};
+use elapid::model::config::Config;
+use elapid::model::weights::Weights;
 use elapid::model::{ForwardOptions, Model};
-use elapid::rng::Rng;
-use elapid::sample::{Sampling, pick};
 use elapid::tape::Tape;
-use elapid::tokenizer::{Special, Tokenizer};
+use elapid::tensor::batch::{Batch, Targets};
+use elapid::tensor::device::Device;
+use elapid::tensor::rng::Rng;
+use elapid::text::tokenizer::{Special, Tokenizer};
+use elapid::text::train_bpe::BpeTrainer;
 use elapid::train::{StepSettings, Trainer};
-use elapid::train_bpe::BpeTrainer;
-use elapid::weights::Weights;
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
 

@@ -7,20 +7,20 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use elapid::batch::Batch;
-use elapid::config::Config;
-use elapid::device::Device;
 use elapid::error::Result;
-use elapid::formats::checkpoint::Checkpoint;
-use elapid::formats::export::{Export, Mix, OutFile};
-use elapid::formats::gguf::{Entry, Gguf};
-use elapid::formats::peft;
-use elapid::formats::safetensors::SafeTensors;
+use elapid::files::gguf::{Entry, Gguf};
+use elapid::files::safetensors::SafeTensors;
+use elapid::model::checkpoint::Checkpoint;
+use elapid::model::config::Config;
+use elapid::model::export::{Export, Mix, OutFile};
+use elapid::model::peft;
 use elapid::model::{ForwardOptions, Model};
-use elapid::rng::Rng;
 use elapid::tape::Tape;
 use elapid::tensor::SharedBytes;
-use elapid::tokenizer::Special;
+use elapid::tensor::batch::Batch;
+use elapid::tensor::device::Device;
+use elapid::tensor::rng::Rng;
+use elapid::text::tokenizer::Special;
 
 #[allow(dead_code)] // only the pairs of JSON are asked for
 #[path = "../../../../lab/fuzz/mutate.rs"]

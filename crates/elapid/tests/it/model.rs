@@ -1,16 +1,16 @@
 //! Whole models of every family: what must hold whatever the layers are.
 //! (tidy: allow long: a list of tests, and of keys that mean nothing)
 
-use elapid::batch::{Batch, Targets};
-use elapid::config::{Config, FAMILIES};
-use elapid::device::Device;
+use elapid::model::config::{Config, FAMILIES};
+use elapid::model::state::{CacheType, State};
+use elapid::model::weights::{Role, Weights};
 use elapid::model::{ForwardOptions, Model};
-use elapid::rng::Rng;
-use elapid::state::{CacheType, State};
 use elapid::tape::Tape;
+use elapid::tensor::batch::{Batch, Targets};
+use elapid::tensor::device::Device;
+use elapid::tensor::rng::Rng;
 use elapid::tensor::{DType, Tensor};
 use elapid::train::{StepSettings, Trainer};
-use elapid::weights::{Role, Weights};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -232,7 +232,7 @@ fn gradients(f: Fixture, checkpoint: bool) -> (f32, usize, Vec<(String, Vec<f32>
     let targets = Targets { ids: &targets, weights: &weights, norm: 20.0 };
     let (report, grads) = trainer.gradients(&batch, &targets).unwrap();
     let named = grads.iter().map(|(key, grad)| {
-        let id = elapid::weights::ParamId(key);
+        let id = elapid::model::weights::ParamId(key);
         (trainer.weights.name(id).to_string(), grad.f32().to_vec())
     });
     (report.loss, report.tape_bytes, named.collect())
@@ -773,7 +773,8 @@ fn schedules_place_attention_where_they_say() {
                           "layers": schedule, "n_layer": 13});
         let config = Config::from_json("config.json", &json.to_string()).unwrap();
         for (idx, layer) in config.layers.iter().enumerate() {
-            let is_attention = matches!(layer.mixer, elapid::config::MixerConfig::Attention(_));
+            let is_attention =
+                matches!(layer.mixer, elapid::model::config::MixerConfig::Attention(_));
             assert_eq!(is_attention, idx % period == period - 1, "{schedule}, layer {idx}");
         }
     }

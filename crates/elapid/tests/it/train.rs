@@ -1,27 +1,28 @@
 //! The loop of training: it overfits, it goes on from any checkpoint to the bit, parts of a batch
 //! are the batch, every setting is alive, and what is frozen costs nothing.
 
-use elapid::batch::{Batch, Targets};
-use elapid::config::preset::{Arch, Size};
 use elapid::data::middle::FimSettings;
 use elapid::data::pack::{LoadSettings, Loader, Order, PackedBatch};
 use elapid::data::{Document, Ends, encode};
-use elapid::device::Device;
-use elapid::fim::FimTokens;
-use elapid::formats::checkpoint::Checkpoint;
-use elapid::method::{self, Form, LoraSettings, Method, Scaling};
+use elapid::model::checkpoint::Checkpoint;
+use elapid::model::config::preset::{Arch, Size};
+use elapid::model::weights::{ParamId, Role, Weights};
 use elapid::model::{ForwardOptions, Model};
-use elapid::optim::{AdamW, OptimizerKind};
-use elapid::plan::{Fixed, random_batch};
-use elapid::rng::Rng;
-use elapid::schedule::Schedule;
-use elapid::scratch::{self, Shape};
+use elapid::ops::adamw::AdamW;
 use elapid::tape::Tape;
 use elapid::tensor::Tensor;
+use elapid::tensor::batch::{Batch, Targets};
+use elapid::tensor::device::Device;
+use elapid::tensor::rng::Rng;
+use elapid::text::fim::FimTokens;
 use elapid::train::lens::{Lens, PROJECTION};
+use elapid::train::method::{self, Form, LoraSettings, Method, Scaling};
+use elapid::train::optim::OptimizerKind;
+use elapid::train::plan::{Fixed, random_batch};
+use elapid::train::schedule::Schedule;
+use elapid::train::scratch::{self, Shape};
 use elapid::train::state::{self, Saved};
 use elapid::train::{Outcome, Settings, StepSettings, Trainer, Training};
-use elapid::weights::{ParamId, Role, Weights};
 use serde_json::json;
 use std::sync::Arc;
 

@@ -27,8 +27,8 @@ use crate::serve::params::{INFILL, Params};
 use crate::serve::respond::respond;
 use axum::extract::State;
 use axum::response::Response;
-use elapid::fim::{FimContext, FimFile};
-use elapid::tokenizer::Special;
+use elapid::text::fim::{FimContext, FimFile};
+use elapid::text::tokenizer::Special;
 use serde_json::Value;
 use std::sync::Arc;
 

@@ -1,16 +1,16 @@
 //! Tiny models with random weights, made on the spot: they know nothing, but what they say depends
 //! on everything that they have read.
 
-use elapid::config::Config;
-use elapid::device::Device;
-use elapid::formats::checkpoint::Checkpoint;
-use elapid::formats::export::Export;
 use elapid::model::Model;
-use elapid::rng::Rng;
+use elapid::model::checkpoint::Checkpoint;
+use elapid::model::config::Config;
+use elapid::model::export::Export;
+use elapid::model::weights::Weights;
 use elapid::tensor::Tensor;
-use elapid::tokenizer::Tokenizer;
-use elapid::train_bpe::BpeTrainer;
-use elapid::weights::Weights;
+use elapid::tensor::device::Device;
+use elapid::tensor::rng::Rng;
+use elapid::text::tokenizer::Tokenizer;
+use elapid::text::train_bpe::BpeTrainer;
 use serde_json::{Value, json};
 use std::path::Path;
 

@@ -19,10 +19,10 @@
 use super::gpu::New;
 use super::rows::GpuRows;
 use super::*;
-use crate::cpu::Buffer;
 use crate::error::{Error, Result};
-use crate::quant::BlockType;
 use crate::tensor::DType;
+use crate::tensor::cpu::Buffer;
+use crate::tensor::quant::BlockType;
 use half::slice::HalfFloatSliceExt;
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -17,8 +17,8 @@
 //! | `blocks`  | (n_block, 4)        | first row, rows, place in the sequence, its length   |
 
 use super::*;
-use crate::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
 use crate::tensor::DType;
+use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
 
 static FORWARD: Kernel = Kernel {
     entry: "attention_forward",

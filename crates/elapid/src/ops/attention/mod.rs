@@ -41,11 +41,11 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-use crate::cpu::{Cpu, Dot, F32s, Mat, MatMut, Scope};
-use crate::device::Device;
-use crate::segment::{Segment, Segments};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
+use crate::tensor::cpu::{Cpu, Dot, F32s, Mat, MatMut, Scope};
+use crate::tensor::device::Device;
+use crate::tensor::segment::{Segment, Segments};
 use pulp::{Simd, WithSimd};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;

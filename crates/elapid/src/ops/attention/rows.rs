@@ -6,7 +6,7 @@
 
 use super::gpu::{New, append};
 use super::*;
-use crate::gpu::Gpu;
+use crate::tensor::gpu::Gpu;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Rows that a run grows by, at least.

@@ -1,7 +1,7 @@
 //! Tests of `attention`: formulas in f64, finite differences, windows, segments, caches.
 
 use super::*;
-use crate::check::{Input, check_gradients, compare_devices, devices};
+use crate::ops::check::{Input, check_gradients, compare_devices, devices};
 use crate::ops::rope::{Rope, RopeScaling, rope};
 use crate::tape::Gradients;
 

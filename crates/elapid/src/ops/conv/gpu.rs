@@ -3,8 +3,8 @@
 //! fixed order.
 
 use super::*;
-use crate::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
-use crate::segment::Segment;
+use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
+use crate::tensor::segment::Segment;
 
 static FORWARD: Kernel = Kernel {
     entry: "conv_forward",

@@ -27,12 +27,12 @@
 
 mod gpu;
 
-use crate::cpu::F32s;
-use crate::device::Device;
 use crate::ops::norm::sum_rows;
-use crate::segment::Segments;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
+use crate::tensor::cpu::F32s;
+use crate::tensor::device::Device;
+use crate::tensor::segment::Segments;
 use gpu::{backward_gpu, forward_gpu, step_gpu};
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
@@ -550,7 +550,7 @@ fn dx_row<S: Simd>(simd: S, source: &Source, dpre: &[f32], row: usize, dx: &mut 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Input, check_gradients};
+    use crate::ops::check::{Input, check_gradients};
 
     const ACTIVATIONS: [Activation; 2] = [Activation::None, Activation::Silu];
 
@@ -677,11 +677,11 @@ mod tests {
                 (y, window[0].to_vec())
             };
             let want = pieces(&Device::cpu(1).unwrap(), &[n_tok]);
-            for (device, tolerance) in crate::check::devices() {
+            for (device, tolerance) in crate::ops::check::devices() {
                 let ones: Vec<usize> = (1..=n_tok).collect();
                 for ends in [&[n_tok][..], &[1, 3, 4, 5, gpu::N_ROWS + 8, n_tok], &ones] {
                     let (y, window) = pieces(device, ends);
-                    crate::check::compare_devices("y", &want.0, &y, *tolerance);
+                    crate::ops::check::compare_devices("y", &want.0, &y, *tolerance);
                     assert_eq!(window, want.1, "{d_conv} taps");
                 }
                 device.check().unwrap();
@@ -702,9 +702,9 @@ mod tests {
                 (y, windows.iter().map(Tensor::to_vec).collect::<Vec<_>>())
             };
             let want = run(&Device::cpu(1).unwrap());
-            for (device, tolerance) in crate::check::devices() {
+            for (device, tolerance) in crate::ops::check::devices() {
                 let got = run(device);
-                crate::check::compare_devices("y", &want.0, &got.0, *tolerance);
+                crate::ops::check::compare_devices("y", &want.0, &got.0, *tolerance);
                 assert_eq!(got.1, want.1);
             }
         }

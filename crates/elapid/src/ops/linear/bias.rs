@@ -6,9 +6,9 @@
 use super::N_ROWS;
 use super::gpu::{BIAS, again, consts, each_window};
 use super::operands::{Grads, Input, Operands};
-use crate::gpu::product::{Block, Epilogue, Rows, Side, in_format};
-use crate::gpu::{Arg, Gpu, Kernel, Work};
 use crate::tensor::Tensor;
+use crate::tensor::gpu::product::{Block, Epilogue, Rows, Side, in_format};
+use crate::tensor::gpu::{Arg, Gpu, Kernel, Work};
 use std::ops::Range;
 
 static SUM: Kernel = Kernel { entry: "linear_sum", ..BIAS };

@@ -5,8 +5,8 @@
 //! a second time. One block of random bits decides eight numbers, sixteen bits each; the rate is
 //! rounded to a multiple of 2^-16.
 
-use crate::cpu::Cpu;
-use crate::rng::Rng;
+use crate::tensor::cpu::Cpu;
+use crate::tensor::rng::Rng;
 use pulp::{Simd, WithSimd};
 
 /// Which numbers are left out.

@@ -14,11 +14,11 @@ use super::magnitude::Norms;
 use super::narrow::{Narrow, one_row};
 use super::operands::{AdapterValues, Grads, Input, Operands};
 use super::{Linear, N_ROWS};
-use crate::gpu::product::{Block, Rows, Side, in_format};
-use crate::gpu::vector::N_FEW;
-use crate::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
-use crate::ops::add::add_into;
 use crate::tape::{Tape, Var};
+use crate::tensor::add::add_into;
+use crate::tensor::gpu::product::{Block, Rows, Side, in_format};
+use crate::tensor::gpu::vector::N_FEW;
+use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
 use crate::tensor::{DType, Tensor};
 use std::ops::Range;
 

@@ -14,10 +14,10 @@
 //! | `squares` | (d_out) | `|w|^2`                        |
 
 use super::operands::AdapterValues;
-use crate::cpu::{Cpu, F32s, Mat, MatMut, Scope};
-use crate::device::Device;
 use crate::tape::Var;
 use crate::tensor::Tensor;
+use crate::tensor::cpu::{Cpu, F32s, Mat, MatMut, Scope};
+use crate::tensor::device::Device;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 

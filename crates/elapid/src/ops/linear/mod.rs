@@ -38,9 +38,9 @@ pub use self::dropout::Dropout;
 pub use self::magnitude::{Magnitude, Norms, merge, row_squares};
 
 use self::operands::{Input, Operands, Pass};
-use crate::device::Device;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
+use crate::tensor::device::Device;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -2,9 +2,9 @@
 
 use super::Linear;
 use super::gpu::{BIAS, Way, all};
-use crate::gpu::{Arg, Gpu, Kernel, Work};
 use crate::tape::Var;
 use crate::tensor::Tensor;
+use crate::tensor::gpu::{Arg, Gpu, Kernel, Work};
 use std::ops::Range;
 
 static TAKE: Kernel = Kernel { entry: "linear_take", wgsl: "", ..BIAS };

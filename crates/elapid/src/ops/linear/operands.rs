@@ -15,9 +15,9 @@
 use super::dropout::Dropout;
 use super::magnitude::{Norms, Scale, norms};
 use super::{Linear, N_ROWS};
-use crate::cpu::{Cpu, Mat, MatMut, Scope};
-use crate::device::Device;
 use crate::ops::norm::sum_rows;
+use crate::tensor::cpu::{Cpu, Mat, MatMut, Scope};
+use crate::tensor::device::Device;
 use crate::tensor::{DType, Tensor};
 use std::ops::Range;
 

@@ -9,9 +9,9 @@
 
 use super::operands::Operands;
 use super::{Linear, Part};
-use crate::cpu::{Cpu, Mat, MatMut, Scope};
-use crate::quant::BlockType;
-use crate::quant::dot::{Group, Inputs, Many, N_ROW, Rounded, Rounding, Rows, Set};
+use crate::tensor::cpu::{Cpu, Mat, MatMut, Scope};
+use crate::tensor::quant::BlockType;
+use crate::tensor::quant::dot::{Group, Inputs, Many, N_ROW, Rounded, Rounding, Rows, Set};
 use crate::tensor::{DType, Tensor};
 use std::ops::Range;
 

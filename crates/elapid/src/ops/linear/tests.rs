@@ -1,18 +1,18 @@
 //! Gradients of every form, blocks, groups, dropout and magnitudes.
 
 use super::*;
-use crate::check::{Input, check_gradients, compare_devices, devices, small_bindings};
-use crate::device::Device;
-use crate::formats::safetensors::SafeTensors;
-use crate::gpu::{Gpu, Precision};
+use crate::files::safetensors::SafeTensors;
 use crate::ops::activation::{Kind, gated};
+use crate::ops::adamw::AdamW;
 use crate::ops::adamw::adamw;
+use crate::ops::check::{Input, check_gradients, compare_devices, devices, small_bindings};
 use crate::ops::norm::rms_norm;
-use crate::optim::AdamW;
-use crate::quant::BlockType;
-use crate::rng::Rng;
 use crate::tape::Gradients;
 use crate::tensor::DType;
+use crate::tensor::device::Device;
+use crate::tensor::gpu::{Gpu, Precision};
+use crate::tensor::quant::BlockType;
+use crate::tensor::rng::Rng;
 use half::{bf16, f16};
 use std::sync::Arc;
 
@@ -345,7 +345,7 @@ fn operands_larger_than_a_binding_go_in_parts() {
 
 #[test]
 fn the_mask_there_is_the_mask_here() {
-    let cpu = crate::cpu::Cpu::new(1).unwrap();
+    let cpu = crate::tensor::cpu::Cpu::new(1).unwrap();
     for (n_tok, d, first_row) in [(3, 5, 0), (40, 133, 17), (9, 256, 1 << 20)] {
         let x = Input::normal(1, &[n_tok, d], 1.0).tensor(&Device::cpu(1).unwrap());
         let mut want = vec![0.0; n_tok * d];
@@ -439,7 +439,7 @@ fn gradients_of_groups_under_dropout_and_magnitudes() {
 
 #[test]
 fn dropout_leaves_out_the_share_it_should_and_another_one_at_each_step() {
-    let cpu = crate::cpu::Cpu::new(2).unwrap();
+    let cpu = crate::tensor::cpu::Cpu::new(2).unwrap();
     let (n_tok, d) = (300, 200);
     let mask = |dropout: Dropout, rows: Range<usize>| {
         let mut y = vec![f32::NAN; rows.len() * d];

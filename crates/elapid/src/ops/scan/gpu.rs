@@ -21,7 +21,7 @@
 //! itself, and an elementwise kernel before and one after carry what belongs to one number of `x`.
 
 use super::*;
-use crate::gpu::{Arg, Const, Gpu, Kernel, N_ROUNDS_MAX, Word, Work};
+use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, N_ROUNDS_MAX, Word, Work};
 
 const CUDA: &str = concat!(include_str!("scan.cu"), include_str!("backward.cu"));
 const WGSL: &str =

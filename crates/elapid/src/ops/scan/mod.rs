@@ -48,11 +48,11 @@ mod step;
 mod tests;
 
 use super::norm::sum_rows;
-use crate::cpu::{Cpu, F32s};
-use crate::device::Device;
-use crate::segment::{Segment, Segments};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
+use crate::tensor::cpu::{Cpu, F32s};
+use crate::tensor::device::Device;
+use crate::tensor::segment::{Segment, Segments};
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! Tests of `scan`: a slow twin in f64, finite differences, extreme steps, states, segments.
 
 use super::*;
-use crate::check::{Input, check_gradients};
+use crate::ops::check::{Input, check_gradients};
 use crate::tape::Gradients;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -366,7 +366,7 @@ fn everything(
 fn check_devices(inputs: &[Input], parts: Parts, lengths: &[usize], has_states: bool) {
     let cpu = Device::cpu(2).unwrap();
     let want = everything(&cpu, inputs, parts, lengths, has_states);
-    for (device, tolerance) in crate::check::devices() {
+    for (device, tolerance) in crate::ops::check::devices() {
         let got = everything(device, inputs, parts, lengths, has_states);
         let again = everything(device, inputs, parts, lengths, has_states);
         for (idx, (got, again)) in got.iter().zip(&again).enumerate() {
@@ -382,7 +382,7 @@ fn check_devices(inputs: &[Input], parts: Parts, lengths: &[usize], has_states: 
         assert_eq!(want.len(), got.len());
         for (idx, (want, got)) in want.iter().zip(&got).enumerate() {
             let what = format!("{device:?}: {lengths:?}, result {idx}");
-            crate::check::compare_devices(&what, want, got, *tolerance);
+            crate::ops::check::compare_devices(&what, want, got, *tolerance);
         }
     }
 }
@@ -447,13 +447,13 @@ fn devices_go_on_from_a_state_in_pieces_and_tokens() {
         (y, state.to_vec())
     };
     let (want_y, want_state) = run_pieces(&cpu, &[n_tok]);
-    for (device, tolerance) in crate::check::devices() {
+    for (device, tolerance) in crate::ops::check::devices() {
         let ones: Vec<usize> = (1..=n_tok).collect();
         let mixed = [1, 2, 10, 18, 27, 91, 92, 142, n_tok];
         for ends in [&[n_tok][..], &mixed, &ones] {
             let (y, state) = run_pieces(device, ends);
-            crate::check::compare_devices("y", &want_y, &y, *tolerance);
-            crate::check::compare_devices("state", &want_state, &state, *tolerance);
+            crate::ops::check::compare_devices("y", &want_y, &y, *tolerance);
+            crate::ops::check::compare_devices("state", &want_state, &state, *tolerance);
         }
     }
 }
@@ -462,7 +462,7 @@ fn devices_go_on_from_a_state_in_pieces_and_tokens() {
 fn devices_step_many_sequences_as_each_alone() {
     let (lengths, d_inner, d_state) = ([1, 3, 1, 8, 2], 130, 16);
     let segments = Segments::from_lengths(&lengths);
-    for (device, _) in crate::check::devices() {
+    for (device, _) in crate::ops::check::devices() {
         let inputs = tensors(device, &inputs(segments.n_tok(), d_inner, d_state));
         let state = |seed| Input::normal(seed, &[d_state, d_inner], 1.0).tensor(device);
         let mut together: Vec<Tensor> = (0..5).map(|seq| state(20 + seq)).collect();
@@ -481,7 +481,7 @@ fn devices_step_many_sequences_as_each_alone() {
 
 #[test]
 fn no_tokens_give_no_gradient_and_no_failure() {
-    let there = crate::check::devices().iter().map(|it| it.0.clone());
+    let there = crate::ops::check::devices().iter().map(|it| it.0.clone());
     for device in std::iter::once(Device::cpu(1).unwrap()).chain(there) {
         let tape = Tape::new();
         let tensors = tensors(&device, &inputs(0, 66, 5));

@@ -42,7 +42,7 @@
 mod plan;
 
 use super::*;
-use crate::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
+use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
 use plan::*;
 
 static STEPS: Kernel = Kernel {

@@ -70,10 +70,10 @@ mod kernels;
 #[cfg(test)]
 mod tests;
 
-use crate::cpu::{AddInto, Cpu, Dot, F32s, Mat, MatMut, Scope};
-use crate::device::Device;
-use crate::segment::{Segment, Segments};
 use crate::tape::{Tape, Var};
+use crate::tensor::cpu::{AddInto, Cpu, Dot, F32s, Mat, MatMut, Scope};
+use crate::tensor::device::Device;
+use crate::tensor::segment::{Segment, Segments};
 use crate::tensor::{DType, Tensor};
 use pulp::{Simd, WithSimd};
 use std::ops::Range;

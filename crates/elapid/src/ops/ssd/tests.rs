@@ -1,7 +1,7 @@
 //! Tests of `ssd`: finite differences, a twin in f64, steps against whole, strong decays.
 
 use super::*;
-use crate::check::{Input, check_gradients, devices};
+use crate::ops::check::{Input, check_gradients, devices};
 use crate::ops::rope::{Rope, RopeScaling, rope};
 use crate::tape::Gradients;
 

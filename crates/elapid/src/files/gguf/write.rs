@@ -1,0 +1,216 @@
+//! Writes GGUF version 3: the header at once, then each tensor when its bytes are made.
+//!
+//! Tensors lie in the order given, each padded with zeros to the alignment, the last one too:
+//! llama.cpp wants it.
+
+use super::{
+    ALIGNMENT_DEFAULT, ALIGNMENT_KEY, ALIGNMENT_MAX, Checked, GgmlType, KEY_BYTES_MAX, Kind, MAGIC,
+    N_AXES_MAX, NAME_BYTES_MAX, check_name, ggml_id, n_bytes,
+};
+use crate::error::{Error, Result};
+use crate::files::{Outgoing, Sink};
+use std::collections::BTreeSet;
+
+const VERSION: u32 = 3;
+
+/// A value to be written.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Item {
+    /// Unsigned, 8 bits.
+    U8(u8),
+    /// Signed, 8 bits.
+    I8(i8),
+    /// Unsigned, 16 bits.
+    U16(u16),
+    /// Signed, 16 bits.
+    I16(i16),
+    /// Unsigned, 32 bits.
+    U32(u32),
+    /// Signed, 32 bits.
+    I32(i32),
+    /// Unsigned, 64 bits.
+    U64(u64),
+    /// Signed, 64 bits.
+    I64(i64),
+    /// IEEE single.
+    F32(f32),
+    /// IEEE double.
+    F64(f64),
+    /// True or false.
+    Bool(bool),
+    /// A string.
+    Str(String),
+    /// A string that need not be UTF-8.
+    Bytes(Vec<u8>),
+    /// An array of bytes.
+    U8s(Vec<u8>),
+    /// An array of u32.
+    U32s(Vec<u32>),
+    /// An array of i32.
+    I32s(Vec<i32>),
+    /// An array of u64.
+    U64s(Vec<u64>),
+    /// An array of i64.
+    I64s(Vec<i64>),
+    /// An array of f32.
+    F32s(Vec<f32>),
+    /// An array of f64.
+    F64s(Vec<f64>),
+    /// An array of bools.
+    Bools(Vec<bool>),
+    /// An array of strings, which need not be UTF-8.
+    Strings(Vec<Vec<u8>>),
+}
+
+fn put_string(out: &mut Vec<u8>, bytes: &[u8]) {
+    out.extend((bytes.len() as u64).to_le_bytes());
+    out.extend(bytes);
+}
+
+fn put_kind(out: &mut Vec<u8>, kind: Kind) {
+    out.extend((kind as u32).to_le_bytes());
+}
+
+fn put_array<T, const N: usize>(
+    out: &mut Vec<u8>,
+    kind: Kind,
+    list: &[T],
+    bytes: impl Fn(&T) -> [u8; N],
+) {
+    put_kind(out, Kind::Array);
+    put_kind(out, kind);
+    out.extend((list.len() as u64).to_le_bytes());
+    out.extend(list.iter().flat_map(bytes));
+}
+
+fn put_scalar(out: &mut Vec<u8>, kind: Kind, bytes: &[u8]) {
+    put_kind(out, kind);
+    out.extend(bytes);
+}
+
+/// Kind and value.
+fn put_item(out: &mut Vec<u8>, item: &Item) {
+    match item {
+        Item::U8(x) => put_scalar(out, Kind::U8, &x.to_le_bytes()),
+        Item::I8(x) => put_scalar(out, Kind::I8, &x.to_le_bytes()),
+        Item::U16(x) => put_scalar(out, Kind::U16, &x.to_le_bytes()),
+        Item::I16(x) => put_scalar(out, Kind::I16, &x.to_le_bytes()),
+        Item::U32(x) => put_scalar(out, Kind::U32, &x.to_le_bytes()),
+        Item::I32(x) => put_scalar(out, Kind::I32, &x.to_le_bytes()),
+        Item::U64(x) => put_scalar(out, Kind::U64, &x.to_le_bytes()),
+        Item::I64(x) => put_scalar(out, Kind::I64, &x.to_le_bytes()),
+        Item::F32(x) => put_scalar(out, Kind::F32, &x.to_le_bytes()),
+        Item::F64(x) => put_scalar(out, Kind::F64, &x.to_le_bytes()),
+        Item::Bool(x) => put_scalar(out, Kind::Bool, &[u8::from(*x)]),
+        Item::Str(text) => {
+            put_kind(out, Kind::Str);
+            put_string(out, text.as_bytes());
+        }
+        Item::Bytes(bytes) => {
+            put_kind(out, Kind::Str);
+            put_string(out, bytes);
+        }
+        Item::U8s(list) => put_array(out, Kind::U8, list, |x| x.to_le_bytes()),
+        Item::U32s(list) => put_array(out, Kind::U32, list, |x| x.to_le_bytes()),
+        Item::I32s(list) => put_array(out, Kind::I32, list, |x| x.to_le_bytes()),
+        Item::U64s(list) => put_array(out, Kind::U64, list, |x| x.to_le_bytes()),
+        Item::I64s(list) => put_array(out, Kind::I64, list, |x| x.to_le_bytes()),
+        Item::F32s(list) => put_array(out, Kind::F32, list, |x| x.to_le_bytes()),
+        Item::F64s(list) => put_array(out, Kind::F64, list, |x| x.to_le_bytes()),
+        Item::Bools(list) => put_array(out, Kind::Bool, list, |x| [u8::from(*x)]),
+        Item::Strings(list) => {
+            put_kind(out, Kind::Array);
+            put_kind(out, Kind::Str);
+            out.extend((list.len() as u64).to_le_bytes());
+            for bytes in list {
+                put_string(out, bytes);
+            }
+        }
+    }
+}
+
+/// `general.alignment` where it is given. llama.cpp aborts on files with a smaller one than the
+/// default, so none is written.
+fn alignment_of(metadata: &[(String, Item)]) -> Checked<usize> {
+    let range = ALIGNMENT_DEFAULT..=ALIGNMENT_MAX;
+    let item = metadata.iter().find(|(key, _)| key == ALIGNMENT_KEY).map(|(_, item)| item);
+    let alignment = match item {
+        None => Some(ALIGNMENT_DEFAULT),
+        Some(Item::U32(n)) => usize::try_from(*n).ok(),
+        Some(_) => None,
+    };
+    alignment.filter(|n| n.is_power_of_two() && range.contains(n)).ok_or_else(|| {
+        format!("`{ALIGNMENT_KEY}` is {item:?}, not a u32 power of two in {range:?}")
+    })
+}
+
+/// Bytes of a tensor, if files can hold one like it.
+fn check_tensor(tensor: &Outgoing) -> Checked<usize> {
+    // One byte less than may be read: llama.cpp keeps a zero at the end of a name.
+    check_name("the name", tensor.name.as_bytes(), NAME_BYTES_MAX - 1)?;
+    if tensor.shape.len() > N_AXES_MAX {
+        return Err(format!("{} axes, at most {N_AXES_MAX} are allowed", tensor.shape.len()));
+    }
+    let axes: Vec<u64> = tensor.shape.iter().rev().map(|&axis| axis as u64).collect();
+    n_bytes(GgmlType::from_id(ggml_id(tensor.dtype)?)?, &axes)
+}
+
+/// Everything before the data, and the bytes each tensor takes.
+fn header(
+    metadata: &[(String, Item)],
+    tensors: &[Outgoing],
+    alignment: usize,
+) -> Checked<(Vec<u8>, Vec<usize>)> {
+    let mut out = MAGIC.to_vec();
+    out.extend(VERSION.to_le_bytes());
+    out.extend((tensors.len() as u64).to_le_bytes());
+    out.extend((metadata.len() as u64).to_le_bytes());
+    let mut seen = BTreeSet::new();
+    for (key, item) in metadata {
+        check_name("a key", key.as_bytes(), KEY_BYTES_MAX)?;
+        if !seen.insert(key.as_str()) {
+            return Err(format!("key `{key}` comes twice"));
+        }
+        put_string(&mut out, key.as_bytes());
+        put_item(&mut out, item);
+    }
+    let (mut seen, mut sizes, mut offset) = (BTreeSet::new(), Vec::new(), 0usize);
+    for tensor in tensors {
+        let name = &tensor.name;
+        let n = check_tensor(tensor).map_err(|problem| format!("tensor `{name}`: {problem}"))?;
+        if !seen.insert(name) {
+            return Err(format!("tensor `{name}` comes twice"));
+        }
+        put_string(&mut out, name.as_bytes());
+        out.extend((tensor.shape.len() as u32).to_le_bytes());
+        out.extend(tensor.shape.iter().rev().flat_map(|&axis| (axis as u64).to_le_bytes()));
+        out.extend(ggml_id(tensor.dtype)?.to_le_bytes());
+        out.extend((offset as u64).to_le_bytes());
+        sizes.push(n);
+        let end = offset.checked_add(n).and_then(|end| end.checked_next_multiple_of(alignment));
+        offset = end.ok_or_else(|| format!("tensor `{name}`: the file would be too large"))?;
+    }
+    out.resize(out.len().next_multiple_of(alignment), 0);
+    Ok((out, sizes))
+}
+
+/// Writes a whole file. What cannot be written is refused before the first byte.
+pub fn write(metadata: &[(String, Item)], tensors: &[Outgoing], sink: &mut Sink) -> Result<()> {
+    let refuse = |problem: String| {
+        Error::input(format!("writing GGUF: {problem}"), "GGUF cannot hold this model as it is")
+    };
+    let alignment = alignment_of(metadata).map_err(refuse)?;
+    let (header, sizes) = header(metadata, tensors, alignment).map_err(refuse)?;
+    sink(&header)?;
+    let zeros = vec![0; alignment];
+    for (tensor, n_bytes) in tensors.iter().zip(sizes) {
+        let bytes = (tensor.bytes)()?;
+        if bytes.len() != n_bytes {
+            let (name, got) = (&tensor.name, bytes.len());
+            return Err(refuse(format!("tensor `{name}` takes {n_bytes} bytes, {got} were made")));
+        }
+        sink(&bytes)?;
+        sink(&zeros[..n_bytes.next_multiple_of(alignment) - n_bytes])?;
+    }
+    Ok(())
+}

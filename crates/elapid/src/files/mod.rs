@@ -1,0 +1,79 @@
+//! Files made by others: bytes in, bytes out. Which paths they come from is not known here.
+
+mod foreign;
+pub mod gguf;
+pub mod package;
+pub mod safetensors;
+
+use crate::error::Result;
+use crate::tensor::device::Device;
+use crate::tensor::{DType, SharedBytes, Tensor};
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use std::borrow::Cow;
+use std::marker::PhantomData;
+
+/// Takes bytes as they are made; what it fails with is passed on.
+pub type Sink<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
+
+/// Answers with the bytes of a file, by its plain name, or with none.
+pub type Lookup<'a> = dyn Fn(&str) -> Result<Option<SharedBytes>> + 'a;
+
+/// A tensor to be written: what it is, known before; its bytes, made when their turn comes.
+pub struct Outgoing<'a> {
+    /// Its name in the file.
+    pub name: String,
+    /// Row-major, slowest axis first.
+    pub shape: Vec<usize>,
+    /// How its numbers are stored.
+    pub dtype: DType,
+    /// Makes the bytes.
+    pub bytes: Box<dyn Fn() -> Result<Cow<'a, [u8]>> + 'a>,
+}
+
+/// What every container of tensors offers.
+pub trait TensorFile {
+    /// Its name, for messages.
+    fn file(&self) -> &str;
+    /// The tensors it holds.
+    fn names(&self) -> Vec<&str>;
+    /// One of them, sharing the bytes of the file.
+    fn tensor(&self, device: &Device, name: &str) -> Result<Option<Tensor>>;
+    /// What a map lost of a tensor (see `place.rs`), where the writer kept it.
+    fn corrections(&self, _name: &str) -> Result<Option<Vec<i32>>> {
+        Ok(None)
+    }
+}
+
+/// The key of a GGUF file under which we keep what a map lost of a tensor: i8 as bytes, or i32.
+pub(crate) fn corrections_key(tensor: &str) -> String {
+    format!("elapid.exact.{tensor}")
+}
+
+/// A JSON object as a list: the order of the file is kept, and a key that comes twice is seen.
+pub(crate) struct Pairs<T>(pub(crate) Vec<(String, T)>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct List<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for List<T> {
+            type Value = Pairs<T>;
+            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> std::result::Result<Pairs<T>, A::Error> {
+                let mut list = Vec::new();
+                while let Some(pair) = map.next_entry()? {
+                    list.push(pair);
+                }
+                Ok(Pairs(list))
+            }
+        }
+        deserializer.deserialize_map(List(PhantomData))
+    }
+}
+
+#[cfg(test)]
+mod tests;

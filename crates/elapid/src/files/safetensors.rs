@@ -1,0 +1,551 @@
+//! Safetensors, read from bytes and written.
+//!
+//! Eight bytes of header length (little-endian), a JSON header, then the data. Every length is
+//! checked against the bytes that are there before it is used; tensors stay where they are. The
+//! tensors fill the data without gap or overlap. Where the format leaves room we decided:
+//!
+//! | case                                     | reading                                      |
+//! |------------------------------------------|----------------------------------------------|
+//! | white space around the header            | accepted                                     |
+//! | a name or a metadata key that comes twice| refused                                      |
+//! | an empty name                            | refused                                      |
+//! | `__metadata__` that is null              | accepted                                     |
+//! | over 64 axes                             | refused, as NumPy does                       |
+//! | an axis of length 0                      | accepted, if the product of the others fits  |
+//! | dtypes that are no weights               | accepted; refused by name when asked for     |
+//! | F64                                      | handed out as f32                            |
+//!
+//! Files are laid out as the Rust crate `safetensors` lays them out: the header padded with spaces
+//! to a multiple of 8; tensors by dtype, the widest first, then by name, so that all are aligned.
+
+use crate::error::{Error, Result};
+use crate::files::foreign::{self, Wanted};
+use crate::files::{Outgoing, Pairs, Sink, TensorFile};
+use crate::tensor::device::Device;
+use crate::tensor::{DType, SharedBytes, Tensor};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use std::collections::{BTreeMap, BTreeSet};
+
+const METADATA: &str = "__metadata__";
+const N_AXES_MAX: usize = 64;
+
+/// The format allows no longer header.
+const HEADER_MAX: u64 = 100_000_000;
+
+/// An open file.
+pub struct SafeTensors {
+    file: String,
+    bytes: SharedBytes,
+    entries: BTreeMap<String, Entry>,
+    metadata: Vec<(String, String)>,
+}
+
+/// One tensor, by its place in the file.
+#[derive(Clone, Debug)]
+struct Entry {
+    /// As the file says it: F32, I64, ...
+    dtype: String,
+    shape: Vec<usize>,
+    /// Bytes of the whole file.
+    begin: usize,
+    end: usize,
+}
+
+#[derive(serde::Deserialize)]
+struct HeaderEntry {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: [u64; 2],
+}
+
+/// The JSON header: tensors in the order of the file, and the metadata.
+struct Header {
+    tensors: Vec<(String, HeaderEntry)>,
+    metadata: Vec<(String, String)>,
+}
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Header;
+            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> std::result::Result<Header, A::Error> {
+                let mut header = Header { tensors: Vec::new(), metadata: Vec::new() };
+                let mut n_metadata = 0;
+                while let Some(name) = map.next_key::<String>()? {
+                    let named = |error: A::Error| A::Error::custom(format!("`{name}`: {error}"));
+                    if name == METADATA {
+                        n_metadata += 1;
+                        if n_metadata > 1 {
+                            return Err(A::Error::custom(format!("`{METADATA}` comes twice")));
+                        }
+                        let pairs = map.next_value::<Option<Pairs<String>>>().map_err(named)?;
+                        header.metadata.extend(pairs.into_iter().flat_map(|pairs| pairs.0));
+                    } else {
+                        let entry = map.next_value().map_err(named)?;
+                        header.tensors.push((name, entry));
+                    }
+                }
+                Ok(header)
+            }
+        }
+        deserializer.deserialize_map(Entries)
+    }
+}
+
+fn n_bits_of(dtype: &str) -> Option<u64> {
+    Some(match dtype {
+        "F64" | "I64" | "U64" | "C64" => 64,
+        "F32" | "I32" | "U32" => 32,
+        "F16" | "BF16" | "I16" | "U16" => 16,
+        "BOOL" | "U8" | "I8" => 8,
+        "F8_E4M3" | "F8_E5M2" | "F8_E8M0" | "F8_E4M3FNUZ" | "F8_E5M2FNUZ" => 8,
+        "F6_E2M3" | "F6_E3M2" => 6,
+        "F4" => 4,
+        _ => return None,
+    })
+}
+
+impl SafeTensors {
+    /// Reads the header; `file` is the name for messages.
+    pub fn parse(file: &str, bytes: SharedBytes) -> Result<SafeTensors> {
+        let data = (*bytes).as_ref();
+        let fail = |problem: String| {
+            Error::format(file, problem, "the file may be cut short or of another format")
+        };
+        // A file that does not even begin well may be something else we can name.
+        let strange = |problem: String| {
+            foreign::explain(file, data, Wanted::SafeTensors).unwrap_or_else(|| fail(problem))
+        };
+        let Some((length, rest)) = data.split_first_chunk::<8>() else {
+            return Err(strange(format!("{} bytes are too few for a header", data.len())));
+        };
+        let length = u64::from_le_bytes(*length);
+        if length > HEADER_MAX || length > rest.len() as u64 {
+            let there = rest.len();
+            return Err(strange(format!("a header of {length} bytes, {there} bytes follow")));
+        }
+        let (header, body) = rest.split_at(length as usize);
+        if header.trim_ascii_start().first() != Some(&b'{') {
+            return Err(strange("the header does not begin with `{`".into()));
+        }
+        let Header { tensors, metadata } =
+            serde_json::from_slice(header).map_err(|error| fail(format!("header: {error}")))?;
+        let mut keys = BTreeSet::new();
+        if let Some((key, _)) = metadata.iter().find(|(key, _)| !keys.insert(key)) {
+            return Err(fail(format!("metadata `{key}` comes twice")));
+        }
+        let mut entries = BTreeMap::new();
+        for (name, entry) in tensors {
+            if name.is_empty() {
+                return Err(fail("a tensor has an empty name".into()));
+            }
+            let entry = read_entry(entry, data.len() - body.len(), body.len())
+                .map_err(|problem| fail(format!("tensor `{name}`: {problem}")))?;
+            if entries.insert(name.clone(), entry).is_some() {
+                return Err(fail(format!("tensor `{name}` comes twice")));
+            }
+        }
+        let this = SafeTensors { file: file.into(), bytes: bytes.clone(), entries, metadata };
+        this.check_layout(data.len() - body.len(), data.len()).map_err(fail)?;
+        Ok(this)
+    }
+
+    /// Tensors must fill the data one after the other: no gap, no overlap.
+    fn check_layout(&self, begin: usize, end: usize) -> std::result::Result<(), String> {
+        let mut places: Vec<_> =
+            self.entries.iter().map(|(name, e)| (e.begin, e.end, name)).collect();
+        places.sort();
+        let mut at = begin;
+        for (begin, end, name) in places {
+            if begin != at {
+                let what = if begin < at { "overlaps" } else { "leaves a gap after" };
+                return Err(format!("tensor `{name}` at byte {begin} {what} byte {at}"));
+            }
+            at = end;
+        }
+        if at != end {
+            return Err(format!("the tensors end at byte {at}, the file at byte {end}"));
+        }
+        Ok(())
+    }
+
+    /// The name given to `parse`.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// Names in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// What the file says of itself, in its order.
+    pub fn metadata(&self) -> &[(String, String)] {
+        &self.metadata
+    }
+
+    /// The shape of a tensor.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.entries.get(name).map(|entry| entry.shape.as_slice())
+    }
+
+    /// A tensor of floats, sharing the bytes of the file; F64 is rounded to f32.
+    pub fn tensor(&self, device: &Device, name: &str) -> Result<Option<Tensor>> {
+        let Some(entry) = self.entries.get(name) else { return Ok(None) };
+        let dtype = match entry.dtype.as_str() {
+            "F32" => DType::F32,
+            "F16" => DType::F16,
+            "BF16" => DType::BF16,
+            "F64" => {
+                let data = &(*self.bytes).as_ref()[entry.begin..entry.end];
+                let mut tensor = Tensor::uninit(device, &entry.shape);
+                for (y, x) in tensor.f32_mut().iter_mut().zip(data.as_chunks::<8>().0) {
+                    *y = f64::from_le_bytes(*x) as f32;
+                }
+                return Ok(Some(tensor));
+            }
+            other => {
+                let problem = format!("tensor `{name}` is {other}");
+                return Err(Error::format(&self.file, problem, "weights are F32, F16 or BF16"));
+            }
+        };
+        let (shape, begin) = (&entry.shape, entry.begin);
+        Ok(Some(Tensor::from_shared(device, shape, dtype, self.bytes.clone(), begin)))
+    }
+
+    /// A tensor of doubles, which weights never are.
+    #[cfg(test)]
+    pub fn doubles(&self, name: &str) -> Result<Option<Vec<f64>>> {
+        let Some(entry) = self.entries.get(name) else { return Ok(None) };
+        assert_eq!(entry.dtype, "F64", "{name}");
+        let data = &(*self.bytes).as_ref()[entry.begin..entry.end];
+        Ok(Some(data.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect()))
+    }
+
+    /// A tensor of whole numbers.
+    pub fn integers(&self, name: &str) -> Result<Option<Vec<i64>>> {
+        let Some(entry) = self.entries.get(name) else { return Ok(None) };
+        let data = &(*self.bytes).as_ref()[entry.begin..entry.end];
+        match entry.dtype.as_str() {
+            "I64" => {
+                Ok(Some(data.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect()))
+            }
+            "I32" => {
+                let numbers = data.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b) as i64);
+                Ok(Some(numbers.collect()))
+            }
+            other => {
+                let problem = format!("tensor `{name}` is {other}");
+                Err(Error::format(&self.file, problem, "token ids are I64 or I32"))
+            }
+        }
+    }
+}
+
+impl TensorFile for SafeTensors {
+    fn file(&self) -> &str {
+        &self.file
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.entries.keys().map(String::as_str).collect()
+    }
+
+    fn tensor(&self, device: &Device, name: &str) -> Result<Option<Tensor>> {
+        SafeTensors::tensor(self, device, name)
+    }
+}
+
+fn read_entry(
+    entry: HeaderEntry,
+    body_begin: usize,
+    n_body: usize,
+) -> std::result::Result<Entry, String> {
+    let HeaderEntry { dtype, shape, data_offsets: [begin, end] } = entry;
+    let width = n_bits_of(&dtype).ok_or_else(|| format!("unknown dtype {dtype}"))?;
+    if shape.len() > N_AXES_MAX {
+        return Err(format!("{} axes, at most {N_AXES_MAX} are allowed", shape.len()));
+    }
+    // Empty axes count as 1 here, so that no product of axes overflows later.
+    let n_bits = shape.iter().try_fold(width, |n, &axis| n.checked_mul(axis.max(1)));
+    let n_bits = n_bits.filter(|n| isize::try_from(n / width.min(8)).is_ok());
+    let n_bits = n_bits.ok_or_else(|| format!("shape {shape:?} is too large"))?;
+    let n_bits = if shape.contains(&0) { 0 } else { n_bits };
+    if !n_bits.is_multiple_of(8) {
+        return Err(format!("shape {shape:?} of {dtype} does not fill whole bytes"));
+    }
+    if begin > end || end > n_body as u64 {
+        return Err(format!("bytes {begin}..{end} of {n_body}"));
+    }
+    let (n_bytes, held) = (n_bits / 8, end - begin);
+    if held != n_bytes {
+        return Err(format!("shape {shape:?} takes {n_bytes} bytes, data_offsets hold {held}"));
+    }
+    Ok(Entry {
+        dtype,
+        shape: shape.iter().map(|&axis| axis as usize).collect(),
+        begin: body_begin + begin as usize,
+        end: body_begin + end as usize,
+    })
+}
+
+#[derive(serde::Serialize)]
+struct OutEntry<'a> {
+    dtype: &'a str,
+    shape: &'a [usize],
+    data_offsets: [u64; 2],
+}
+
+/// Name in files, and the place in the order of the data.
+fn out_dtype(tensor: &Outgoing) -> std::result::Result<(&'static str, u8), String> {
+    match tensor.dtype {
+        DType::F32 => Ok(("F32", 0)),
+        DType::BF16 => Ok(("BF16", 1)),
+        DType::F16 => Ok(("F16", 2)),
+        DType::Block(block) => {
+            Err(format!("tensor `{}` is {}, which only GGUF holds", tensor.name, block.name()))
+        }
+    }
+}
+
+/// JSON of a string.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// The header with its length before it; tensors come in the order of the data.
+fn header(
+    metadata: &[(&str, &str)],
+    tensors: &[&Outgoing],
+) -> std::result::Result<Vec<u8>, String> {
+    let (mut seen, mut fields, mut at) = (BTreeSet::new(), Vec::new(), 0u64);
+    if let Some((key, _)) = metadata.iter().find(|(key, _)| !seen.insert(key)) {
+        return Err(format!("metadata `{key}` comes twice"));
+    }
+    if !metadata.is_empty() {
+        let pairs = metadata.iter().map(|(key, text)| format!("{}:{}", quoted(key), quoted(text)));
+        fields.push(format!("\"{METADATA}\":{{{}}}", pairs.collect::<Vec<_>>().join(",")));
+    }
+    let mut seen = BTreeSet::new();
+    for tensor in tensors {
+        let (name, shape) = (&tensor.name, &tensor.shape);
+        if name.is_empty() || name == METADATA || !seen.insert(name) {
+            return Err(format!("tensor `{name}`: the name is empty, taken or comes twice"));
+        }
+        let end = out_n_bytes(tensor).and_then(|n| at.checked_add(n));
+        let end = end.ok_or_else(|| format!("tensor `{name}`: shape {shape:?} is too large"))?;
+        let entry = OutEntry { dtype: out_dtype(tensor)?.0, shape, data_offsets: [at, end] };
+        let entry = serde_json::to_string(&entry).map_err(|error| error.to_string())?;
+        fields.push(format!("{}:{entry}", quoted(name)));
+        at = end;
+    }
+    let mut json = format!("{{{}}}", fields.join(",")).into_bytes();
+    json.resize(json.len().next_multiple_of(8), b' ');
+    if json.len() as u64 > HEADER_MAX {
+        return Err(format!("a header of {} bytes, at most {HEADER_MAX} are allowed", json.len()));
+    }
+    Ok([&(json.len() as u64).to_le_bytes()[..], &json].concat())
+}
+
+fn out_n_bytes(tensor: &Outgoing) -> Option<u64> {
+    let n_elem = tensor.shape.iter().try_fold(1usize, |n, &axis| n.checked_mul(axis.max(1)));
+    let n_bytes = tensor.dtype.n_bytes(n_elem?)?;
+    Some(if tensor.shape.contains(&0) { 0 } else { n_bytes as u64 })
+}
+
+/// Writes a whole file. What cannot be written is refused before the first byte.
+pub fn write(metadata: &[(&str, &str)], tensors: &[Outgoing], sink: &mut Sink) -> Result<()> {
+    let refuse = |problem: String| {
+        let problem = format!("writing safetensors: {problem}");
+        Error::input(problem, "safetensors hold F32, F16 and BF16 under names that differ")
+    };
+    let mut ordered = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        ordered.push((out_dtype(tensor).map_err(refuse)?.1, &tensor.name, tensor));
+    }
+    ordered.sort_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)));
+    let ordered: Vec<&Outgoing> = ordered.into_iter().map(|(_, _, tensor)| tensor).collect();
+    sink(&header(metadata, &ordered).map_err(refuse)?)?;
+    for tensor in ordered {
+        let bytes = (tensor.bytes)()?;
+        let (name, want) = (&tensor.name, out_n_bytes(tensor).unwrap_or_default());
+        if bytes.len() as u64 != want {
+            let got = bytes.len();
+            return Err(refuse(format!("tensor `{name}` takes {want} bytes, {got} were made")));
+        }
+        sink(&bytes)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    fn file(header: &str, n_data: usize) -> Result<SafeTensors> {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(header.as_bytes());
+        bytes.extend((0..n_data).map(|i| i as u8));
+        SafeTensors::parse("m.safetensors", Arc::new(bytes))
+    }
+
+    fn problem(header: &str, n_data: usize) -> String {
+        file(header, n_data).err().unwrap().to_string()
+    }
+
+    #[test]
+    fn a_good_file_is_read_in_place() {
+        let header = r#"{"__metadata__":{"format":"pt"},
+            "a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},
+            "b":{"dtype":"I64","shape":[1],"data_offsets":[8,16]}}"#;
+        let st = file(header, 16).unwrap();
+        assert_eq!(st.names().collect::<Vec<_>>(), ["a", "b"]);
+        let device = Device::cpu(1).unwrap();
+        let a = st.tensor(&device, "a").unwrap().unwrap();
+        assert_eq!(a.f32()[0].to_le_bytes(), [0, 1, 2, 3]);
+        assert_eq!(st.integers("b").unwrap().unwrap()[0].to_le_bytes()[0], 8);
+        assert!(st.tensor(&device, "b").is_err());
+    }
+
+    #[test]
+    fn hostile_headers_get_errors_that_name_the_tensor_and_the_numbers() {
+        let entry = |shape: &str, offsets: &str| {
+            format!(r#"{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#)
+        };
+        assert!(problem(&entry("[3]", "[0,8]"), 8).contains("takes 12 bytes, data_offsets hold 8"));
+        assert!(problem(&entry("[2]", "[0,8]"), 4).contains("tensor `a`: bytes 0..8 of 4"));
+        assert!(problem(&entry("[2]", "[8,0]"), 8).contains("bytes 8..0 of 8"));
+        assert!(problem(&entry("[2]", "[0,8]"), 9).contains("end at byte"));
+        assert!(problem(&entry("[4611686018427387904]", "[0,8]"), 8).contains("too large"));
+        let twice = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},
+                        "a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}"#;
+        assert!(problem(twice, 2).contains("tensor `a` comes twice"));
+        let overlap = r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},
+                          "b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}"#;
+        assert!(problem(overlap, 3).contains("tensor `b`"));
+        let gap = overlap.replace("[1,3]", "[3,5]");
+        assert!(problem(&gap, 5).contains("leaves a gap after"));
+        assert!(problem(&entry("[1]", "[4,8]"), 8).contains("leaves a gap after"));
+        assert!(problem("[]", 0).contains("does not begin with"));
+        let huge = SafeTensors::parse("m", Arc::new(u64::MAX.to_le_bytes().to_vec()));
+        assert!(huge.err().unwrap().to_string().contains("a header of 18446744073709551615 bytes"));
+    }
+
+    fn outgoing<'a>(name: &str, shape: &[usize], dtype: DType, fill: u8) -> Outgoing<'a> {
+        let n_bytes = dtype.n_bytes(shape.iter().product()).unwrap();
+        let make = move || Ok(vec![fill; n_bytes].into());
+        Outgoing { name: name.into(), shape: shape.into(), dtype, bytes: Box::new(make) }
+    }
+
+    fn written(metadata: &[(&str, &str)], tensors: &[Outgoing]) -> Result<Vec<u8>> {
+        let mut out = Vec::new();
+        write(metadata, tensors, &mut |bytes| {
+            out.extend(bytes);
+            Ok(())
+        })?;
+        Ok(out)
+    }
+
+    #[test]
+    fn a_file_is_laid_out_as_the_crate_does() {
+        let tensors = [
+            outgoing("c", &[3], DType::F16, 1),
+            outgoing("b\n\"", &[], DType::BF16, 2),
+            outgoing("z", &[2, 1], DType::F32, 3),
+            outgoing("a", &[1], DType::F32, 4),
+            outgoing("e", &[0, 5], DType::BF16, 5),
+        ];
+        let bytes = written(&[("format", "pt")], &tensors).unwrap();
+        let want = concat!(
+            r#"{"__metadata__":{"format":"pt"},"#,
+            r#""a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"#,
+            r#""z":{"dtype":"F32","shape":[2,1],"data_offsets":[4,12]},"#,
+            r#""b\n\"":{"dtype":"BF16","shape":[],"data_offsets":[12,14]},"#,
+            r#""e":{"dtype":"BF16","shape":[0,5],"data_offsets":[14,14]},"#,
+            r#""c":{"dtype":"F16","shape":[3],"data_offsets":[14,20]}}"#
+        );
+        let n_header = want.len().next_multiple_of(8);
+        assert_eq!(bytes[..8], (n_header as u64).to_le_bytes());
+        assert_eq!(str::from_utf8(&bytes[8..8 + n_header]).unwrap(), format!("{want:n_header$}"));
+        assert_eq!(
+            bytes[8 + n_header..],
+            [4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 3, 3, 2, 2, 1, 1, 1, 1, 1, 1]
+        );
+        let st = SafeTensors::parse("m", Arc::new(bytes)).unwrap();
+        assert_eq!(st.metadata(), [("format".to_string(), "pt".to_string())]);
+        assert_eq!(TensorFile::names(&st), ["a", "b\n\"", "c", "e", "z"]);
+        assert_eq!(written(&[], &[]).unwrap(), b"\x08\0\0\0\0\0\0\0{}      ");
+    }
+
+    #[test]
+    fn what_safetensors_cannot_hold_is_refused_before_the_first_byte() {
+        let refused = |metadata: &[(&str, &str)], tensors: &[Outgoing]| {
+            let result = write(metadata, tensors, &mut |_| panic!("nothing is written"));
+            result.unwrap_err().to_string()
+        };
+        let q4k = DType::Block(crate::tensor::quant::BlockType::Q4K);
+        let one = |name: &str| outgoing(name, &[1], DType::F32, 0);
+        assert!(refused(&[], &[outgoing("q", &[256], q4k, 0)]).contains("tensor `q` is q4_k"));
+        assert!(refused(&[], &[one("a"), one("a")]).contains("tensor `a`: the name is"));
+        assert!(refused(&[], &[one("")]).contains("the name is empty"));
+        assert!(refused(&[], &[one("__metadata__")]).contains("`__metadata__`"));
+        assert!(refused(&[("k", ""), ("k", "")], &[]).contains("metadata `k` comes twice"));
+        let huge = Outgoing { shape: vec![usize::MAX, 2], ..one("h") };
+        assert!(refused(&[], &[huge]).contains("is too large"));
+        let short = Outgoing { shape: vec![2], ..one("s") };
+        let text = written(&[], &[short]).unwrap_err().to_string();
+        assert!(text.contains("`s` takes 8 bytes, 4 were made"), "{text}");
+    }
+
+    #[test]
+    fn doubles_are_handed_out_as_f32() {
+        let mut bytes = SHORT_F64.len().to_le_bytes().to_vec();
+        bytes.extend(SHORT_F64.as_bytes());
+        bytes.extend([0.1f64, -2.5].map(f64::to_le_bytes).concat());
+        let st = SafeTensors::parse("m", Arc::new(bytes)).unwrap();
+        let tensor = st.tensor(&Device::cpu(1).unwrap(), "a").unwrap().unwrap();
+        assert_eq!((tensor.shape(), tensor.f32()), (&[2][..], &[0.1, -2.5][..]));
+    }
+
+    const SHORT_F64: &str = r#" {"a":{"dtype":"F64","shape":[2],"data_offsets":[0,16]}}"#;
+
+    #[test]
+    fn odd_headers_are_read_as_the_table_says() {
+        let one = |dtype: &str, shape: &str, end: usize| {
+            let entry =
+                format!(r#"{{"dtype":"{dtype}","shape":{shape},"data_offsets":[0,{end}]}}"#);
+            file(&format!(r#"{{"a":{entry}}}"#), end)
+        };
+        for (dtype, end) in [("F4", 4), ("F6_E2M3", 6), ("F8_E8M0", 8), ("C64", 64), ("U16", 16)] {
+            let st = one(dtype, "[2,4]", end).unwrap();
+            let text = st.tensor(&Device::cpu(1).unwrap(), "a").unwrap_err().to_string();
+            assert!(text.contains(&format!("tensor `a` is {dtype}")), "{text}");
+        }
+        let text = |result: Result<SafeTensors>| result.err().unwrap().to_string();
+        assert!(text(one("F4", "[3]", 1)).contains("[3] of F4 does not fill whole bytes"));
+        assert!(text(one("F32", &format!("{:?}", [1; 65]), 4)).contains("65 axes, at most 64"));
+        let max = usize::MAX;
+        assert!(text(one("F32", &format!("[{max},{max},0]"), 0)).contains("too large"));
+        assert!(text(one("F32", &format!("[0,{max},{max}]"), 0)).contains("too large"));
+        one("F32", "[3,0]", 0).unwrap();
+        file("\n {} ", 0).unwrap();
+        file(r#"{"__metadata__":null}"#, 0).unwrap();
+        let twice = r#"{"__metadata__":{"a":"1"},"__metadata__":{"b":"1"}}"#;
+        assert!(problem(twice, 0).contains("`__metadata__` comes twice"));
+        assert!(problem(r#"{"__metadata__":{"a":"1","a":"2"}}"#, 0).contains("`a` comes twice"));
+        assert!(problem(r#"{"__metadata__":{"a":1}}"#, 0).contains("`__metadata__`: invalid type"));
+        assert!(problem(r#"{"w":{"dtype":"F32","shape":[-1]}}"#, 0).contains("`w`: invalid value"));
+        let pickle = SafeTensors::parse("m", Arc::new(b"\x80\x02}q\x00.".to_vec()));
+        assert!(text(pickle).contains("a Python pickle"));
+        // 640 bytes of header: the length begins like a pickle and is none.
+        file(&format!("{:640}", "{}"), 0).unwrap();
+    }
+}

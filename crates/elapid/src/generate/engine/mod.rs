@@ -1,0 +1,577 @@
+//! Requests to a model, several at once: what a server, a chat and a command line have in common.
+//!
+//! An `Engine` belongs to one thread. `submit` takes a request, `step` advances everything that
+//! runs by a little and says what happened, `cancel` ends a request early. There is no clock and
+//! no channel here: whoever owns the engine decides when to step and where events go.
+//!
+//! A step is one piece of one prompt, or one pass of all answers, in turn where there are both:
+//! answers flow on while prompts are read. The prompt with the least left to read comes first, and
+//! now and then the oldest, so that none waits for ever. Answers with the same adapters advance in
+//! one pass, which reads the weights once for all of them.
+//!
+//! What an answer becomes depends on its request alone: the draw of a token is a function of the
+//! seed and of its place in the answer, and pieces of prompts are the same whatever was kept.
+//!
+//! | file            | is                                                             |
+//! |-----------------|----------------------------------------------------------------|
+//! | `slot.rs`       | one request on its way                                         |
+//! | `snapshots.rs`  | states along prompts, found again by content                   |
+//! | `stops.rs`      | texts that end an answer                                       |
+//! | `constraint.rs` | what an answer must look like                                  |
+//! | `lookup.rs`     | guesses from what was read                                     |
+//! | `adapters.rs`   | weights of combinations of adapters                            |
+//!
+//! Not here: the choice of a token (`sample.rs`), text and tokens (`tokenizer/`), time limits.
+
+mod adapters;
+mod constraint;
+mod lookup;
+mod slot;
+mod snapshots;
+mod stops;
+#[cfg(test)]
+mod tests;
+
+pub use self::snapshots::PIECE;
+
+use self::adapters::Adapters;
+use self::constraint::Grammars;
+use self::slot::{Phase, Slot};
+use self::snapshots::Snapshots;
+use crate::tensor::batch::Batch;
+
+use crate::error::{Error, Result};
+use crate::generate::decoder::Decoder;
+use crate::generate::sample::Sampling;
+use crate::model::lora::Lora;
+use crate::model::state::{CacheType, State};
+use crate::model::weights::{Arithmetic, Weights};
+use crate::model::{ForwardOptions, Model};
+use crate::tape::Tape;
+use crate::tensor::device::Device;
+use crate::text::tokenizer::Tokenizer;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// How an engine works.
+#[derive(Clone, Debug)]
+pub struct EngineSettings {
+    /// Sequences that advance side by side.
+    pub n_slots: usize,
+    /// Requests that may wait for a slot; past them `submit` refuses with `Refusal::Full`.
+    pub n_waiting_max: usize,
+    /// Tokens of prompt and answer together, at most.
+    pub context: usize,
+    /// Bytes that snapshots of prompts may take.
+    pub snapshot_bytes_max: usize,
+}
+
+/// What is asked of a model.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// What it goes on from; at least one token.
+    pub prompt: Vec<u32>,
+    /// Tokens at most; zero reads the prompt, keeps its snapshots and ends.
+    pub n_max: usize,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Added to the logits of these tokens; minus infinity forbids one.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Tokens that end the answer and are not part of it.
+    pub stop_tokens: Vec<u32>,
+    /// Texts that end the answer; no part of them is ever given out.
+    pub stop_texts: Vec<String>,
+    /// What the answer must look like.
+    pub constraint: Option<Constraint>,
+    /// Adapters by their number, each with the factor of its scale.
+    pub adapters: Vec<(usize, f32)>,
+    /// How many of the likeliest tokens are reported with each token.
+    pub n_top: usize,
+    /// Tokens that are guessed from the prompt and checked in one pass; zero for none.
+    pub n_lookup: usize,
+    /// Whether special tokens show in the text.
+    pub special: crate::text::tokenizer::Special,
+}
+
+/// What an answer must look like.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Constraint {
+    /// JSON that this schema allows.
+    JsonSchema(serde_json::Value),
+    /// A text that this regular expression matches whole.
+    Regex(String),
+    /// A text of this grammar, in the dialect of Lark that llguidance reads.
+    Lark(String),
+}
+
+/// A request that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// Why a request was not taken.
+#[derive(Debug)]
+pub enum Refusal {
+    /// Too many are waiting: come again later.
+    Full,
+    /// It can never be answered.
+    Bad(Error),
+}
+
+/// What happened to a request.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// Some of the prompt was read.
+    Prompt {
+        /// Tokens of the prompt so far.
+        n_done: usize,
+        /// Of which came from a snapshot.
+        n_cached: usize,
+    },
+    /// A token came.
+    Token(Token),
+    /// It is over; nothing more will come.
+    Done(Finish),
+}
+
+/// One token of an answer.
+#[derive(Clone, Debug)]
+pub struct Token {
+    /// Its id.
+    pub id: u32,
+    /// Text that is certain now; may be empty, and belong to tokens before.
+    pub text: String,
+    /// Logarithm of its probability before temperature and cuts.
+    pub logprob: f32,
+    /// The likeliest tokens and theirs, if asked for.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reason {
+    /// A token that ends a text, or the end of what a constraint allows.
+    End,
+    /// This text of `stop_texts`.
+    StopText(String),
+    /// As many tokens as were asked for, or as the context holds.
+    Length,
+    /// `cancel`.
+    Cancelled,
+    /// Something failed, in words.
+    Failed(String),
+}
+
+/// How a request ended.
+#[derive(Clone, Debug)]
+pub struct Finish {
+    /// Why.
+    pub reason: Reason,
+    /// Text that was held back and turned out to be part of the answer.
+    pub text: String,
+    /// Tokens of the prompt.
+    pub n_prompt: usize,
+    /// Of which came from a snapshot.
+    pub n_cached: usize,
+    /// Tokens of the answer.
+    pub n_tok: usize,
+    /// Tokens that were guessed, and how many were right.
+    pub n_guessed: usize,
+    /// Guesses that were right.
+    pub n_accepted: usize,
+}
+
+/// What an engine holds, for people who watch it.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    /// Requests that run: (request, tokens of prompt, prompt tokens read, tokens of answer).
+    pub running: Vec<(RequestId, usize, usize, usize)>,
+    /// Requests that wait.
+    pub n_waiting: usize,
+    /// Prompt tokens that were computed since the start.
+    pub n_prompt_tok: u64,
+    /// Prompt tokens that came from snapshots.
+    pub n_cached_tok: u64,
+    /// Answer tokens.
+    pub n_answer_tok: u64,
+    /// Snapshots held.
+    pub n_snapshots: usize,
+    /// Bytes they take.
+    pub snapshot_bytes: usize,
+    /// Bytes of the states of running sequences.
+    pub state_bytes: usize,
+}
+
+/// A model that answers requests.
+pub struct Engine {
+    model: Arc<Model>,
+    adapters: Adapters,
+    tokenizer: Arc<Tokenizer>,
+    /// Made when the first constraint comes.
+    grammars: Option<Grammars>,
+    settings: EngineSettings,
+    /// How keys and values are stored.
+    cache: CacheType,
+    snapshots: Snapshots,
+    decoder: Decoder,
+    running: Vec<Slot>,
+    waiting: VecDeque<Slot>,
+    n_taken: u64,
+    /// What the last step did.
+    last: Turn,
+    /// Pieces that were read since the start.
+    n_pieces: u64,
+    /// The counters of it.
+    totals: Stats,
+}
+
+/// What a step does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    Read,
+    Answer,
+}
+
+/// Tokens in a pass whose tasks are short, and sequences that are answered in one: as many as
+/// linear maps take each by itself, so that no answer depends on those beside it.
+const N_SHORT: usize = 16;
+/// One piece in so many goes to the oldest prompt.
+const OLDEST_EVERY: u64 = 4;
+
+impl Engine {
+    /// An engine for a model whose weights are loaded.
+    pub fn new(
+        model: Model,
+        mut weights: Weights,
+        tokenizer: Arc<Tokenizer>,
+        settings: EngineSettings,
+    ) -> Result<Engine> {
+        weights.set_arithmetic(Arithmetic::Quick);
+        let EngineSettings { n_slots, context, snapshot_bytes_max, .. } = settings;
+        if n_slots == 0 || context < 2 {
+            let problem = format!("{n_slots} sequences of {context} tokens");
+            return Err(Error::input(problem, "give at least 1 sequence and 2 tokens"));
+        }
+        Ok(Engine {
+            model: Arc::new(model),
+            adapters: Adapters::new(weights),
+            tokenizer,
+            grammars: None,
+            settings,
+            cache: CacheType::F32,
+            snapshots: Snapshots::new(snapshot_bytes_max),
+            decoder: Decoder::new(),
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            n_taken: 0,
+            last: Turn::Answer,
+            n_pieces: 0,
+            totals: Stats::default(),
+        })
+    }
+
+    /// Stores keys and values in another type than f32, if the heads of the model allow it; before
+    /// the first request.
+    pub fn with_cache(mut self, cache: CacheType) -> Result<Engine> {
+        assert!(self.n_taken == 0, "the cache of an engine with {} requests", self.n_taken);
+        self.model.state_with(self.device(), cache)?;
+        self.cache = cache;
+        Ok(self)
+    }
+
+    /// A state before the first token.
+    fn new_state(&self) -> State {
+        let state = self.model.state_with(self.device(), self.cache);
+        state.expect("the type of the cache was checked when it was set")
+    }
+
+    /// The shape of its model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Text to ids.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// How it works.
+    pub fn settings(&self) -> &EngineSettings {
+        &self.settings
+    }
+
+    /// Where it computes.
+    pub fn device(&self) -> &Device {
+        self.adapters.base().device()
+    }
+
+    /// Loads an adapter; returns its number.
+    pub fn add_adapter(&mut self, name: &str, lora: Lora) -> Result<usize> {
+        self.adapters.add(name, lora)
+    }
+
+    /// Numbers and names of the adapters that are loaded.
+    pub fn adapters(&self) -> Vec<(usize, &str)> {
+        self.adapters.names()
+    }
+
+    /// Forgets an adapter; the numbers of the others stay. Requests that were taken keep it.
+    pub fn remove_adapter(&mut self, idx: usize) -> Result<()> {
+        self.adapters.remove(idx)
+    }
+
+    /// Takes a request.
+    pub fn submit(&mut self, request: Request) -> std::result::Result<RequestId, Refusal> {
+        self.check(&request).map_err(Refusal::Bad)?;
+        let n_there = self.running.len() + self.waiting.len();
+        if n_there >= self.settings.n_slots + self.settings.n_waiting_max {
+            return Err(Refusal::Full);
+        }
+        let slot = self.slot(request).map_err(Refusal::Bad)?;
+        let id = slot.id;
+        self.waiting.push_back(slot);
+        Ok(id)
+    }
+
+    fn slot(&mut self, request: Request) -> Result<Slot> {
+        let rule = match &request.constraint {
+            None => None,
+            Some(constraint) => Some(self.grammars()?.rule(constraint)?),
+        };
+        let (combination, weights) = self.adapters.weights(&request.adapters)?;
+        let keys = snapshots::keys(&combination, &request.prompt);
+        let id = RequestId(self.n_taken);
+        self.n_taken += 1;
+        let context = self.settings.context;
+        Ok(Slot::new((id, request), (keys, weights), &self.tokenizer, rule, context))
+    }
+
+    fn grammars(&mut self) -> Result<&Grammars> {
+        let made = match self.grammars.take() {
+            Some(made) => made,
+            None => Grammars::new(&self.tokenizer)?,
+        };
+        Ok(self.grammars.insert(made))
+    }
+
+    /// Whether a request can be answered at all.
+    fn check(&self, request: &Request) -> Result<()> {
+        request.sampling.check()?;
+        let (n_prompt, context) = (request.prompt.len(), self.settings.context);
+        if n_prompt == 0 {
+            let hint = "begin with the token that begins a text";
+            return Err(Error::input("the prompt has no tokens", hint));
+        }
+        if n_prompt + request.n_max.min(1) > context {
+            let problem = format!("the prompt has {n_prompt} tokens, the context holds {context}");
+            return Err(Error::input(problem, "shorten the prompt, or use a larger context"));
+        }
+        let n_vocab = self.model.config().n_vocab;
+        let biased = request.logit_bias.iter().map(|bias| bias.0);
+        if let Some(id) =
+            request.prompt.iter().copied().chain(biased).find(|&id| id as usize >= n_vocab)
+        {
+            let problem = format!("token {id} is outside the vocabulary of {n_vocab}");
+            return Err(Error::input(problem, "the tokenizer may belong to another model"));
+        }
+        let is_bad = |bias: f32| bias.is_nan() || bias == f32::INFINITY;
+        if let Some((id, bias)) = request.logit_bias.iter().find(|it| is_bad(it.1)) {
+            let problem = format!("the bias of token {id} is {bias}");
+            return Err(Error::input(problem, "give a number, or minus infinity to forbid it"));
+        }
+        Ok(())
+    }
+
+    /// Ends a request, wherever it is; there is no event for it any more.
+    pub fn cancel(&mut self, id: RequestId) {
+        self.waiting.retain(|slot| slot.id != id);
+        self.running.retain(|slot| slot.id != id);
+    }
+
+    /// Whether nothing runs or waits.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// Advances everything that runs by a little.
+    ///
+    /// What fails belongs to a request and ends it with `Reason::Failed`; the engine goes on.
+    pub fn step(&mut self) -> Vec<(RequestId, Event)> {
+        while self.running.len() < self.settings.n_slots {
+            let Some(mut slot) = self.waiting.pop_front() else { break };
+            slot.state = Some(self.new_state());
+            self.running.push(slot);
+        }
+        let mut events = Vec::new();
+        let is_answering = |slot: &&Slot| slot.phase() == Phase::Answers;
+        let n_answering = self.running.iter().filter(is_answering).count();
+        let n_reading = self.running.len() - n_answering;
+        if n_reading > 0 && (n_answering == 0 || self.last == Turn::Answer) {
+            self.last = Turn::Read;
+            self.read(&mut events);
+        } else {
+            self.last = Turn::Answer;
+            self.answer(&mut events);
+        }
+        let n_tok = events.iter().filter(|event| matches!(event.1, Event::Token(_))).count();
+        self.totals.n_answer_tok += n_tok as u64;
+        self.sweep(&mut events);
+        events
+    }
+
+    /// The prompt to read on.
+    fn next_prompt(&mut self) -> Option<&mut Slot> {
+        let is_for_oldest = self.n_pieces % OLDEST_EVERY == OLDEST_EVERY - 1;
+        let reading = self.running.iter_mut().filter_map(|slot| match slot.phase() {
+            Phase::Reads(_) if is_for_oldest => Some((0, slot)),
+            Phase::Reads(n_left) => Some((n_left.div_ceil(PIECE), slot)),
+            _ => None,
+        });
+        reading.min_by_key(|(n_pieces, slot)| (*n_pieces, slot.id)).map(|it| it.1)
+    }
+
+    /// Reads one piece of one prompt.
+    fn read(&mut self, events: &mut Vec<(RequestId, Event)>) {
+        let (model, n_vocab) = (self.model.clone(), self.model.config().n_vocab);
+        let mut snapshots = std::mem::replace(&mut self.snapshots, Snapshots::new(0));
+        let mut decoder = std::mem::take(&mut self.decoder);
+        let (mut n_read, mut n_found) = (0, 0);
+        if let Some(slot) = self.next_prompt() {
+            let n_seen = slot.n_seen();
+            // At every piece: another request may have come further since the last.
+            let found = snapshots.find(slot.useful_keys());
+            if let Some((n_pieces, state)) = found.filter(|it| it.0 * PIECE > n_seen) {
+                slot.restore(n_pieces, state);
+                n_found = slot.n_seen() - n_seen;
+            }
+            if let Phase::Reads(_) = slot.phase() {
+                let (range, n_rows) = slot.piece();
+                n_read = range.len();
+                let next = (slot.tokens[range].to_vec(), n_rows);
+                match pass(&model, &mut decoder, &mut [&mut *slot], &[next]) {
+                    Err(error) => slot.fail(&error),
+                    Ok(logits) => {
+                        slot.keep(&mut snapshots);
+                        slot.tell_prompt(events);
+                        if n_rows > 0 {
+                            slot.take(logits.chunks_exact(n_vocab), events);
+                        }
+                    }
+                }
+            }
+        }
+        (self.snapshots, self.decoder) = (snapshots, decoder);
+        self.n_pieces += 1;
+        self.totals.n_prompt_tok += n_read as u64;
+        self.totals.n_cached_tok += n_found as u64;
+    }
+
+    /// Advances all answers, those with the same adapters together.
+    fn answer(&mut self, events: &mut Vec<(RequestId, Event)>) {
+        let is_answering = |slot: &&mut Slot| slot.phase() == Phase::Answers && !slot.is_over();
+        let mut left: Vec<&mut Slot> = self.running.iter_mut().filter(is_answering).collect();
+        while let Some(first) = left.first() {
+            let weights = first.weights.clone();
+            let is_same = |slot: &&mut Slot| Arc::ptr_eq(&slot.weights, &weights);
+            let (mut group, others): (Vec<_>, Vec<_>) = left.into_iter().partition(is_same);
+            left = others;
+            for some in group.chunks_mut(N_SHORT) {
+                answer_together(&self.model, &mut self.decoder, some, events);
+            }
+        }
+    }
+
+    /// Takes out those that are over.
+    fn sweep(&mut self, events: &mut Vec<(RequestId, Event)>) {
+        let (over, running) =
+            std::mem::take(&mut self.running).into_iter().partition(|slot| slot.is_over());
+        self.running = running;
+        let over: Vec<Slot> = over;
+        events.extend(over.into_iter().map(|slot| (slot.id, Event::Done(slot.finish()))));
+    }
+
+    /// One vector of length one for a text: the mean of the hidden rows behind its tokens.
+    pub fn embed(&self, ids: &[u32]) -> Result<Vec<f32>> {
+        let (n_tok, context) = (ids.len(), self.settings.context);
+        if n_tok == 0 || n_tok > context {
+            let problem = format!("the text has {n_tok} tokens, of 1 to {context}");
+            return Err(Error::input(problem, "embed something, in parts where it is long"));
+        }
+        let (model, weights, device) = (&*self.model, self.adapters.base(), self.device());
+        let mut sum = vec![0.0f64; model.config().d_model];
+        let mut states = [self.new_state()];
+        for piece in ids.chunks(PIECE) {
+            let batch = Batch::continuing(&[(piece, states[0].n_tok)]);
+            let hidden = device.run(|| {
+                let (tape, options) = (Tape::off(), ForwardOptions::default());
+                let out = model.forward(&tape, weights, &batch, Some(&mut states), options)?;
+                Ok::<_, Error>(out.hidden.value().clone())
+            })?;
+            for row in hidden.to_vec().chunks_exact(sum.len()) {
+                sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
+            }
+        }
+        let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
+        if !(length > 0.0 && length.is_finite()) {
+            let problem = format!("the hidden rows of {n_tok} tokens sum to a length of {length}");
+            return Err(Error::input(problem, "the weights may be damaged"));
+        }
+        Ok(sum.into_iter().map(|x| (x / length) as f32).collect())
+    }
+
+    /// What it holds.
+    pub fn stats(&self) -> Stats {
+        let of = |slot: &Slot| (slot.id, slot.n_prompt, slot.n_read(), slot.n_tok());
+        let (n_snapshots, snapshot_bytes) = self.snapshots.usage();
+        let states = self.running.iter().filter_map(|slot| slot.state.as_ref());
+        Stats {
+            running: self.running.iter().map(of).collect(),
+            n_waiting: self.waiting.len(),
+            n_snapshots,
+            snapshot_bytes,
+            state_bytes: states.map(State::n_bytes).sum(),
+            ..self.totals.clone()
+        }
+    }
+}
+
+/// Gives sequences their next tokens, each with the rows of logits that are wanted of it.
+fn pass(
+    model: &Model,
+    decoder: &mut Decoder,
+    slots: &mut [&mut Slot],
+    next: &[(Vec<u32>, usize)],
+) -> Result<Vec<f32>> {
+    let Some(first) = slots.first() else { return Ok(Vec::new()) };
+    let weights = first.weights.clone();
+    let state = |slot: &mut &mut Slot| slot.state.take().expect("a slot has a state but in a pass");
+    let mut states: Vec<State> = slots.iter_mut().map(state).collect();
+    let parts: Vec<&[u32]> = next.iter().map(|part| &part.0[..]).collect();
+    let n_wanted: Vec<usize> = next.iter().map(|part| part.1).collect();
+    let device = weights.device();
+    let work = || decoder.advance(model, &weights, &parts, &mut states, &n_wanted);
+    // A token takes a few hundred short tasks.
+    let is_short = parts.iter().all(|part| part.len() <= N_SHORT);
+    let done = if is_short { device.run_awake(work) } else { device.run(work) };
+    slots.iter_mut().zip(states).for_each(|(slot, state)| slot.state = Some(state));
+    done
+}
+
+/// Advances answers with the same adapters by one pass.
+fn answer_together(
+    model: &Model,
+    decoder: &mut Decoder,
+    slots: &mut [&mut Slot],
+    events: &mut Vec<(RequestId, Event)>,
+) {
+    let next: Vec<(Vec<u32>, usize)> = slots.iter_mut().map(|slot| slot.next_tokens()).collect();
+    let logits = match pass(model, decoder, slots, &next) {
+        Ok(logits) => logits,
+        Err(error) => return slots.iter_mut().for_each(|slot| slot.fail(&error)),
+    };
+    let (n_vocab, mut rest) = (model.config().n_vocab, &logits[..]);
+    for (slot, (_, n_rows)) in slots.iter_mut().zip(&next) {
+        let (rows, after) = rest.split_at(n_rows * n_vocab);
+        rest = after;
+        slot.take(rows.chunks_exact(n_vocab), events);
+    }
+}

@@ -1,0 +1,310 @@
+//! One request on its way: what it has read, what it has said, and when it is over.
+//!
+//! `tokens` is the prompt and then the answer; the state has seen the first `n_seen` of them. While
+//! that is less than the prompt the slot reads, piece by piece. Then it answers: each pass takes
+//! the tokens that the state has not seen (usually one, the last) and perhaps guesses behind them,
+//! and each row of logits behind the last of them gives a token, as long as guesses are right.
+//!
+//! After a wrong guess the state has seen tokens that are not there. A cache of keys is cut; a
+//! recurrence cannot go back, so its state from before the pass is put back, and the next pass
+//! takes again what was right: the weights are read once for all of it.
+//!
+//! Not here: passes and their order (`mod.rs`).
+
+use super::constraint::{Progress, Rule};
+use super::lookup::Lookup;
+use super::snapshots::{Key, PIECE, Snapshots};
+use super::stops::{Seen, Stops};
+use super::{Event, Finish, Reason, Request, RequestId, Token};
+use crate::error::{Error, Result};
+use crate::generate::sample;
+use crate::model::state::{MixerState, State};
+use crate::model::weights::Weights;
+use crate::text::tokenizer::{Stream, Tokenizer};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A request and how far it is.
+pub(super) struct Slot {
+    pub(super) id: RequestId,
+    request: Request,
+    /// With the adapters of the request.
+    pub(super) weights: Arc<Weights>,
+    /// Of the prompt, behind each whole piece.
+    pub(super) keys: Vec<Key>,
+    /// There but while a pass has it.
+    pub(super) state: Option<State>,
+    /// Prompt, then answer.
+    pub(super) tokens: Vec<u32>,
+    pub(super) n_prompt: usize,
+    pub(super) n_cached: usize,
+    /// Tokens of the answer, at most.
+    n_max: usize,
+    /// Text of the answer, and texts that end it.
+    stream: Stream<'static>,
+    stops: Stops,
+    rule: Option<Rule>,
+    lookup: Lookup,
+    /// Guesses of the pass under way, and the state before it where it cannot be cut.
+    guesses: Vec<u32>,
+    before: Option<State>,
+    /// Why it is over, once it is.
+    ended: Option<Reason>,
+}
+
+/// What a slot does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Reads the prompt: this many tokens are left.
+    Reads(usize),
+    /// Answers.
+    Answers,
+}
+
+impl Slot {
+    /// A request that was checked; `context` bounds prompt and answer together.
+    pub(super) fn new(
+        (id, mut request): (RequestId, Request),
+        (keys, weights): (Vec<Key>, Arc<Weights>),
+        tokenizer: &Arc<Tokenizer>,
+        rule: Option<Rule>,
+        context: usize,
+    ) -> Slot {
+        let stream = Stream::shared(tokenizer.clone()).showing(request.special);
+        let tokens = std::mem::take(&mut request.prompt);
+        Slot {
+            id,
+            weights,
+            keys,
+            state: None,
+            n_prompt: tokens.len(),
+            n_cached: 0,
+            n_max: request.n_max.min(context - tokens.len()),
+            stream: stream.after(&tokens),
+            stops: Stops::new(&request.stop_texts),
+            rule,
+            lookup: Lookup::new(request.n_lookup),
+            guesses: Vec::new(),
+            before: None,
+            ended: None,
+            request,
+            tokens,
+        }
+    }
+
+    /// Tokens that its state has seen.
+    pub(super) fn n_seen(&self) -> usize {
+        self.state.as_ref().map_or(0, |state| state.n_tok)
+    }
+
+    /// Tokens of the answer so far.
+    pub(super) fn n_tok(&self) -> usize {
+        self.tokens.len() - self.n_prompt
+    }
+
+    /// How much of the prompt is to be read. Where no answer is wanted that is whole pieces: what
+    /// is behind them leaves no snapshot.
+    fn n_goal(&self) -> usize {
+        if self.n_max == 0 { self.keys.len() * PIECE } else { self.n_prompt }
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        match self.n_goal().saturating_sub(self.n_seen()) {
+            0 => Phase::Answers,
+            n_left => Phase::Reads(n_left),
+        }
+    }
+
+    /// Tokens of the prompt that are behind it.
+    pub(super) fn n_read(&self) -> usize {
+        match self.phase() {
+            Phase::Reads(_) => self.n_seen(),
+            Phase::Answers => self.n_prompt,
+        }
+    }
+
+    /// Whether nothing is left to do; where no answer is wanted that is when the prompt is read.
+    pub(super) fn is_over(&self) -> bool {
+        self.ended.is_some() || self.n_max == 0 && self.phase() == Phase::Answers
+    }
+
+    /// Ends it, in words.
+    pub(super) fn fail(&mut self, error: &Error) {
+        self.ended = Some(Reason::Failed(error.to_string()));
+    }
+
+    /// Keeps a snapshot, where there is a place for one.
+    pub(super) fn keep(&self, snapshots: &mut Snapshots) {
+        let n_seen = self.n_seen();
+        if let Some(state) = self.state.as_ref().filter(|_| n_seen.is_multiple_of(PIECE)) {
+            snapshots.keep(&self.keys[..n_seen / PIECE], state);
+        }
+    }
+
+    /// Tells how much of the prompt was read.
+    pub(super) fn tell_prompt(&self, events: &mut Vec<(RequestId, Event)>) {
+        let (n_done, n_cached) = (self.n_read(), self.n_cached);
+        events.push((self.id, Event::Prompt { n_done, n_cached }));
+    }
+
+    /// Pieces of the prompt whose snapshots would spare it work.
+    pub(super) fn useful_keys(&self) -> &[Key] {
+        // One token must be computed: its logits give the first of the answer.
+        let n_useful = if self.n_max == 0 { self.n_prompt } else { self.n_prompt - 1 };
+        &self.keys[..n_useful / PIECE]
+    }
+
+    /// The next piece of the prompt, and how many rows of logits are wanted.
+    pub(super) fn piece(&self) -> (Range<usize>, usize) {
+        let begin = self.n_seen();
+        let end = ((begin / PIECE + 1) * PIECE).min(self.n_goal());
+        (begin..end, usize::from(self.n_max > 0 && end == self.n_prompt))
+    }
+
+    /// Goes on from a snapshot behind this many pieces.
+    pub(super) fn restore(&mut self, n_pieces: usize, state: State) {
+        self.n_cached += n_pieces * PIECE - self.n_seen();
+        self.state = Some(state);
+    }
+
+    /// The tokens of the next pass, guesses behind, and how many rows of logits are wanted.
+    pub(super) fn next_tokens(&mut self) -> (Vec<u32>, usize) {
+        let mut next = self.tokens[self.n_seen()..].to_vec();
+        let n_room = (self.request.n_lookup + 1).saturating_sub(next.len());
+        let n_room = n_room.min(self.n_max - self.n_tok() - 1);
+        self.guesses = self.lookup.guess(&self.tokens, n_room);
+        self.before = match (&self.guesses[..], &self.state) {
+            ([], _) | (_, None) => None,
+            (_, Some(state)) => (!can_be_cut(state)).then(|| state.clone()),
+        };
+        next.extend(&self.guesses);
+        (next, self.guesses.len() + 1)
+    }
+
+    /// Takes rows of logits, one before the guesses and one behind each; what they say goes to
+    /// `events`.
+    pub(super) fn take(
+        &mut self,
+        rows: std::slice::ChunksExact<f32>,
+        events: &mut Vec<(RequestId, Event)>,
+    ) {
+        let guesses = std::mem::take(&mut self.guesses);
+        let mut n_accepted = 0;
+        for (idx, row) in rows.enumerate() {
+            let id = match self.say(row) {
+                Ok(token) => token.map(|token| {
+                    let id = token.id;
+                    events.push((self.id, Event::Token(token)));
+                    id
+                }),
+                Err(error) => {
+                    self.fail(&error);
+                    None
+                }
+            };
+            let is_right = id.is_some() && id == guesses.get(idx).copied();
+            n_accepted += usize::from(is_right);
+            if !is_right || self.ended.is_some() {
+                break;
+            }
+        }
+        self.lookup.learn(guesses.len(), n_accepted);
+        if self.ended.is_none() {
+            self.rewind();
+        }
+    }
+
+    /// Puts the state back to where it saw only tokens that are there.
+    fn rewind(&mut self) {
+        let (before, n_there) = (self.before.take(), self.tokens.len() - 1);
+        let Some(state) = self.state.as_mut().filter(|state| state.n_tok > n_there) else { return };
+        match before {
+            Some(before) => self.state = Some(before),
+            None => cut(state, n_there),
+        }
+    }
+
+    /// Draws a token from logits, unless the answer is over without one.
+    fn say(&mut self, logits: &[f32]) -> Result<Option<Token>> {
+        let sampling = &self.request.sampling;
+        let is_adjusted =
+            sampling.penalizes() || self.rule.is_some() || !self.request.logit_bias.is_empty();
+        // Probabilities are told of the logits as the model gave them.
+        let mut adjusted = if is_adjusted { logits.to_vec() } else { Vec::new() };
+        if is_adjusted {
+            sample::penalize(&mut adjusted, &self.tokens, sampling);
+            for (id, bias) in &self.request.logit_bias {
+                adjusted[*id as usize] += bias;
+            }
+        }
+        if let Some(rule) = &mut self.rule
+            && rule.mask(&mut adjusted)? == Progress::Over
+        {
+            self.ended = Some(Reason::End);
+            return Ok(None);
+        }
+        let choice = if is_adjusted { &adjusted[..] } else { logits };
+        let id = sample::pick(choice, sampling, self.n_tok() as u64)?;
+        let progress = self.rule.as_mut().map(|rule| rule.take(id)).transpose()?;
+        let is_over = progress == Some(Progress::Over);
+        if self.request.stop_tokens.contains(&id) || is_over && self.is_end(id) {
+            self.ended = Some(Reason::End);
+            return Ok(None);
+        }
+        self.tokens.push(id);
+        let log_sum = sample::log_sum(logits);
+        let logprob = |id: u32| logits[id as usize] - log_sum;
+        let top = sample::largest(logits, self.request.n_top);
+        let top = top.into_iter().map(|id| (id, logprob(id))).collect();
+        let (text, stop) = match self.stops.push(&self.stream.push(id)) {
+            Seen::Text(text) => (text, None),
+            Seen::Stop(text, stop) => (text, Some(Reason::StopText(stop))),
+        };
+        let is_full = self.n_tok() == self.n_max;
+        let end = is_over.then_some(Reason::End).or(is_full.then_some(Reason::Length));
+        self.ended = stop.or(end);
+        Ok(Some(Token { id, text, logprob: logprob(id), top }))
+    }
+
+    fn is_end(&self, id: u32) -> bool {
+        self.rule.as_ref().is_some_and(|rule| rule.is_end(id))
+    }
+
+    /// The end, with what was held back.
+    pub(super) fn finish(self) -> Finish {
+        let n_tok = self.n_tok();
+        let mut finish = Finish {
+            reason: self.ended.unwrap_or(Reason::Length),
+            text: String::new(),
+            n_prompt: self.n_prompt,
+            n_cached: self.n_cached,
+            n_tok,
+            n_guessed: self.lookup.n_guessed,
+            n_accepted: self.lookup.n_accepted,
+        };
+        if !matches!(finish.reason, Reason::End | Reason::Length) {
+            return finish;
+        }
+        // What half characters become may complete a stop as any text.
+        let mut stops = self.stops;
+        match stops.push(&self.stream.finish()) {
+            Seen::Text(text) => finish.text = text + &stops.finish(),
+            Seen::Stop(text, stop) => (finish.text, finish.reason) = (text, Reason::StopText(stop)),
+        }
+        finish
+    }
+}
+
+/// Whether tokens can be taken back from a state.
+fn can_be_cut(state: &State) -> bool {
+    state.layers.iter().all(|layer| matches!(layer, MixerState::Attention(_)))
+}
+
+/// Forgets all tokens but the first `n_tok` of a state that can be cut.
+fn cut(state: &mut State, n_tok: usize) {
+    for layer in &mut state.layers {
+        let MixerState::Attention(cache) = layer else { panic!("a recurrence cannot be cut") };
+        cache.truncate(n_tok);
+    }
+    state.n_tok = n_tok;
+}

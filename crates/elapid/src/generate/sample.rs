@@ -1,0 +1,601 @@
+//! The next token from its logits.
+//!
+//! Penalties come first, as llama.cpp defines them. For each token that came `c` times among the
+//! last `n_penalized`:
+//!
+//!     l = l / repeat where l > 0, l * repeat elsewhere
+//!     l = l - c * frequency - presence
+//!
+//! Then, with logits `l` and a temperature `T`, in this order (as transformers and vLLM do it):
+//!
+//!     w[v]   = exp((l[v] - max l) / T)
+//!     top-k    keeps the k largest w
+//!     top-p    keeps the largest w, as few as reach the share p of the sum of what is left
+//!     min-p    keeps every w of at least min-p times the largest
+//!     v        with probability w[v] / sum of what is left
+//!
+//! The limit of a temperature of zero is greedy: the largest logit. Among equals the smallest id
+//! goes first, everywhere.
+//!
+//! The draw is a function of the seed and of a counter, so that a text can be made again from any
+//! point. A logit of minus infinity forbids a token; one that is not a number, or plus infinity, is
+//! an error: the model is broken, and a guess would hide it.
+//!
+//! A vocabulary is large and this runs for every token: nothing sorts all of it, and lists are
+//! made of what is kept alone.
+//!
+//! Not here: grammars (`serving/constraint.rs`); stops (`generate.rs`, `serving/`).
+
+use crate::error::{Error, Result};
+use crate::tensor::cpu::F32s;
+use crate::tensor::rng::Rng;
+use pulp::{Simd, WithSimd};
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+
+/// How the next token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Below one prefers what is likely; zero is greedy.
+    pub temperature: f32,
+    /// Only this many of the likeliest tokens.
+    pub top_k: Option<usize>,
+    /// Only the likeliest tokens that together have this share; one leaves all.
+    pub top_p: f32,
+    /// Only tokens at least this likely, as a share of the likeliest; zero leaves all.
+    pub min_p: f32,
+    /// Logits of tokens that came before are divided by this (multiplied where negative); one
+    /// leaves them.
+    pub repeat_penalty: f32,
+    /// Taken from the logit of a token for each time that it came before.
+    pub frequency_penalty: f32,
+    /// Taken from the logit of a token that came before.
+    pub presence_penalty: f32,
+    /// How many of the last tokens the penalties look at.
+    pub n_penalized: usize,
+    /// Seed of the draws.
+    pub seed: u64,
+}
+
+/// The stream of draws, apart from what else a seed is used for.
+const STREAM: u64 = 0x7361_6d70_6c65;
+
+impl Sampling {
+    /// Always the likeliest token.
+    pub fn greedy() -> Sampling {
+        Sampling {
+            temperature: 0.0,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            repeat_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            n_penalized: 64,
+            seed: 0,
+        }
+    }
+
+    /// The model's own distribution.
+    pub fn plain(seed: u64) -> Sampling {
+        Sampling { temperature: 1.0, seed, ..Sampling::greedy() }
+    }
+
+    /// Whether there are penalties.
+    pub fn penalizes(&self) -> bool {
+        let is_any = self.repeat_penalty != 1.0
+            || self.frequency_penalty != 0.0
+            || self.presence_penalty != 0.0;
+        is_any && self.n_penalized > 0
+    }
+
+    /// Whether every setting means something.
+    pub fn check(&self) -> Result<()> {
+        let Sampling { temperature, top_k, top_p, min_p, repeat_penalty, .. } = *self;
+        let wrong = |problem: String, hint: &str| Err(Error::input(problem, hint));
+        if !(temperature >= 0.0 && temperature.is_finite()) {
+            let hint = "give a number from 0 (greedy) on; 1 is the model's own distribution";
+            return wrong(format!("the temperature is {temperature}"), hint);
+        }
+        if top_k == Some(0) {
+            return wrong("top-k keeps 0 tokens".into(), "keep at least 1");
+        }
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            return wrong(format!("top-p is {top_p}"), "give a share above 0, at most 1");
+        }
+        if !(0.0..=1.0).contains(&min_p) {
+            return wrong(format!("min-p is {min_p}"), "give a share from 0 to 1");
+        }
+        if !(repeat_penalty > 0.0 && repeat_penalty.is_finite()) {
+            let hint = "give a number above 0; 1 changes nothing";
+            return wrong(format!("the repeat penalty is {repeat_penalty}"), hint);
+        }
+        let more = [("frequency", self.frequency_penalty), ("presence", self.presence_penalty)];
+        if let Some((name, penalty)) = more.into_iter().find(|it| !it.1.is_finite()) {
+            let hint = "give a number; 0 changes nothing";
+            return wrong(format!("the {name} penalty is {penalty}"), hint);
+        }
+        Ok(())
+    }
+}
+
+/// Lowers the logits of the last tokens of `tokens`, prompt and answer.
+pub fn penalize(logits: &mut [f32], tokens: &[u32], sampling: &Sampling) {
+    if !sampling.penalizes() {
+        return;
+    }
+    let mut recent = tokens[tokens.len().saturating_sub(sampling.n_penalized)..].to_vec();
+    recent.sort_unstable();
+    for same in recent.chunk_by(|a, b| a == b) {
+        let Some(logit) = logits.get_mut(same[0] as usize) else { continue };
+        let (factor, count) = (sampling.repeat_penalty, same.len() as f32);
+        *logit = if *logit > 0.0 { *logit / factor } else { *logit * factor };
+        *logit -= count * sampling.frequency_penalty + sampling.presence_penalty;
+    }
+}
+
+/// The logarithm of the sum of `e^l` over finite logits: `l - log_sum` is the logarithm of a
+/// token's probability.
+pub fn log_sum(logits: &[f32]) -> f32 {
+    let max = scan(logits).0;
+    let sum: f64 = sums(logits, max, 1.0).iter().sum();
+    (f64::from(max) + sum.ln()) as f32
+}
+
+/// The `n` tokens of the largest logits, largest first.
+pub fn largest(logits: &[f32], n: usize) -> Vec<u32> {
+    let n = n.min(logits.len());
+    if n == 0 {
+        return Vec::new();
+    }
+    if n > logits.len() / 16 {
+        // Most would go through the heap; a list of all is cheaper.
+        let all = logits.iter().enumerate().map(|(id, &logit)| Ranked { logit, id: id as u32 });
+        let mut list: Vec<Reverse<Ranked>> = all.map(Reverse).collect();
+        list.select_nth_unstable(n - 1);
+        list.truncate(n);
+        list.sort_unstable();
+        return list.into_iter().map(|it| it.0.id).collect();
+    }
+    let mut heap: BinaryHeap<Reverse<Ranked>> = BinaryHeap::with_capacity(n + 1);
+    let mut least = f32::NEG_INFINITY;
+    for (id, &logit) in logits.iter().enumerate() {
+        // Of equals the smallest id is there already.
+        if heap.len() == n && logit <= least {
+            continue;
+        }
+        heap.push(Reverse(Ranked { logit, id: id as u32 }));
+        if heap.len() > n {
+            heap.pop();
+        }
+        least = heap.peek().map_or(least, |it| it.0.logit);
+    }
+    let mut list = heap.into_vec();
+    list.sort_unstable();
+    list.into_iter().map(|it| it.0.id).collect()
+}
+
+/// A token by its logit; of equals the smallest id is the largest.
+#[derive(PartialEq)]
+struct Ranked {
+    logit: f32,
+    id: u32,
+}
+
+impl Eq for Ranked {}
+
+impl Ord for Ranked {
+    fn cmp(&self, other: &Ranked) -> Ordering {
+        self.logit.total_cmp(&other.logit).then(other.id.cmp(&self.id))
+    }
+}
+
+impl PartialOrd for Ranked {
+    fn partial_cmp(&self, other: &Ranked) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// Logits whose weights are summed together.
+const BLOCK: usize = 512;
+
+/// The sum of `e^((l - max) * over)` in each block of logits; none may be above `max`.
+fn sums(logits: &[f32], max: f32, over: f32) -> Vec<f64> {
+    let mut sums = vec![0.0; logits.len().div_ceil(BLOCK)];
+    pulp::Arch::new().dispatch(Sums { logits, max, over, sums: &mut sums });
+    sums
+}
+
+struct Sums<'a> {
+    logits: &'a [f32],
+    max: f32,
+    over: f32,
+    sums: &'a mut [f64],
+}
+
+impl WithSimd for Sums<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let lanes = F32s::<S>::LANES;
+        let (max, over) = (F32s::splat(simd, self.max), F32s::splat(simd, self.over));
+        for (block, out) in self.logits.chunks(BLOCK).zip(self.sums) {
+            let (whole, tail) = block.split_at(block.len() / lanes * lanes);
+            let mut sum = F32s::zero(simd);
+            for at in (0..whole.len()).step_by(lanes) {
+                sum = sum + ((F32s::load(simd, &whole[at..]) - max) * over).exp();
+            }
+            // A short load would put zeros among the logits.
+            let rest: f64 = tail.iter().map(|&logit| weight(logit, self.max, self.over)).sum();
+            *out = f64::from(sum.sum()) + rest;
+        }
+    }
+}
+
+/// What a logit weighs in a draw.
+fn weight(logit: f32, max: f32, over: f32) -> f64 {
+    f64::from(((logit - max) * over).exp())
+}
+
+/// The token chosen from `logits`, by the draw of counter `n`.
+pub fn pick(logits: &[f32], sampling: &Sampling, n: u64) -> Result<u32> {
+    sampling.check()?;
+    let best = greedy(logits)?;
+    if sampling.temperature == 0.0 {
+        return Ok(best as u32);
+    }
+    // The smallest temperatures have no inverse.
+    let (max, over) = (logits[best], (1.0 / sampling.temperature).min(f32::MAX));
+    let draw = Rng::new(sampling.seed, STREAM).uniform(n);
+    let kept = match sampling {
+        Sampling { top_k: None, top_p: 1.0, min_p: 0.0, .. } => {
+            return Ok(draw_of_all(logits, (max, over), draw).unwrap_or(best as u32));
+        }
+        _ => candidates(logits, sampling, (max, over)),
+    };
+    let sum: f64 = kept.iter().map(|token| token.1).sum();
+    Ok(draw_of(kept.into_iter(), draw * sum).unwrap_or(best as u32))
+}
+
+/// The token at which the weights so far are more than `left`; where rounding leaves a rest behind
+/// the last, the last that weighs anything.
+fn draw_of(weights: impl Iterator<Item = (u32, f64)>, mut left: f64) -> Option<u32> {
+    let mut last = None;
+    for (id, weight) in weights.filter(|token| token.1 > 0.0) {
+        left -= weight;
+        last = Some(id);
+        if left < 0.0 {
+            break;
+        }
+    }
+    last
+}
+
+/// A draw from all tokens, by id: blocks first, then inside one.
+fn draw_of_all(logits: &[f32], (max, over): (f32, f32), draw: f64) -> Option<u32> {
+    let sums = sums(logits, max, over);
+    let mut left = draw * sums.iter().sum::<f64>();
+    let mut block = sums.iter().rposition(|sum| *sum > 0.0)?;
+    for (idx, sum) in sums[..block].iter().enumerate() {
+        if left < *sum {
+            block = idx;
+            break;
+        }
+        left -= sum;
+    }
+    let first = block * BLOCK;
+    let inside = logits[first..].iter().take(BLOCK).enumerate();
+    let inside = inside.map(|(idx, &logit)| ((first + idx) as u32, weight(logit, max, over)));
+    draw_of(inside, left)
+}
+
+/// The smallest id of the largest logit.
+fn greedy(logits: &[f32]) -> Result<usize> {
+    let hint = "the weights may be damaged, or the training have diverged";
+    let (mut best, mut largest) = (0, f32::NEG_INFINITY);
+    for (idx, block) in logits.chunks(BLOCK).enumerate() {
+        let (max, is_good) = scan(block);
+        if !is_good {
+            let (at, logit) = (block.iter().enumerate())
+                .find(|(_, logit)| logit.is_nan() || **logit == f32::INFINITY)
+                .expect("one that is not good");
+            let problem = format!("the logit of token {} is {logit}", idx * BLOCK + at);
+            return Err(Error::input(problem, hint));
+        }
+        if max > largest {
+            (best, largest) = (idx, max);
+        }
+    }
+    let inside = logits.iter().skip(best * BLOCK).position(|&logit| logit == largest);
+    match inside {
+        Some(at) if largest > f32::NEG_INFINITY => Ok(best * BLOCK + at),
+        _ => Err(Error::input(format!("all of {} tokens are forbidden", logits.len()), hint)),
+    }
+}
+
+/// The largest number, and whether none is NaN or plus infinity.
+fn scan(block: &[f32]) -> (f32, bool) {
+    // In lanes: one running maximum would wait for itself at every number.
+    const N: usize = 16;
+    let (mut max, mut n_bad) = ([f32::NEG_INFINITY; N], [0u32; N]);
+    let (chunks, tail) = block.as_chunks::<N>();
+    for chunk in chunks {
+        for lane in 0..N {
+            let x = chunk[lane];
+            max[lane] = if x > max[lane] { x } else { max[lane] };
+            n_bad[lane] += u32::from(x.is_nan() || x > f32::MAX);
+        }
+    }
+    let max = max.iter().chain(tail).copied().fold(f32::NEG_INFINITY, f32::max);
+    let is_good = tail.iter().all(|&x| x <= f32::MAX) && n_bad.iter().all(|&n| n == 0);
+    (max, is_good)
+}
+
+/// How many of the likeliest tokens are looked at first for top-p.
+const N_LIKELY: usize = 64;
+
+/// Tokens that may be drawn, with their weights; `max` is the largest logit, `over` the inverse of
+/// the temperature.
+fn candidates(logits: &[f32], sampling: &Sampling, (max, over): (f32, f32)) -> Vec<(u32, f64)> {
+    let weigh = |id: u32| (id, weight(logits[id as usize], max, over));
+    let mut list: Vec<(u32, f64)> = match (sampling.top_k, sampling.top_p < 1.0) {
+        (Some(k), _) => largest(logits, k).into_iter().map(weigh).collect(),
+        (None, true) => {
+            let share = sums(logits, max, over).iter().sum::<f64>() * f64::from(sampling.top_p);
+            let mut n = N_LIKELY;
+            loop {
+                let list: Vec<(u32, f64)> = largest(logits, n).into_iter().map(weigh).collect();
+                let sum: f64 = list.iter().map(|token| token.1).sum();
+                if sum >= share || n >= logits.len() {
+                    return after_top_p(list, share, sampling.min_p);
+                }
+                n *= 8;
+            }
+        }
+        (None, false) => {
+            // By logit first: exponentials of all would cost more than all the rest.
+            let floor = max + (sampling.min_p.ln() - 0.01) / over;
+            let near = (0..logits.len() as u32).filter(|id| logits[*id as usize] >= floor);
+            near.map(weigh).filter(|token| token.1 >= f64::from(sampling.min_p)).collect()
+        }
+    };
+    if sampling.top_p < 1.0 {
+        let share: f64 = list.iter().map(|token| token.1).sum::<f64>() * f64::from(sampling.top_p);
+        return after_top_p(list, share, sampling.min_p);
+    }
+    list.retain(|token| token.1 >= f64::from(sampling.min_p));
+    list
+}
+
+/// Of tokens in order, as few as reach `share`, and of these the likely ones.
+fn after_top_p(mut list: Vec<(u32, f64)>, share: f64, min_p: f32) -> Vec<(u32, f64)> {
+    let mut sum = 0.0;
+    let n_below = list.iter().take_while(|token| {
+        sum += token.1;
+        sum < share
+    });
+    let n_kept = n_below.count() + 1;
+    list.truncate(n_kept);
+    list.retain(|token| token.1 >= f64::from(min_p));
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Probabilities 0.1, 0.4, 0.2, 0.3 as logits.
+    fn logits() -> Vec<f32> {
+        [0.1f32, 0.4, 0.2, 0.3].iter().map(|p| p.ln() + 3.0).collect()
+    }
+
+    /// Each token's share of many draws.
+    fn shares(logits: &[f32], sampling: Sampling) -> Vec<f64> {
+        let n_draws = 40_000;
+        let mut counts = vec![0.0; logits.len()];
+        for n in 0..n_draws {
+            counts[pick(logits, &sampling, n).unwrap() as usize] += 1.0 / n_draws as f64;
+        }
+        counts
+    }
+
+    /// Forty thousand draws are within 0.01 of the truth, four deviations.
+    fn assert_shares(sampling: Sampling, want: [f64; 4]) {
+        let got = shares(&logits(), sampling);
+        for (got, want) in got.iter().zip(want) {
+            let is_near = if want == 0.0 { *got == 0.0 } else { (got - want).abs() < 0.01 };
+            assert!(is_near, "{sampling:?}: {got} for {want}");
+        }
+    }
+
+    #[test]
+    fn draws_follow_the_distribution_that_the_settings_leave() {
+        let plain = Sampling::plain(5);
+        assert_shares(plain, [0.1, 0.4, 0.2, 0.3]);
+        // Temperature 0.5 squares the probabilities: 0.01, 0.16, 0.04, 0.09 of 0.30.
+        let cold = Sampling { temperature: 0.5, ..plain };
+        assert_shares(cold, [1.0 / 30.0, 16.0 / 30.0, 4.0 / 30.0, 9.0 / 30.0]);
+        let top_k = |k| Sampling { top_k: Some(k), ..plain };
+        assert_shares(top_k(2), [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
+        assert_shares(top_k(9), [0.1, 0.4, 0.2, 0.3]);
+        let top_p = |p| Sampling { top_p: p, ..plain };
+        assert_shares(top_p(0.35), [0.0, 1.0, 0.0, 0.0]);
+        assert_shares(top_p(0.69), [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
+        assert_shares(top_p(0.71), [0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]);
+        // 0.2 is half of 0.4; rounding decides at exactly half.
+        assert_shares(Sampling { min_p: 0.51, ..plain }, [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
+        assert_shares(Sampling { min_p: 0.49, ..plain }, [0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]);
+        // Top-p counts what top-k left: of 4/7 and 3/7 the first is enough for a half.
+        assert_shares(Sampling { top_k: Some(2), ..top_p(0.5) }, [0.0, 1.0, 0.0, 0.0]);
+        // Temperature comes first: squared, 16/30 is already more than a half.
+        assert_shares(Sampling { top_p: 0.5, ..cold }, [0.0, 1.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn the_smallest_id_among_equals_goes_first() {
+        assert_eq!(pick(&[1.0, 7.0, 7.0, -1.0], &Sampling::greedy(), 3).unwrap(), 1);
+        assert_eq!(pick(&[-3.0; 5], &Sampling::greedy(), 0).unwrap(), 0);
+        let two = Sampling { top_k: Some(2), ..Sampling::plain(1) };
+        let got = shares(&[0.0, 2.0, 2.0, 2.0], two);
+        assert!(got[1] > 0.4 && got[2] > 0.4 && got[3] == 0.0, "{got:?}");
+        let half = Sampling { top_p: 0.49, ..Sampling::plain(1) };
+        assert_eq!(shares(&[2.0, 2.0], half), shares(&[2.0, f32::NEG_INFINITY], half));
+    }
+
+    #[test]
+    fn a_draw_is_a_function_of_seed_and_counter() {
+        let draws = |seed| -> Vec<u32> {
+            (0..64).map(|n| pick(&logits(), &Sampling::plain(seed), n).unwrap()).collect()
+        };
+        assert_eq!(draws(1), draws(1));
+        assert_ne!(draws(1), draws(2));
+        let backwards = (0..64).rev().map(|n| pick(&logits(), &Sampling::plain(1), n).unwrap());
+        let mut backwards: Vec<u32> = backwards.collect();
+        backwards.reverse();
+        assert_eq!(draws(1), backwards);
+    }
+
+    #[test]
+    fn extreme_logits_and_temperatures_draw_something_possible() {
+        let far = [0.0, 3e38, -3e38, f32::NEG_INFINITY];
+        for temperature in [1e-30, 1e-3, 1.0, 1e30] {
+            for top_p in [1.0, 1e-9, 0.999] {
+                let sampling = Sampling { temperature, top_p, ..Sampling::plain(0) };
+                for n in 0..50 {
+                    let id = pick(&far, &sampling, n).unwrap();
+                    assert!(id != 3 && (id == 1 || temperature > 1.0), "{sampling:?}: {id}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn broken_logits_and_senseless_settings_are_errors() {
+        let plain = Sampling::plain(0);
+        for sampling in [Sampling::greedy(), plain] {
+            for bad in [f32::NAN, f32::INFINITY] {
+                let error = pick(&[0.0, bad], &sampling, 0).unwrap_err().to_string();
+                assert!(error.contains("token 1 is"), "{error}");
+            }
+            assert!(pick(&[], &sampling, 0).is_err());
+            assert!(pick(&[f32::NEG_INFINITY; 2], &sampling, 0).is_err());
+        }
+        let wrong = [
+            Sampling { temperature: -1.0, ..plain },
+            Sampling { temperature: f32::NAN, ..plain },
+            Sampling { top_k: Some(0), ..plain },
+            Sampling { top_p: 0.0, ..plain },
+            Sampling { top_p: 1.5, ..plain },
+            Sampling { min_p: -0.1, ..plain },
+            Sampling { min_p: f32::NAN, ..plain },
+            Sampling { repeat_penalty: 0.0, ..plain },
+            Sampling { repeat_penalty: f32::INFINITY, ..plain },
+            Sampling { frequency_penalty: f32::NAN, ..plain },
+            Sampling { presence_penalty: f32::NEG_INFINITY, ..plain },
+        ];
+        for sampling in wrong {
+            assert!(pick(&[0.0, 1.0], &sampling, 0).is_err(), "{sampling:?}");
+        }
+    }
+
+    /// Logits of a vocabulary that is no multiple of any block or vector, with equals among them.
+    fn many(n: u64, seed: u64) -> Vec<f32> {
+        let rng = Rng::new(seed, 1);
+        (0..n).map(|n| (rng.normal(n) * 30.0).round() as f32 / 10.0).collect()
+    }
+
+    /// What may be drawn, and with which probability, by sorting everything in f64.
+    fn naive(logits: &[f32], sampling: &Sampling) -> Vec<(u32, f64)> {
+        let weight = |logit: f32| (f64::from(logit) / f64::from(sampling.temperature)).exp();
+        let all = logits.iter().enumerate();
+        let mut list: Vec<(u32, f64)> = all.map(|(id, &l)| (id as u32, weight(l))).collect();
+        list.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        list.truncate(sampling.top_k.unwrap_or(usize::MAX));
+        let sum: f64 = list.iter().map(|token| token.1).sum();
+        let mut before = 0.0;
+        list.retain(|token| {
+            before += token.1;
+            before - token.1 < f64::from(sampling.top_p) * sum
+        });
+        let largest = list[0].1;
+        list.retain(|token| token.1 >= f64::from(sampling.min_p) * largest);
+        let sum: f64 = list.iter().map(|token| token.1).sum();
+        list.into_iter().map(|(id, weight)| (id, weight / sum)).collect()
+    }
+
+    #[test]
+    fn a_large_vocabulary_is_cut_as_if_it_were_sorted() {
+        let plain = Sampling::plain(9);
+        for (n, temperature) in [(1, 1.0), (511, 1.0), (513, 0.7), (3001, 1.0), (3001, 40.0)] {
+            let logits = many(n, n);
+            let warm = Sampling { temperature, ..plain };
+            for sampling in [
+                warm,
+                Sampling { top_k: Some(7), ..warm },
+                Sampling { top_k: Some(2900), ..warm },
+                Sampling { top_p: 0.83, ..warm },
+                Sampling { top_p: 0.9999, ..warm },
+                Sampling { min_p: 0.3, ..warm },
+                Sampling { top_k: Some(200), top_p: 0.9, min_p: 0.01, ..warm },
+            ] {
+                let want = naive(&logits, &sampling);
+                let mut likely = 0.0;
+                let n_draws = 400;
+                for n in 0..n_draws {
+                    let id = pick(&logits, &sampling, n).unwrap();
+                    let at = want.iter().position(|token| token.0 == id);
+                    let at = at.unwrap_or_else(|| panic!("{sampling:?}: {id}"));
+                    likely += f64::from(u8::from(at < want.len().div_ceil(4)));
+                }
+                let share: f64 = want[..want.len().div_ceil(4)].iter().map(|token| token.1).sum();
+                let (got, bound) = (likely / n_draws as f64, 0.1);
+                assert!((got - share).abs() < bound, "{sampling:?}: {got} for {share}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_are_those_of_a_sorted_list_and_sums_those_of_a_plain_loop() {
+        for n in [1, 15, 512, 700, 1037] {
+            let mut logits = many(n, 3);
+            logits[n as usize / 2] = f32::NEG_INFINITY;
+            let mut sorted: Vec<u32> = (0..n as u32).collect();
+            let logit = |id: &u32| logits[*id as usize];
+            sorted.sort_by(|a, b| logit(b).total_cmp(&logit(a)).then(a.cmp(b)));
+            for k in [0, 1, 5, 64, 5000] {
+                assert_eq!(largest(&logits, k), sorted[..sorted.len().min(k)], "{k} of {n}");
+            }
+            if n > 1 {
+                let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+                let got = f64::from(log_sum(&logits));
+                assert!((got - sum.ln()).abs() < 1e-5, "{got} {}", sum.ln());
+                assert_eq!(pick(&logits, &Sampling::greedy(), 0).unwrap(), sorted[0]);
+            }
+        }
+    }
+
+    #[test]
+    fn penalties_are_those_of_llama_cpp_and_look_at_the_last_tokens_alone() {
+        let sampling = Sampling {
+            repeat_penalty: 2.0,
+            frequency_penalty: 0.5,
+            presence_penalty: 0.25,
+            n_penalized: 4,
+            ..Sampling::greedy()
+        };
+        let mut logits = vec![3.0, -1.0, 8.0, 5.0, f32::NEG_INFINITY];
+        // Token 3 came too long ago; 99 is none of the vocabulary.
+        penalize(&mut logits, &[3, 3, 1, 2, 2, 99], &sampling);
+        let want = [3.0, -2.0 - 0.75, 4.0 - 1.25, 5.0, f32::NEG_INFINITY];
+        assert_eq!(logits, want);
+        penalize(&mut logits, &[4], &sampling);
+        assert_eq!(logits, want);
+        let none = Sampling { n_penalized: 0, ..sampling };
+        penalize(&mut logits, &[0, 1], &none);
+        penalize(&mut logits, &[0, 1], &Sampling::greedy());
+        assert_eq!(logits, want);
+        assert!(!none.penalizes() && !Sampling::plain(0).penalizes());
+        penalize(&mut logits, &[0], &Sampling { presence_penalty: -1.0, ..Sampling::greedy() });
+        assert_eq!(logits[0], 4.0);
+    }
+}

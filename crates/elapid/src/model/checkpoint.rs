@@ -1,0 +1,317 @@
+//! A model as it was found: a directory or package of files, or one GGUF file.
+//!
+//! Whatever it was, here it is the same: a config.json, a model, places of parameters, a tokenizer,
+//! a chat template and the small files that belong to it. Files are asked for by plain names, so
+//! that a directory, a package and a web page can all answer.
+
+use crate::error::{Error, Result};
+use crate::files::gguf::Gguf;
+use crate::files::safetensors::SafeTensors;
+use crate::files::{Lookup, TensorFile};
+use crate::model::Model;
+use crate::model::config::gguf::{self as gguf_config, Arch};
+use crate::model::config::{Config, FeedForwardConfig, LayerConfig};
+use crate::model::params;
+use crate::model::place::Place;
+use crate::model::weights::Weights;
+use crate::tensor::SharedBytes;
+use crate::tensor::device::Device;
+use crate::text::tokenizer::Tokenizer;
+use crate::text::vocab;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Name of a GGUF file inside a package.
+pub const GGUF_FILE: &str = "model.gguf";
+
+/// Small files that travel with a model as they are.
+pub const TEXTS: &[&str] = &[
+    "README.md",
+    "LICENSE",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+];
+
+/// An open model; its weights are not read yet.
+pub struct Checkpoint {
+    name: String,
+    /// Where its files are, for messages.
+    dir: String,
+    config_json: String,
+    model: Model,
+    places: Vec<Place>,
+    container: Container,
+    texts: BTreeMap<String, SharedBytes>,
+}
+
+enum Container {
+    SafeTensors(Vec<SafeTensors>),
+    Gguf(Box<Gguf>),
+}
+
+fn text<'a>(file: &str, bytes: &'a SharedBytes) -> Result<&'a str> {
+    std::str::from_utf8((**bytes).as_ref()).map_err(|error| {
+        let hint = "the file may be damaged, or of another kind";
+        Error::format(file, format!("is not UTF-8: {error}"), hint)
+    })
+}
+
+impl Checkpoint {
+    /// A GGUF file; `file` is its name for messages.
+    pub fn from_gguf(file: &str, bytes: SharedBytes) -> Result<Checkpoint> {
+        let gguf = Gguf::parse(file, bytes)?;
+        let config_json = gguf_config::config_json(&gguf)?;
+        let config = Config::from_json(file, &config_json)?;
+        check_parts(file, &config, gguf.tensors().iter().map(|entry| &entry.shape[..]))?;
+        let model = Model::new(config);
+        let arch = gguf.str("general.architecture")?.and_then(Arch::from_name);
+        let arch = arch.expect("config_json has found it");
+        let places = gguf_config::names(model.config(), arch, model.specs())?.places;
+        let name = gguf.str("general.name")?.unwrap_or(file).to_string();
+        let container = Container::Gguf(Box::new(gguf));
+        let (dir, texts) = (file.to_string(), BTreeMap::new());
+        Ok(Checkpoint { name, dir, config_json, model, places, container, texts })
+    }
+
+    /// A directory or package; `dir` is its name for messages.
+    pub fn from_files(dir: &str, lookup: &Lookup) -> Result<Checkpoint> {
+        let at = |name: &str| format!("{dir}/{name}");
+        let mut texts = BTreeMap::new();
+        for name in TEXTS {
+            if let Some(bytes) = lookup(name)? {
+                texts.insert(name.to_string(), bytes);
+            }
+        }
+        let shards = shards(dir, lookup)?;
+        if shards.is_empty()
+            && let Some(bytes) = lookup(GGUF_FILE)?
+        {
+            let checkpoint = Checkpoint::from_gguf(&at(GGUF_FILE), bytes)?;
+            return Ok(Checkpoint { texts, dir: dir.into(), ..checkpoint });
+        }
+        let hint = "a model directory holds config.json and model.safetensors";
+        let missing = |name: &str| Error::format(&at(name), "there is no such file", hint);
+        let config = lookup("config.json")?.ok_or_else(|| missing("config.json"))?;
+        let config_json = text(&at("config.json"), &config)?.to_string();
+        let config = Config::from_json(&at("config.json"), &config_json)?;
+        if shards.is_empty() {
+            return Err(missing("model.safetensors"));
+        }
+        let open = |name: &String| {
+            let bytes = lookup(name)?.ok_or_else(|| missing(name))?;
+            SafeTensors::parse(&at(name), bytes)
+        };
+        let files = shards.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let shapes = files.iter().flat_map(|file| file.names().filter_map(|name| file.shape(name)));
+        check_parts(&at("config.json"), &config, shapes)?;
+        let model = Model::new(config);
+        let (places, container) = (model.places(), Container::SafeTensors(files));
+        let name = dir.trim_end_matches('/').rsplit('/').next().unwrap_or(dir).to_string();
+        Ok(Checkpoint { name, dir: dir.into(), config_json, model, places, container, texts })
+    }
+
+    /// A model that no file holds yet: its config.json and the small files that belong to it.
+    pub fn fresh(
+        name: &str,
+        config_json: String,
+        texts: Vec<(&str, Vec<u8>)>,
+    ) -> Result<Checkpoint> {
+        let model = Model::new(Config::from_json("config.json", &config_json)?);
+        let (places, container) = (model.places(), Container::SafeTensors(Vec::new()));
+        let shared = |(name, bytes): (&str, Vec<u8>)| (name.to_string(), Arc::new(bytes) as _);
+        let texts = texts.into_iter().map(shared).collect();
+        let (name, dir) = (name.to_string(), name.to_string());
+        Ok(Checkpoint { name, dir, config_json, model, places, container, texts })
+    }
+
+    /// What it calls itself.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its config.json, found or put together.
+    pub fn config_json(&self) -> &str {
+        &self.config_json
+    }
+
+    /// The shape of the model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The GGUF file it came from, if it did.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        match &self.container {
+            Container::Gguf(gguf) => Some(gguf),
+            Container::SafeTensors(_) => None,
+        }
+    }
+
+    /// One of `TEXTS`.
+    pub fn text(&self, name: &str) -> Result<Option<&str>> {
+        self.texts.get(name).map(|bytes| text(name, bytes)).transpose()
+    }
+
+    /// The small files that came with it.
+    pub fn texts(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.texts.iter().map(|(name, bytes)| (name.as_str(), (**bytes).as_ref()))
+    }
+
+    /// A small file that is a JSON object; absent is empty.
+    pub fn json(&self, name: &str) -> Result<serde_json::Map<String, Value>> {
+        match self.texts.get(name) {
+            Some(bytes) => vocab::object(name, (**bytes).as_ref()),
+            None => Ok(serde_json::Map::new()),
+        }
+    }
+
+    /// Its weights, where they are and as they are stored.
+    pub fn weights(&self, device: &Device) -> Result<Weights> {
+        let specs = self.model.specs();
+        Weights::load(device, specs, &self.places, &self.files(), &self.ignored())
+    }
+
+    /// The same for generation: nothing is copied that is stored as a matrix.
+    pub fn weights_as_stored(&self, device: &Device) -> Result<Weights> {
+        let specs = self.model.specs();
+        Weights::load_as_stored(device, specs, &self.places, &self.files(), &self.ignored())
+    }
+
+    /// How many bytes are stored in each dtype. Fails where `weights` would, and copies nothing.
+    pub fn dtype_bytes(&self) -> Result<BTreeMap<&'static str, usize>> {
+        params::survey(&Device::cpu(1)?, &self.places, &self.files(), &self.ignored())
+    }
+
+    fn files(&self) -> Vec<&dyn TensorFile> {
+        match &self.container {
+            Container::SafeTensors(files) => files.iter().map(|file| file as _).collect(),
+            Container::Gguf(gguf) => vec![&**gguf],
+        }
+    }
+
+    /// Tensors that may be there although no parameter lies in them.
+    fn ignored(&self) -> Vec<&'static str> {
+        let mut ignored = self.model.ignored_names();
+        if self.gguf().is_some() {
+            ignored.push(gguf_config::FREQUENCIES);
+            if self.model.config().tied {
+                ignored.push("output.weight");
+            }
+        }
+        ignored
+    }
+
+    /// Its tokenizer, if it has one.
+    pub fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+        match &self.container {
+            Container::Gguf(gguf) if !self.texts.contains_key("tokenizer.json") => {
+                let Some(vocab) = vocab::from_gguf(gguf)? else { return Ok(None) };
+                let (n, n_vocab) = (vocab.tokens.len(), self.model.config().n_vocab);
+                if n != n_vocab {
+                    let problem = format!("has {n} tokens, the model {n_vocab}");
+                    let hint = "convert the original again";
+                    return Err(Error::config(gguf.file(), "tokenizer.ggml.tokens", problem, hint));
+                }
+                Tokenizer::from_gguf(gguf.file(), vocab).map(Some)
+            }
+            _ => vocab::from_files(&self.dir, "tokenizer.json", &|name| match name {
+                "config.json" => Ok(Some(Arc::new(self.config_json.clone().into_bytes()))),
+                _ => Ok(self.texts.get(name).cloned()),
+            }),
+        }
+    }
+
+    /// The template of its chats, if it has one.
+    pub fn chat_template(&self) -> Result<Option<String>> {
+        if let Some(template) = self.text("chat_template.jinja")? {
+            return Ok(Some(template.to_string()));
+        }
+        let config = self.json("tokenizer_config.json")?;
+        let named = |list: &Vec<Value>| {
+            let default =
+                list.iter().find(|item| item.get("name") == Some(&Value::from("default")));
+            let template = default.or(list.first())?.get("template")?;
+            template.as_str().map(str::to_string)
+        };
+        let template = match config.get("chat_template") {
+            Some(Value::String(template)) => Some(template.clone()),
+            Some(Value::Array(list)) => named(list),
+            _ => None,
+        };
+        match (template, self.gguf()) {
+            (None, Some(gguf)) => Ok(gguf.str("tokenizer.chat_template")?.map(str::to_string)),
+            (template, _) => Ok(template),
+        }
+    }
+}
+
+/// Refuses a config of more parts than the weights can be of. `Model::new` lists every part, so
+/// that a few lines of config beside a small file could ask for gigabytes.
+fn check_parts<'a>(
+    file: &str,
+    config: &Config,
+    shapes: impl Iterator<Item = &'a [usize]>,
+) -> Result<()> {
+    let (mut n_tensors, mut n_stored) = (0, 0usize);
+    for shape in shapes {
+        n_tensors += 1;
+        let n_elem = shape.iter().fold(1usize, |n, &axis| n.saturating_mul(axis));
+        n_stored = n_stored.saturating_add(n_elem);
+    }
+    let n_layers = config.layers.len();
+    let experts = |layer: &LayerConfig| match &layer.feed_forward {
+        FeedForwardConfig::Experts(c) => {
+            [c.n_expert, 3, c.d_ff, config.d_model].into_iter().fold(1usize, usize::saturating_mul)
+        }
+        _ => 0,
+    };
+    let n_wanted = config.layers.iter().map(experts).fold(0, usize::saturating_add);
+    let problem = if n_layers > n_tensors {
+        format!("asks for {n_layers} layers, the weights hold {n_tensors} tensors")
+    } else if n_wanted > n_stored {
+        format!("asks for {n_wanted} numbers in experts, the weights hold {n_stored} in all")
+    } else {
+        return Ok(());
+    };
+    Err(Error::format(file, problem, "config and weights may belong to different models"))
+}
+
+/// `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
+fn shards(dir: &str, lookup: &Lookup) -> Result<Vec<String>> {
+    const SINGLE: &str = "model.safetensors";
+    const INDEX: &str = "model.safetensors.index.json";
+    if lookup(SINGLE)?.is_some() {
+        return Ok(vec![SINGLE.into()]);
+    }
+    let Some(bytes) = lookup(INDEX)? else { return Ok(Vec::new()) };
+    let file = format!("{dir}/{INDEX}");
+    let hint = "the index is written by the tool that made the shards";
+    let wrong = |problem: String| Error::format(&file, problem, hint);
+    let json: Value = serde_json::from_str(text(&file, &bytes)?)
+        .map_err(|error| wrong(format!("not JSON: {error}")))?;
+    let map = json.get("weight_map").and_then(|map| map.as_object());
+    let map = map.ok_or_else(|| wrong("there is no object `weight_map`".into()))?;
+    let mut names = BTreeSet::new();
+    for (tensor, name) in map {
+        let name = name.as_str();
+        let name = name.ok_or_else(|| wrong(format!("`{tensor}` has no file name")))?;
+        // A shard lies beside its index: a name with a path in it points elsewhere.
+        let plain = !name.contains(['/', '\\', '\0', ':']) && !name.starts_with('.');
+        if !plain || !name.ends_with(".safetensors") {
+            let problem = format!("`{tensor}` is in {name:?}, which is not a plain file name");
+            return Err(wrong(problem));
+        }
+        names.insert(name.to_string());
+    }
+    if names.is_empty() {
+        return Err(wrong("`weight_map` is empty".into()));
+    }
+    Ok(names.into_iter().collect())
+}

@@ -1,0 +1,232 @@
+//! Shapes for training from scratch: four sizes of five architectures.
+//!
+//! | size   | parameters, about | width | vocabulary |
+//! |--------|-------------------|-------|------------|
+//! | tiny   | 3 M               | 192   | 4096       |
+//! | small  | 12 M              | 384   | 8192       |
+//! | base   | 30 M              | 512   | 16384      |
+//! | medium | 130 M             | 768   | 32768      |
+//!
+//! Every architecture is that of a Hugging Face family, so that other tools load what we train:
+//! mamba, mamba2, llama; `hybrid` is bamba (Mamba-2 with attention at every fourth layer and a
+//! feed-forward in each); `moe` is qwen2_moe (attention, eight experts of which two are taken, one
+//! shared). Embedding and head are one matrix: at these sizes it is a quarter of the parameters.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+/// A size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Size {
+    /// About 3 M parameters.
+    Tiny,
+    /// About 12 M.
+    Small,
+    /// About 30 M.
+    Base,
+    /// About 130 M.
+    Medium,
+}
+
+/// An architecture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arch {
+    /// Selective scans.
+    Mamba1,
+    /// State-space duality.
+    Mamba2,
+    /// Mamba-2 and attention, with feed-forwards.
+    Hybrid,
+    /// Attention and feed-forwards.
+    Llama,
+    /// Attention and experts.
+    Moe,
+}
+
+impl Size {
+    /// Every size, smallest first.
+    pub const ALL: [Size; 4] = [Size::Tiny, Size::Small, Size::Base, Size::Medium];
+
+    /// As people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Size::Tiny => "tiny",
+            Size::Small => "small",
+            Size::Base => "base",
+            Size::Medium => "medium",
+        }
+    }
+
+    /// Tokens of the vocabulary that is made for it.
+    pub fn n_vocab(self) -> usize {
+        match self {
+            Size::Tiny => 4096,
+            Size::Small => 8192,
+            Size::Base => 16384,
+            Size::Medium => 32768,
+        }
+    }
+
+    /// Width of the residual stream.
+    pub fn d_model(self) -> usize {
+        match self {
+            Size::Tiny => 192,
+            Size::Small => 384,
+            Size::Base => 512,
+            Size::Medium => 768,
+        }
+    }
+
+    fn n_layer(self, arch: Arch) -> usize {
+        match (self, arch) {
+            (Size::Tiny, Arch::Mamba1 | Arch::Mamba2) => 9,
+            (Size::Tiny, Arch::Hybrid) => 4,
+            (Size::Tiny, Arch::Llama) => 5,
+            (Size::Tiny, Arch::Moe) => 3,
+            (Size::Small, Arch::Mamba1 | Arch::Mamba2) => 9,
+            (Size::Small, Arch::Hybrid) => 4,
+            (Size::Small, Arch::Llama) => 5,
+            (Size::Small, Arch::Moe) => 3,
+            (Size::Base, Arch::Mamba1 | Arch::Mamba2) => 12,
+            (Size::Base, Arch::Hybrid) => 6,
+            (Size::Base, Arch::Llama) => 7,
+            (Size::Base, Arch::Moe) => 5,
+            (Size::Medium, Arch::Mamba1 | Arch::Mamba2) => 28,
+            (Size::Medium, Arch::Hybrid) => 12,
+            (Size::Medium, Arch::Llama) => 16,
+            (Size::Medium, Arch::Moe) => 10,
+        }
+    }
+}
+
+impl Arch {
+    /// Every architecture.
+    pub const ALL: [Arch; 5] = [Arch::Mamba1, Arch::Mamba2, Arch::Hybrid, Arch::Llama, Arch::Moe];
+
+    /// As people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Arch::Mamba1 => "mamba1",
+            Arch::Mamba2 => "mamba2",
+            Arch::Hybrid => "hybrid",
+            Arch::Llama => "llama",
+            Arch::Moe => "moe",
+        }
+    }
+
+    fn facts(self) -> (&'static str, &'static str) {
+        match self {
+            Arch::Mamba1 => ("mamba", "MambaForCausalLM"),
+            Arch::Mamba2 => ("mamba2", "Mamba2ForCausalLM"),
+            Arch::Hybrid => ("bamba", "BambaForCausalLM"),
+            Arch::Llama => ("llama", "LlamaForCausalLM"),
+            Arch::Moe => ("qwen2_moe", "Qwen2MoeForCausalLM"),
+        }
+    }
+}
+
+/// What the vocabulary of a new model is like.
+#[derive(Clone, Copy, Debug)]
+pub struct Vocabulary {
+    /// Tokens in it.
+    pub n_vocab: usize,
+    /// The token before a text.
+    pub begin: Option<u32>,
+    /// The token behind it.
+    pub end: Option<u32>,
+}
+
+/// The config.json of a preset, for texts of `n_ctx` tokens.
+pub fn config_json(size: Size, arch: Arch, vocabulary: Vocabulary, n_ctx: usize) -> String {
+    let d_model = size.d_model();
+    let n_layer = size.n_layer(arch);
+    let (family, class) = arch.facts();
+    let mut config = json!({
+        "architectures": [class], "model_type": family, "torch_dtype": "float32",
+        "vocab_size": vocabulary.n_vocab, "hidden_size": d_model, "num_hidden_layers": n_layer,
+        "tie_word_embeddings": true, "initializer_range": 0.02, "hidden_act": "silu",
+        "bos_token_id": vocabulary.begin, "eos_token_id": vocabulary.end, "use_cache": true,
+    });
+    let more = match arch {
+        Arch::Mamba1 => json!({
+            "state_size": 16, "conv_kernel": 4, "expand": 2, "intermediate_size": 2 * d_model,
+            "time_step_rank": d_model.div_ceil(16), "layer_norm_epsilon": 1e-5,
+            "use_bias": false, "use_conv_bias": true, "residual_in_fp32": true,
+        }),
+        Arch::Mamba2 => json!({
+            "state_size": 64, "conv_kernel": 4, "expand": 2, "head_dim": 64,
+            "num_heads": 2 * d_model / 64, "n_groups": 1, "chunk_size": 64,
+            "layer_norm_epsilon": 1e-5, "use_bias": false, "use_conv_bias": true,
+            "residual_in_fp32": true, "rms_norm": true,
+        }),
+        Arch::Hybrid => hybrid(d_model, n_layer),
+        Arch::Llama => json!({ "intermediate_size": d_ff(d_model) }),
+        Arch::Moe => json!({
+            "intermediate_size": d_ff(d_model), "moe_intermediate_size": d_model / 2,
+            "shared_expert_intermediate_size": d_model, "num_experts": 8,
+            "num_experts_per_tok": 2, "decoder_sparse_step": 1, "mlp_only_layers": [],
+            "norm_topk_prob": true, "router_aux_loss_coef": 0.01, "qkv_bias": false,
+            "use_sliding_window": false,
+        }),
+    };
+    extend(&mut config, more);
+    if matches!(arch, Arch::Hybrid | Arch::Llama | Arch::Moe) {
+        let n_head = d_model / 64;
+        let n_kv_head = if n_head.is_multiple_of(3) { n_head / 3 } else { n_head / 4 };
+        let attention = json!({
+            "num_attention_heads": n_head, "num_key_value_heads": n_kv_head,
+            "max_position_embeddings": n_ctx, "rope_theta": 10000.0, "rms_norm_eps": 1e-5,
+        });
+        extend(&mut config, attention);
+    }
+    format!("{config:#}\n")
+}
+
+/// Inner width of a gated feed-forward: 8/3 of the model, in steps of 64.
+fn d_ff(d_model: usize) -> usize {
+    (d_model * 8 / 3).next_multiple_of(64)
+}
+
+fn hybrid(d_model: usize, n_layer: usize) -> Value {
+    let attention: Vec<usize> = (0..n_layer).filter(|idx| idx % 4 == 3).collect();
+    json!({
+        "intermediate_size": d_ff(d_model), "attn_layer_indices": attention,
+        "mamba_d_state": 64, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_d_head": 64,
+        "mamba_n_heads": 2 * d_model / 64, "mamba_n_groups": 1, "mamba_chunk_size": 64,
+        "mamba_conv_bias": true, "mamba_proj_bias": false, "attention_bias": false,
+        "mlp_bias": false, "partial_rotary_factor": 1.0,
+    })
+}
+
+fn extend(config: &mut Value, more: Value) {
+    if let (Value::Object(config), Value::Object(more)) = (config, more) {
+        config.extend(more);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Model;
+    use crate::model::config::Config;
+
+    #[test]
+    fn sizes_are_what_their_names_promise() {
+        let promised = [3e6, 12e6, 30e6, 130e6];
+        for (size, want) in Size::ALL.into_iter().zip(promised) {
+            for arch in Arch::ALL {
+                let n_vocab = size.n_vocab();
+                let vocabulary = Vocabulary { n_vocab, begin: Some(0), end: Some(0) };
+                let json = config_json(size, arch, vocabulary, 512);
+                let model = Model::new(Config::from_json("preset", &json).unwrap());
+                let n_elem = |shape: &Vec<usize>| shape.iter().product::<usize>();
+                let n: usize = model.specs().iter().map(|spec| n_elem(&spec.shape)).sum();
+                let ratio = n as f64 / want;
+                let (size, arch) = (size.name(), arch.name());
+                assert!((0.8..1.2).contains(&ratio), "{size} {arch}: {n} parameters");
+            }
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! The one model: embed, layers, norm, head.
+//!
+//! `Model` is the shape: layers and what they want of their parameters. The numbers are in
+//! `Weights`, what a sequence carries in `State`. The same functions train (a tape that records,
+//! no states) and generate (a tape that does not, one state per segment).
+
+pub mod checkpoint;
+pub mod config;
+pub mod export;
+pub mod gguf_lora;
+mod layer;
+pub mod lora;
+pub mod params;
+pub mod peft;
+pub mod place;
+pub mod state;
+pub mod weights;
+
+use crate::error::{Error, Result};
+use crate::model::config::Config;
+use crate::model::layer::{Builder, Layer, LayerOut, Pass, Stream};
+use crate::model::place::Place;
+use crate::model::state::{CacheType, MixerState, State};
+use crate::model::weights::{Init, LinearIds, ParamId, Role, Spec, Weights};
+use crate::ops::add::add;
+use crate::ops::embedding::embedding;
+use crate::ops::head_loss::{TokenLoss, head_loss};
+use crate::ops::linear::linear;
+use crate::ops::scale::scale;
+use crate::tape::{Tape, Var};
+use crate::tensor::Tensor;
+use crate::tensor::batch::{Batch, Targets};
+use crate::tensor::device::Device;
+
+/// The shape of a model.
+pub struct Model {
+    config: Config,
+    specs: Vec<Spec>,
+    embed: ParamId,
+    layers: Vec<Layer>,
+    norm: ParamId,
+    head: LinearIds,
+}
+
+/// Name of a head that is not the embedding.
+pub(crate) const HEAD: &str = "lm_head.weight";
+
+/// How a forward pass is made.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardOptions {
+    /// Keep only the input of each layer and compute the rest again in backward.
+    pub checkpoint: bool,
+    /// Return the residual stream at every layer.
+    pub keep_hidden: bool,
+    /// Share of this batch in a step, by which the load balance is weighed.
+    pub balance_share: f32,
+}
+
+impl Default for ForwardOptions {
+    fn default() -> ForwardOptions {
+        ForwardOptions { checkpoint: false, keep_hidden: false, balance_share: 1.0 }
+    }
+}
+
+/// What a forward pass gives.
+pub struct Forward {
+    /// After the final norm: (n_tok, d_model).
+    pub hidden: Var,
+    /// Mean load-balance loss of the layers with experts, if they are trained.
+    pub balance: Option<Var>,
+    /// With `keep_hidden`: the stream before each layer, after the last, and after the norm.
+    pub stream: Vec<Tensor>,
+}
+
+/// A training loss.
+pub struct ModelLoss {
+    /// What is minimised: the mean negative log-likelihood, plus the load balance.
+    pub loss: Var,
+    /// The mean negative log-likelihood, token by token.
+    pub tokens: TokenLoss,
+}
+
+impl Model {
+    /// The shape that `config` describes.
+    pub fn new(config: Config) -> Model {
+        let n_branches: usize = config.layers.iter().map(|layer| layer.n_branches()).sum();
+        let out_std = config.init_std / (n_branches.max(1) as f32).sqrt();
+        let mut builder = Builder { specs: Vec::new(), std: config.init_std, out_std };
+        let shape = [config.n_vocab, config.d_model];
+        let init = Init::Normal(config.init_std);
+        let embed = builder.add(config.embed_name.clone(), &shape, init, Role::Embedding);
+        let layers = config.layers.iter();
+        let layers = layers.map(|layer| Layer::new(&mut builder, layer, config.d_model)).collect();
+        let norm = builder.norm(config.norm_name.clone(), config.d_model);
+        let weight = match config.tied {
+            true => embed,
+            false => builder.add(HEAD.into(), &shape, init, Role::Matrix),
+        };
+        let head = LinearIds { weight, bias: None };
+        Model { specs: builder.specs, embed, layers, norm, head, config }
+    }
+
+    /// Its configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What it wants of its parameters, in the order of their ids.
+    pub fn specs(&self) -> &[Spec] {
+        &self.specs
+    }
+
+    /// The layer that a parameter belongs to, if it does.
+    pub fn layer_of(&self, id: ParamId) -> Option<usize> {
+        self.layers.iter().position(|layer| layer.params().contains(&id.0))
+    }
+
+    /// Where its parameters are in a directory of its own family, in the order of their ids.
+    pub fn places(&self) -> Vec<Place> {
+        self.specs.iter().map(Spec::place).collect()
+    }
+
+    /// Names a weight file may hold although the model does not ask for them.
+    pub fn ignored_names(&self) -> Vec<&'static str> {
+        // A tied head is often stored all the same.
+        if self.config.tied { vec![HEAD] } else { Vec::new() }
+    }
+
+    /// A state before the first token.
+    pub fn state(&self, device: &Device) -> State {
+        State::new(device, &self.config)
+    }
+
+    /// A state before the first token, its keys and values stored as `kind`.
+    pub fn state_with(&self, device: &Device, kind: CacheType) -> Result<State> {
+        State::with_cache(device, &self.config, kind)
+    }
+
+    pub(crate) fn check_tokens(&self, ids: &[u32]) -> Result<()> {
+        let n_vocab = self.config.n_vocab;
+        match ids.iter().find(|&&id| id as usize >= n_vocab) {
+            Some(id) => Err(Error::input(
+                format!("token {id} is outside the vocabulary of {n_vocab}"),
+                "the tokenizer may belong to another model",
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// One state per segment, each where its segment goes on.
+    fn check_states(&self, batch: &Batch, states: &[State]) -> Result<()> {
+        let hint = "give one state per sequence, and each sequence at least one token";
+        let (n_states, n_segments) = (states.len(), batch.segments.len());
+        if n_states != n_segments {
+            let problem = format!("{n_states} states for {n_segments} sequences");
+            return Err(Error::input(problem, hint));
+        }
+        for (state, segment) in states.iter().zip(batch.segments.iter()) {
+            if state.n_tok != segment.offset {
+                let (seen, offset) = (state.n_tok, segment.offset);
+                let problem =
+                    format!("a state has seen {seen} tokens, its sequence is at {offset}");
+                return Err(Error::input(problem, hint));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_targets(&self, batch: &Batch, targets: &Targets) -> Result<()> {
+        let (n_tok, n_vocab) = (batch.tokens.len(), self.config.n_vocab);
+        let hint = "targets are what follows each token, with a weight of zero where there is none";
+        if targets.ids.len() != n_tok || targets.weights.len() != n_tok {
+            let (ids, weights) = (targets.ids.len(), targets.weights.len());
+            let problem = format!("{ids} targets and {weights} weights for {n_tok} tokens");
+            return Err(Error::input(problem, hint));
+        }
+        let mut weighed = targets.ids.iter().zip(targets.weights).filter(|pair| *pair.1 != 0.0);
+        if let Some((id, _)) = weighed.find(|pair| *pair.0 as usize >= n_vocab) {
+            let problem = format!("target {id} is outside the vocabulary of {n_vocab}");
+            return Err(Error::input(problem, hint));
+        }
+        if !(targets.norm.is_finite() && targets.norm > 0.0) {
+            let problem = format!("the weights of the targets sum to {}", targets.norm);
+            return Err(Error::input(problem, hint));
+        }
+        Ok(())
+    }
+
+    /// The hidden rows of a batch. With `states`, one per segment, sequences go on from there.
+    pub fn forward<'w>(
+        &'w self,
+        tape: &Tape<'w>,
+        weights: &'w Weights,
+        batch: &Batch,
+        mut states: Option<&mut [State]>,
+        options: ForwardOptions,
+    ) -> Result<Forward> {
+        assert_eq!(batch.tokens.len(), batch.segments.n_tok(), "a batch's segments cover its rows");
+        self.check_tokens(&batch.tokens)?;
+        if let Some(states) = states.as_deref() {
+            self.check_states(batch, states)?;
+        }
+        let segments = &batch.segments;
+        let wants_balance = tape.is_recording() && self.config.balance_scale != 0.0;
+        let pass = Pass { tape, weights, segments, wants_balance };
+        let h = embedding(tape, &weights.var(tape, self.embed), &batch.tokens);
+        let h = scale(tape, &h, self.config.embed_scale);
+        let mut stream = Stream { h, branch: None };
+        let (mut kept, mut balances) = (Vec::new(), Vec::new());
+        for (idx, layer) in self.layers.iter().enumerate() {
+            let mut layer_states = states.as_deref_mut().map(|states| {
+                states
+                    .iter_mut()
+                    .map(|state| &mut state.layers[idx])
+                    .collect::<Vec<&mut MixerState>>()
+            });
+            // A frozen layer on frozen input records nothing that a checkpoint could save.
+            let is_trained = stream.needs_grad() || weights.any_trained(layer.params());
+            let out = match options.checkpoint && layer_states.is_none() && is_trained {
+                true => checkpointed(&pass, layer, stream),
+                false => layer.forward(&pass, &stream, layer_states.as_deref_mut()),
+            };
+            if options.keep_hidden {
+                kept.push(out.entered.value().clone());
+            }
+            stream = out.stream;
+            balances.extend(out.balance);
+        }
+        let (last, hidden) = stream.join(&pass, self.norm, self.config.eps);
+        if options.keep_hidden {
+            kept.extend([last.value().clone(), hidden.value().clone()]);
+        }
+        if let Some(states) = states {
+            for (state, segment) in states.iter_mut().zip(segments.iter()) {
+                state.n_tok += segment.n_tok;
+            }
+        }
+        Ok(Forward { hidden, balance: mean(tape, balances), stream: kept })
+    }
+
+    /// Logits of hidden rows: (n, n_vocab).
+    pub fn logits(&self, tape: &Tape, weights: &Weights, hidden: &Var) -> Var {
+        let logits = linear(tape, hidden, &weights.linear(tape, &self.head));
+        scale(tape, &logits, self.config.logit_scale)
+    }
+
+    /// The loss of a batch. `targets` are aligned with the tokens: what follows each.
+    pub fn loss<'w>(
+        &'w self,
+        tape: &Tape<'w>,
+        weights: &'w Weights,
+        batch: &Batch,
+        targets: &Targets,
+        options: ForwardOptions,
+    ) -> Result<ModelLoss> {
+        self.check_targets(batch, targets)?;
+        let forward = self.forward(tape, weights, batch, None, options)?;
+        let head = weights.linear(tape, &self.head);
+        let out = head_loss(tape, &forward.hidden, &head, self.config.logit_scale, targets);
+        let loss = match &forward.balance {
+            Some(balance) if self.config.balance_scale != 0.0 => {
+                let factor = self.config.balance_scale * options.balance_share;
+                add(tape, &out.loss, &scale(tape, balance, factor))
+            }
+            _ => out.loss,
+        };
+        Ok(ModelLoss { loss, tokens: out.tokens })
+    }
+}
+
+/// Runs a layer under a checkpoint of the tape.
+fn checkpointed<'w>(pass: &Pass<'_, 'w>, layer: &'w Layer, stream: Stream) -> LayerOut {
+    let (weights, segments) = (pass.weights, pass.segments.clone());
+    let wants_balance = pass.wants_balance;
+    let factor = stream.branch.as_ref().map(|branch| branch.1);
+    let branch = stream.branch.as_ref().map(|branch| &branch.0);
+    let inputs: Vec<&Var> = std::iter::once(&stream.h).chain(branch).collect();
+    let span = move |tape: &Tape<'w>, vars: &[Var]| {
+        let pass = Pass { tape, weights, segments: &segments, wants_balance };
+        let branch = vars.get(1).zip(factor).map(|(branch, factor)| (branch.clone(), factor));
+        let out = layer.forward(&pass, &Stream { h: vars[0].clone(), branch }, None);
+        let branch = out.stream.branch.expect("a layer leaves a branch").0;
+        let mut list = vec![out.stream.h, branch, out.entered];
+        list.extend(out.balance);
+        list
+    };
+    let mut outputs = pass.tape.checkpoint(&inputs, span).into_iter();
+    let mut next = || outputs.next().expect("a layer has three outputs");
+    let (h, branch, entered) = (next(), next(), next());
+    let stream = Stream { h, branch: Some((branch, layer.residual_scale())) };
+    LayerOut { stream, entered, balance: outputs.next() }
+}
+
+fn mean(tape: &Tape, balances: Vec<Var>) -> Option<Var> {
+    let n = balances.len() as f32;
+    let sum = balances.into_iter().reduce(|sum, next| add(tape, &sum, &next))?;
+    Some(scale(tape, &sum, 1.0 / n))
+}

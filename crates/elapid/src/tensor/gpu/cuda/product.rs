@@ -1,0 +1,96 @@
+//! Products of tensors: what `gpu::product` describes as cuBLASLt takes it.
+
+use super::Cuda;
+use super::blas::{Multiply, Stored, Vector};
+use crate::tensor::gpu::product::{Epilogue, Operand, Product};
+use crate::tensor::gpu::{Gpu, Memory, Precision};
+use crate::tensor::{DType, Tensor};
+use cudarc::driver::sys::CUdeviceptr;
+
+/// Address of a number of a tensor; nothing where memory could not be had.
+fn address(tensor: &Tensor, first: usize) -> Option<CUdeviceptr> {
+    let (buffer, offset) = tensor.gpu_buffer();
+    let Some(Memory::Cuda(memory)) = &buffer.memory else { return None };
+    let skip = tensor.dtype().n_bytes(first).expect("numbers of whole bytes");
+    Some(memory.at(offset + skip))
+}
+
+/// A side that the product sees as `rows` by `cols`.
+fn stored(operand: &Operand, (rows, cols): (usize, usize)) -> Option<Stored> {
+    let transposed = operand.is_transposed;
+    let (rows, cols) = if transposed { (cols, rows) } else { (rows, cols) };
+    let (row, matrix) = (operand.stride, operand.matrix);
+    let (at, dtype) = (address(&operand.tensor, operand.first)?, operand.tensor.dtype());
+    Some(Stored { at, dtype, rows, cols, row, matrix, transposed })
+}
+
+impl Cuda {
+    pub(in crate::tensor::gpu) fn product(&self, gpu: &Gpu, product: Product) {
+        self.product_and(gpu, product, None);
+    }
+
+    /// With an epilogue; false where cuBLASLt has none for this and nothing was done.
+    pub(in crate::tensor::gpu) fn product_with(
+        &self,
+        gpu: &Gpu,
+        product: Product,
+        epilogue: Epilogue,
+    ) -> bool {
+        let (tensor, first, n, vector): (&Tensor, _, _, fn(_) -> _) = match epilogue {
+            Epilogue::Bias(tensor, first) => (tensor, first, product.n, Vector::Bias),
+            Epilogue::Sums(tensor, first) => {
+                tensor.expect_unique();
+                (tensor, first, product.m, Vector::Sums)
+            }
+        };
+        let (n_elem, dtype) = (tensor.n_elem(), tensor.dtype());
+        assert!(first + n <= n_elem, "product: numbers {first} and {n} of {n_elem}");
+        assert_eq!(dtype, product.out.dtype(), "product: dtype of the epilogue's numbers");
+        let Some(at) = address(tensor, first) else { return true };
+        product.k > 0 && self.product_and(gpu, product, Some(vector(at)))
+    }
+
+    fn product_and(&self, gpu: &Gpu, product: Product, vector: Option<Vector>) -> bool {
+        let Product { out, out_first, out_stride, out_matrix, n_batch, a, b, m, n, k, .. } =
+            product;
+        let (alpha, beta) = (product.alpha, product.beta);
+        out.expect_unique();
+        if k == 0 {
+            empty(out, [n_batch, m, n], beta);
+            return true;
+        }
+        let (dtype, to) = (a.tensor.dtype(), out.dtype());
+        let (from, into) = (dtype.name(), to.name());
+        assert!(to == DType::F32 || to == dtype, "a product of {from} into {into}");
+        let (Some(a), Some(b), Some(at)) =
+            (stored(&a, (m, k)), stored(&b, (k, n)), address(out, out_first))
+        else {
+            return true;
+        };
+        if gpu.is_broken() {
+            return true;
+        }
+        let out = Stored {
+            at,
+            dtype: to,
+            rows: m,
+            cols: n,
+            row: out_stride,
+            matrix: out_matrix,
+            transposed: false,
+        };
+        let tf32 = gpu.precision() == Precision::Tf32;
+        self.multiply(&Multiply { a, b, out, vector, alpha, beta, n_batch, tf32 })
+    }
+}
+
+/// A sum of nothing, as for an expert without tokens.
+fn empty(out: &mut Tensor, size: [usize; 3], beta: f32) {
+    if beta == 1.0 {
+        return;
+    }
+    assert_eq!(beta, 0.0, "a product over nothing is added to");
+    let n_elem = size.iter().product::<usize>();
+    assert_eq!(out.n_elem(), n_elem, "a product over nothing sets a part");
+    out.fill_zero();
+}

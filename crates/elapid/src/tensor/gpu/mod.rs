@@ -1,0 +1,592 @@
+//! Graphics processors: buffers, kernels and launches, the same for wgpu and CUDA.
+//!
+//! An op describes its work once and has its kernels in both languages beside it:
+//!
+//!     static FORWARD: Kernel = Kernel {
+//!         entry: "scale_forward",
+//!         wgsl: include_str!("scale.wgsl"),
+//!         cuda: include_str!("scale.cu"),
+//!     };
+//!     gpu.launch(&FORWARD, Work::each(n), &[("D", d)], &mut [In(x), Out(&mut y)], &[n.into()]);
+//!
+//! | part               | in WGSL                                 | in CUDA                       |
+//! |--------------------|-----------------------------------------|-------------------------------|
+//! | arguments in order | `@group(0) @binding(0)`, `(1)`, ...     | pointers, in order            |
+//! | their types        | `array<f32>`; `array<u32>` for anything | `T0*`, `T1*`, ... by dtype,   |
+//! |                    | that is not f32; f16 that comes first   | by `load` and `store`         |
+//! |                    | by `stored` and `four_stored`           |                               |
+//! | parameters         | the binding behind them, `var<uniform>` | a struct by value, last       |
+//! | constants          | `const D: u32 = 64u;` before the text   | `#define D 64`                |
+//! | threads of a group | `THREADS`, also in `@workgroup_size`    | `THREADS`                     |
+//! | several kernels in | variables of other names at the same    | each between                  |
+//! | one file           | bindings                                | `#ifdef ENTRY_name`, `#endif` |
+//!
+//! Work runs in the order of launches. What goes wrong is kept, everything after it does nothing,
+//! and `check` tells: as with CUDA itself, an op has no error to return.
+//!
+//! Not here: any op, and anything about models.
+
+#[cfg(not(target_family = "wasm"))]
+pub mod cuda;
+#[cfg(target_family = "wasm")]
+#[path = "no_cuda.rs"]
+pub mod cuda;
+mod decode;
+pub mod graph;
+mod many;
+pub mod product;
+pub mod profile;
+#[cfg(test)]
+mod tests;
+pub mod vector;
+mod wgpu;
+mod work;
+
+use crate::error::{Error, Result};
+use crate::tensor::cpu::{Cpu, MemoryUse};
+use crate::tensor::{DType, Tensor};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub use self::cuda::list as list_cuda;
+pub(crate) use self::many::Many;
+pub use self::wgpu::list as list_wgpu;
+pub use self::work::{Const, N_ROUNDS_MAX, Word, Work};
+
+/// A kernel of an op, in both languages.
+pub struct Kernel {
+    /// Name of the function; unique in the engine, with the constants where it has several texts.
+    pub entry: &'static str,
+    /// Source for wgpu.
+    pub wgsl: &'static str,
+    /// Source for CUDA.
+    pub cuda: &'static str,
+}
+
+/// An argument of a kernel.
+pub enum Arg<'a> {
+    /// Read.
+    In(&'a Tensor),
+    /// Written, every number of it, or read and written.
+    Out(&'a mut Tensor),
+    /// Some bytes of a tensor, written or read and written: for what is larger than a binding. The
+    /// first is at a multiple of `Gpu::offset_align`.
+    Window(&'a mut Tensor, Range<usize>),
+}
+
+/// What products and activations are computed in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// f32 throughout.
+    #[default]
+    F32,
+    /// f32, but products round their inputs to 10 bits; CUDA alone.
+    Tf32,
+    /// Activations and products in bf16, sums and masters in f32; CUDA alone.
+    Bf16,
+}
+
+impl Precision {
+    /// As people type it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::F32 => "f32",
+            Precision::Tf32 => "tf32",
+            Precision::Bf16 => "bf16",
+        }
+    }
+}
+
+/// A graphics processor; clones share it.
+#[derive(Clone)]
+pub struct Gpu(Arc<Inner>);
+
+struct Inner {
+    backend: Backend,
+    /// Threads for what only the host can do.
+    host: Arc<Cpu>,
+    shelf: Mutex<Shelf>,
+    failure: Failure,
+    precision: Precision,
+}
+
+enum Backend {
+    Wgpu(Box<wgpu::Wgpu>),
+    Cuda(Box<cuda::Cuda>),
+}
+
+/// Memory of one buffer.
+pub(crate) enum Memory {
+    Wgpu(::wgpu::Buffer),
+    Cuda(cuda::Memory),
+}
+
+/// Free buffers by class.
+type Free = HashMap<usize, Vec<Memory>>;
+
+/// Free buffers, and the accounts.
+#[derive(Default)]
+struct Shelf {
+    free: Free,
+    usage: MemoryUse,
+    /// Where buffers come from while a graph is recorded.
+    recording: Option<Arc<graph::Reserve>>,
+}
+
+/// The first thing that went wrong.
+#[derive(Clone, Default)]
+pub(crate) struct Failure(Arc<Mutex<Option<String>>>);
+
+impl Failure {
+    pub(crate) fn set(&self, problem: String) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(problem);
+    }
+
+    pub(crate) fn get(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Forgets what went wrong with something that was only tried.
+    pub(crate) fn clear(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+/// A buffer on a graphics processor that returns to its pool.
+pub(crate) struct Buffer {
+    /// There until the buffer is dropped, unless none could be had.
+    memory: Option<Memory>,
+    class: usize,
+    gpu: Gpu,
+    /// The graph it was taken for: it returns there.
+    reserve: Option<Arc<graph::Reserve>>,
+}
+
+impl Buffer {
+    pub(crate) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Where it lies, if CUDA has it.
+    pub(crate) fn cuda_address(&self) -> Option<u64> {
+        match &self.memory {
+            Some(Memory::Cuda(memory)) => Some(memory.address()),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        let mut shelf = self.gpu.shelf();
+        shelf.usage.live -= self.class;
+        match &self.reserve {
+            Some(reserve) => reserve.give(self.class, memory),
+            None => shelf.free.entry(self.class).or_default().push(memory),
+        }
+    }
+}
+
+/// Bytes in the class that holds `n_bytes`: eight classes per power of two, whole words of 256.
+fn class(n_bytes: usize) -> usize {
+    let n_lines = n_bytes.div_ceil(256).max(1);
+    n_lines.next_multiple_of((n_lines.next_power_of_two() / 16).max(1)) * 256
+}
+
+/// A launch with its arguments resolved.
+pub(crate) struct Launch<'a> {
+    pub kernel: &'static Kernel,
+    pub work: Work,
+    pub consts: &'a [Const],
+    pub args: &'a [Resolved<'a>],
+    pub params: &'a [Word],
+}
+
+/// An argument as a backend needs it.
+pub(crate) struct Resolved<'a> {
+    pub memory: &'a Memory,
+    pub offset: usize,
+    pub n_bytes: usize,
+    pub dtype: DType,
+    pub writes: bool,
+}
+
+impl Gpu {
+    /// The `index`-th adapter that wgpu finds, best first.
+    pub fn wgpu(index: usize, host: Arc<Cpu>) -> Result<Gpu> {
+        Gpu::wgpu_plain(index, host, usize::MAX, &wgpu::FEATURE_NAMES)
+    }
+
+    /// The same with bindings of at most so many bytes, and of what not every adapter has with
+    /// these features alone: for tests of what is split, and of kernels that have a twin.
+    pub fn wgpu_plain(
+        index: usize,
+        host: Arc<Cpu>,
+        bytes_max: usize,
+        features: &[&str],
+    ) -> Result<Gpu> {
+        let failure = Failure::default();
+        let backend = wgpu::Wgpu::new(index, failure.clone(), bytes_max, features)?;
+        Ok(Gpu::with(Backend::Wgpu(Box::new(backend)), host, failure, Precision::F32))
+    }
+
+    /// The `index`-th GPU that CUDA finds.
+    pub fn cuda(index: usize, host: Arc<Cpu>, precision: Precision) -> Result<Gpu> {
+        let failure = Failure::default();
+        let backend = cuda::Cuda::new(index, failure.clone())?;
+        Ok(Gpu::with(Backend::Cuda(Box::new(backend)), host, failure, precision))
+    }
+
+    fn with(backend: Backend, host: Arc<Cpu>, failure: Failure, precision: Precision) -> Gpu {
+        let shelf = Mutex::default();
+        Gpu(Arc::new(Inner { backend, host, shelf, failure, precision }))
+    }
+
+    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+        self.0.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether both are handles of one device.
+    pub fn is_same(&self, other: &Gpu) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Keeps what an op found wrong, as if the device had said it.
+    pub(crate) fn fail(&self, problem: String) {
+        self.0.failure.set(problem);
+    }
+
+    /// Threads for what only the host can do.
+    pub fn host(&self) -> &Arc<Cpu> {
+        &self.0.host
+    }
+
+    /// What activations are stored in.
+    pub fn activation_dtype(&self) -> DType {
+        match self.0.precision {
+            Precision::Bf16 => DType::BF16,
+            Precision::F32 | Precision::Tf32 => DType::F32,
+        }
+    }
+
+    /// What products are computed in.
+    pub fn precision(&self) -> Precision {
+        self.0.precision
+    }
+
+    /// The CUDA side, where it is one.
+    pub fn as_cuda(&self) -> Option<&cuda::Cuda> {
+        match &self.0.backend {
+            Backend::Cuda(cuda) => Some(cuda),
+            Backend::Wgpu(_) => None,
+        }
+    }
+
+    /// Most bytes of one argument of a kernel.
+    pub fn binding_bytes_max(&self) -> usize {
+        match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.binding_bytes_max(),
+            Backend::Cuda(_) => usize::MAX,
+        }
+    }
+
+    /// Work for kernels that on CUDA take eight numbers at a time.
+    pub fn each_eight(&self, n: usize) -> Work {
+        Work::each(if self.as_cuda().is_some() { n.div_ceil(8) } else { n })
+    }
+
+    /// Ranges of numbers, none of which takes more bytes than a binding may have.
+    pub fn parts(&self, tensor: &Tensor) -> impl Iterator<Item = Range<usize>> + use<> {
+        let n_elem = tensor.n_elem();
+        let (per_block, bytes) = tensor.dtype().block();
+        // Whole blocks, and a multiple of every alignment.
+        let most = (self.binding_bytes_max() / bytes / 256).max(1) * 256 * per_block;
+        (0..n_elem).step_by(most.min(n_elem.max(1))).map(move |at| at..n_elem.min(at + most))
+    }
+
+    /// What the first byte of an argument is a multiple of.
+    pub fn offset_align(&self) -> usize {
+        match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.offset_align(),
+            // Four numbers in one read.
+            Backend::Cuda(_) => 16,
+        }
+    }
+
+    /// Runs of rows that fit into a binding, for kernels that go row by row: each begins where an
+    /// argument may, whatever the rows are (of whole numbers).
+    pub fn windows(&self, n_rows: usize, row_bytes: usize) -> Vec<Range<usize>> {
+        let max = self.binding_bytes_max() / row_bytes.max(1);
+        // The largest power of two in a row's bytes: so many rows begin at a multiple of `align`.
+        let align = self.offset_align();
+        let step = align >> row_bytes.trailing_zeros().min(align.trailing_zeros());
+        let n = if max >= n_rows { n_rows } else { max / step * step };
+        assert!(n > 0 || n_rows == 0, "{n_rows} rows of {row_bytes} bytes");
+        (0..n_rows).step_by(n.max(1)).map(|at| at..n_rows.min(at + n)).collect()
+    }
+
+    /// Says that a kernel goes through so many rounds of loops: a failure where the driver would
+    /// end them before.
+    pub fn expect_rounds(&self, kernel: &Kernel, n_rounds: usize) {
+        let Backend::Wgpu(wgpu) = &self.0.backend else { return };
+        if wgpu.is_software() && n_rounds > N_ROUNDS_MAX {
+            self.0.failure.set(format!(
+                "`{}` needs {n_rounds} rounds of its loops, and a processor that plays a graphics \
+                 processor may end them after {N_ROUNDS_MAX}",
+                kernel.entry
+            ));
+        }
+    }
+
+    /// Tells what went wrong since the beginning, if anything did; waits for nothing.
+    pub fn check(&self) -> Result<()> {
+        match self.0.failure.get() {
+            None => Ok(()),
+            Some(problem) => Err(Error::Device {
+                problem: format!("{}: {problem}", self.name()),
+                hint: "try a smaller `--batch` or `--context`, or `--device cpu`".into(),
+            }),
+        }
+    }
+
+    /// Whether nothing is done any more because something went wrong.
+    fn is_broken(&self) -> bool {
+        self.0.failure.get().is_some()
+    }
+
+    /// Its name.
+    pub fn name(&self) -> String {
+        match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.name(),
+            Backend::Cuda(cuda) => format!("{}, {}", cuda.name(), self.0.precision.name()),
+        }
+    }
+
+    /// What it has beyond what every device has and uses, as `elapid info --devices` calls it.
+    pub fn features(&self) -> Vec<&'static str> {
+        match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.features(),
+            Backend::Cuda(_) => Vec::new(),
+        }
+    }
+
+    /// Accounts of the pool.
+    pub fn memory(&self) -> MemoryUse {
+        self.shelf().usage
+    }
+
+    /// Gives buffers that nobody uses back to the system.
+    pub fn trim(&self) {
+        let mut shelf = self.shelf();
+        let free: Vec<Memory> = shelf.free.drain().flat_map(|(_, list)| list).collect();
+        shelf.usage.reserved = shelf.usage.live;
+        drop(shelf);
+        free.into_iter().for_each(|memory| self.release(memory));
+    }
+
+    fn release(&self, memory: Memory) {
+        match (&self.0.backend, memory) {
+            (Backend::Cuda(cuda), Memory::Cuda(memory)) => cuda.free(memory),
+            (_, memory) => drop(memory),
+        }
+    }
+
+    /// A buffer with unspecified contents.
+    pub(crate) fn take(&self, n_bytes: usize) -> Buffer {
+        let class = class(n_bytes);
+        let mut shelf = self.shelf();
+        let reserve = shelf.recording.clone().filter(|reserve| reserve.is_mine());
+        let found = match &reserve {
+            Some(reserve) => reserve.take(class),
+            None => shelf.free.get_mut(&class).and_then(Vec::pop),
+        };
+        let is_new = found.is_none();
+        drop(shelf);
+        let memory = found.or_else(|| self.allocate(class));
+        if memory.is_some() {
+            let mut shelf = self.shelf();
+            let usage = &mut shelf.usage;
+            usage.live += class;
+            usage.live_max = usage.live_max.max(usage.live);
+            if is_new {
+                usage.reserved += class;
+                usage.n_alloc += 1;
+            }
+        }
+        let buffer = Buffer { memory, class, gpu: self.clone(), reserve };
+        if cfg!(debug_assertions) {
+            // Not a number in every format: who reads before writing is found out in tests.
+            self.fill(&buffer, 0, n_bytes.next_multiple_of(4), u32::MAX);
+        }
+        buffer
+    }
+
+    /// Memory from the system; what lies free in other classes is given back first if need be.
+    fn allocate(&self, n_bytes: usize) -> Option<Memory> {
+        if self.is_broken() {
+            return None;
+        }
+        let once = || match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.allocate(n_bytes).map(Memory::Wgpu),
+            Backend::Cuda(cuda) => cuda.allocate(n_bytes).map(Memory::Cuda),
+        };
+        let got = once().or_else(|_| {
+            self.trim();
+            once()
+        });
+        got.map_err(|problem| self.0.failure.set(problem)).ok()
+    }
+
+    /// Bytes from the host.
+    pub(crate) fn upload(&self, to: &Buffer, offset: usize, bytes: &[u8]) {
+        let Some(memory) = &to.memory else { return };
+        assert!(offset + bytes.len() <= to.class, "upload past a buffer");
+        if bytes.is_empty() || self.is_broken() {
+            return;
+        }
+        match (&self.0.backend, memory) {
+            (Backend::Wgpu(wgpu), Memory::Wgpu(memory)) => wgpu.upload(memory, offset, bytes),
+            (Backend::Cuda(cuda), Memory::Cuda(memory)) => cuda.upload(memory, offset, bytes),
+            _ => unreachable!("a buffer of another device"),
+        }
+    }
+
+    /// Bytes to the host: waits for all work. Where something went wrong they are all ones.
+    pub(crate) fn download(&self, from: &Buffer, offset: usize, bytes: &mut [u8]) {
+        bytes.fill(0xff);
+        let Some(memory) = &from.memory else { return };
+        assert!(offset + bytes.len() <= from.class, "download past a buffer");
+        if bytes.is_empty() || self.is_broken() {
+            return;
+        }
+        match (&self.0.backend, memory) {
+            (Backend::Wgpu(wgpu), Memory::Wgpu(memory)) => wgpu.download(memory, offset, bytes),
+            (Backend::Cuda(cuda), Memory::Cuda(memory)) => cuda.download(memory, offset, bytes),
+            _ => unreachable!("a buffer of another device"),
+        }
+    }
+
+    /// Copies between two buffers; offsets and length in whole words of four bytes.
+    pub(crate) fn copy(&self, from: (&Buffer, usize), to: (&Buffer, usize), n_bytes: usize) {
+        let (Some(source), Some(target)) = (&from.0.memory, &to.0.memory) else { return };
+        assert!(from.1 + n_bytes <= from.0.class && to.1 + n_bytes <= to.0.class, "copy past end");
+        if n_bytes == 0 || self.is_broken() {
+            return;
+        }
+        match (&self.0.backend, source, target) {
+            (Backend::Wgpu(wgpu), Memory::Wgpu(a), Memory::Wgpu(b)) => {
+                wgpu.copy((a, from.1), (b, to.1), n_bytes);
+            }
+            (Backend::Cuda(cuda), Memory::Cuda(a), Memory::Cuda(b)) => {
+                cuda.copy((a, from.1), (b, to.1), n_bytes);
+            }
+            _ => unreachable!("a buffer of another device"),
+        }
+    }
+
+    /// Sets words of four bytes.
+    pub(crate) fn fill(&self, buffer: &Buffer, offset: usize, n_bytes: usize, word: u32) {
+        let Some(memory) = &buffer.memory else { return };
+        if n_bytes == 0 || self.is_broken() {
+            return;
+        }
+        match (&self.0.backend, memory) {
+            (Backend::Wgpu(wgpu), Memory::Wgpu(memory)) => {
+                wgpu.fill(memory, offset, n_bytes, word);
+            }
+            (Backend::Cuda(cuda), Memory::Cuda(memory)) => {
+                cuda.fill(memory, offset, n_bytes, word);
+            }
+            _ => unreachable!("a buffer of another device"),
+        }
+    }
+
+    /// Starts a kernel. Nothing in `args` may be both read and written by different arguments.
+    pub fn launch(
+        &self,
+        kernel: &'static Kernel,
+        work: Work,
+        consts: &[Const],
+        args: &mut [Arg],
+        params: &[Word],
+    ) {
+        for arg in args.iter_mut() {
+            if let Arg::Out(tensor) | Arg::Window(tensor, _) = arg {
+                tensor.expect_unique();
+            }
+        }
+        // What begins off the alignment of a binding is copied: a row of a stacked tensor.
+        let align = self.offset_align();
+        let copies: Vec<Option<Tensor>> = args.iter().map(|arg| arg.aligned(align)).collect();
+        let mut resolved = Vec::with_capacity(args.len());
+        for (arg, copy) in args.iter().zip(&copies) {
+            let (tensor, writes) = match arg {
+                Arg::In(tensor) => (copy.as_ref().unwrap_or(tensor), false),
+                Arg::Out(tensor) | Arg::Window(tensor, _) => (&**tensor, true),
+            };
+            let (buffer, mut offset) = tensor.gpu_buffer();
+            let Some(memory) = &buffer.memory else { return };
+            let (mut n_bytes, dtype) = (tensor.n_bytes(), tensor.dtype());
+            if let Arg::Window(_, bytes) = arg {
+                assert!(bytes.end <= n_bytes && bytes.start.is_multiple_of(align), "{bytes:?}");
+                (offset, n_bytes) = (bytes.start, bytes.len());
+            }
+            resolved.push(Resolved { memory, offset, n_bytes, dtype, writes });
+        }
+        if self.is_broken() {
+            return;
+        }
+        graph::note(self, args);
+        let launch = Launch { kernel, work, consts, args: &resolved, params };
+        match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.launch(&launch),
+            Backend::Cuda(cuda) => cuda.launch(&launch),
+        }
+    }
+
+    /// Hands over what has been recorded; does not wait.
+    pub fn flush(&self) {
+        if let Backend::Wgpu(wgpu) = &self.0.backend {
+            wgpu.flush();
+        }
+    }
+
+    /// Waits for all work.
+    pub fn wait(&self) {
+        match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.wait(),
+            Backend::Cuda(cuda) => cuda.wait(),
+        }
+    }
+}
+
+impl Arg<'_> {
+    /// A copy of an input whose first byte is off the alignment.
+    fn aligned(&self, align: usize) -> Option<Tensor> {
+        match self {
+            Arg::In(tensor) if !tensor.gpu_buffer().1.is_multiple_of(align) => {
+                Some(tensor.copied())
+            }
+            Arg::Out(tensor) | Arg::Window(tensor, _) => {
+                assert!(tensor.gpu_buffer().1 == 0, "a kernel writes whole tensors");
+                None
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let shelf = self.shelf.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for memory in shelf.free.drain().flat_map(|(_, list)| list) {
+            if let (Backend::Cuda(cuda), Memory::Cuda(memory)) = (&self.backend, memory) {
+                cuda.free(memory);
+            }
+        }
+    }
+}

@@ -1,0 +1,561 @@
+//! Matrix products on a graphics processor: `out = alpha a @ b + beta out`.
+//!
+//! | name  | shape  |                                              |
+//! |-------|--------|----------------------------------------------|
+//! | `a`   | (m, k) | stored (k, m) where transposed               |
+//! | `b`   | (k, n) | stored (n, k) where transposed               |
+//! | `out` | (m, n) | rows and columns of a tensor that may have more |
+//!
+//! With `beta` zero `out` is not read. Sides in another dtype than the one products are computed in
+//! are cast first: who multiplies with a weight again and again keeps the cast (`Tensor::derived`).
+//!
+//! wgpu: tiles in shared memory, f32; a right side in f16 is read as it is stored. CUDA: cuBLASLt,
+//! which may do a little more on the way (`Epilogue`). What does not fit into a binding is split
+//! along its stored rows.
+//!
+//! Not here: products of few rows with a stored matrix, in `vector.rs`.
+
+use super::decode::kind;
+use super::{Arg, Gpu, Kernel, N_ROUNDS_MAX, Work};
+use crate::tensor::{DType, Tensor};
+use std::ops::Range;
+
+static PRODUCT: Kernel = Kernel {
+    entry: "product",
+    wgsl: concat!(include_str!("product_f32.wgsl"), include_str!("product.wgsl")),
+    cuda: "",
+};
+
+/// The right side in f16.
+static PRODUCT_F16: Kernel =
+    Kernel { entry: "product", wgsl: include_str!("product.wgsl"), cuda: "" };
+
+/// A matrix on the left or right of a product.
+#[derive(Clone, Copy)]
+pub enum Side<'a> {
+    /// As it is stored.
+    Plain(&'a Tensor),
+    /// The other way round.
+    Transposed(&'a Tensor),
+    /// Some columns of it as it is stored: the first, and how many.
+    Columns(&'a Tensor, usize, usize),
+}
+
+/// Rows of a tensor that a product writes.
+pub struct Rows<'a> {
+    /// All of it.
+    pub tensor: &'a mut Tensor,
+    /// Its rows.
+    pub rows: Range<usize>,
+}
+
+/// Rows and columns of a tensor that a product writes.
+pub struct Block<'a> {
+    /// All of it.
+    pub tensor: &'a mut Tensor,
+    /// Its rows.
+    pub rows: Range<usize>,
+    /// Its columns.
+    pub cols: Range<usize>,
+}
+
+impl<'a> From<&'a mut Tensor> for Block<'a> {
+    fn from(tensor: &'a mut Tensor) -> Block<'a> {
+        let (n_rows, n_cols) = tensor.dims2();
+        Block { tensor, rows: 0..n_rows, cols: 0..n_cols }
+    }
+}
+
+impl<'a> From<Rows<'a>> for Block<'a> {
+    fn from(Rows { tensor, rows }: Rows<'a>) -> Block<'a> {
+        let cols = 0..tensor.dims2().1;
+        Block { tensor, rows, cols }
+    }
+}
+
+/// What a product does on the way, on CUDA alone: with numbers of a tensor from one on, which has
+/// the dtype of the result.
+pub enum Epilogue<'a> {
+    /// Adds one to each column.
+    Bias(&'a Tensor, usize),
+    /// Writes the sums of the rows of the left side, one for each row: sums over what is stored as
+    /// rows where it is transposed.
+    Sums(&'a mut Tensor, usize),
+}
+
+/// A product as a backend computes it.
+pub(super) struct Product<'a> {
+    pub out: &'a mut Tensor,
+    /// First number of the result in `out`, and how many lie between two rows.
+    pub out_first: usize,
+    pub out_stride: usize,
+    /// From one result of a batch to the next, and how many there are.
+    pub out_matrix: usize,
+    pub n_batch: usize,
+    pub a: Operand,
+    pub b: Operand,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub alpha: f32,
+    pub beta: f32,
+}
+
+/// A side as a backend reads it.
+#[derive(Clone)]
+pub(super) struct Operand {
+    pub tensor: Tensor,
+    /// First number of the side in the tensor, and how many lie between two stored rows.
+    pub first: usize,
+    pub stride: usize,
+    /// From one matrix of a batch to the next.
+    pub matrix: usize,
+    pub is_transposed: bool,
+}
+
+/// Where the matrices of a batch lie in a tensor, counted in numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Places {
+    /// The first number of the first matrix.
+    pub first: usize,
+    /// From one stored row to the next.
+    pub row: usize,
+    /// From one matrix to the next.
+    pub matrix: usize,
+}
+
+impl Places {
+    fn expect_inside(&self, tensor: &Tensor, n: usize, (rows, cols): (usize, usize)) {
+        let last = self.first + (n - 1) * self.matrix + rows.saturating_sub(1) * self.row + cols;
+        let shape = tensor.shape();
+        assert!(self.row >= cols && last <= tensor.n_elem(), "product: {self:?} of {shape:?}");
+    }
+}
+
+/// A batch of products, each at its places: `out[i] = alpha a[i] @ b[i] + beta out[i]`.
+///
+/// Sides are `Plain` or `Transposed`; only the places tell where their rows and matrices are, not
+/// the shapes of the tensors.
+pub struct Batch<'a> {
+    /// Results, (m, n) each.
+    pub out: (&'a mut Tensor, Places),
+    /// Left sides, (m, k) each, stored (k, m) where transposed.
+    pub a: (Side<'a>, Places),
+    /// Right sides, (k, n) each, stored (n, k) where transposed.
+    pub b: (Side<'a>, Places),
+}
+
+impl Side<'_> {
+    fn tensor(&self) -> &Tensor {
+        match self {
+            Side::Plain(tensor) | Side::Transposed(tensor) | Side::Columns(tensor, ..) => tensor,
+        }
+    }
+
+    /// As the product sees it.
+    fn dims(&self) -> (usize, usize) {
+        let tensor = self.tensor();
+        // A matrix without columns has rows all the same.
+        let (rows, cols) = match tensor.shape() {
+            [rows, cols] => (*rows, *cols),
+            _ => tensor.dims2(),
+        };
+        match self {
+            Side::Plain(_) => (rows, cols),
+            Side::Transposed(_) => (cols, rows),
+            Side::Columns(_, first, n) => {
+                assert!(first + n <= cols, "product: columns {first} and {n} of {cols}");
+                (rows, *n)
+            }
+        }
+    }
+
+    fn operand(&self, gpu: &Gpu) -> Operand {
+        self.operand_as(in_format(gpu, self.tensor()))
+    }
+
+    /// The right side, which is cast only if it must be.
+    fn right_operand(&self, gpu: &Gpu) -> Operand {
+        match gpu.reads_right(self.tensor().dtype()) {
+            true => self.operand_as(self.tensor().clone()),
+            false => self.operand(gpu),
+        }
+    }
+
+    fn operand_as(&self, tensor: Tensor) -> Operand {
+        let first = match self {
+            Side::Columns(_, first, _) => *first,
+            Side::Plain(_) | Side::Transposed(_) => 0,
+        };
+        Operand {
+            first,
+            stride: tensor.dims2().1,
+            matrix: 0,
+            is_transposed: matches!(self, Side::Transposed(_)),
+            tensor,
+        }
+    }
+
+    /// The same for a batch at its places.
+    fn operand_at(&self, gpu: &Gpu, at: Places) -> Operand {
+        let (first, stride, matrix) = (at.first, at.row, at.matrix);
+        Operand { first, stride, matrix, ..self.operand(gpu) }
+    }
+}
+
+/// The name of the copy of a master.
+pub(crate) const IN_BF16: &str = "bf16";
+
+/// A side in the format of products. Of a master in f32 the copy in bf16 is kept until it is
+/// written: one cast a step.
+pub(crate) fn in_format(gpu: &Gpu, tensor: &Tensor) -> Tensor {
+    match (tensor.dtype(), gpu.activation_dtype()) {
+        (DType::F32, DType::BF16) => tensor.derived(IN_BF16, |it| gpu.cast(it, DType::BF16)),
+        (_, dtype) => gpu.cast(tensor, dtype),
+    }
+}
+
+/// Rows and columns of a tile, or half of them.
+const TILE: usize = 64;
+/// Longest sum of one launch, in which every term is a round of a loop.
+const DEPTH_MAX: usize = N_ROUNDS_MAX / 2;
+/// Groups that keep a machine busy.
+const N_GROUPS_BUSY: usize = 128;
+
+impl Gpu {
+    /// Whether products read a right side in this dtype as it is stored.
+    pub fn reads_right(&self, dtype: DType) -> bool {
+        dtype == self.activation_dtype() || (dtype == DType::F16 && self.as_cuda().is_none())
+    }
+
+    /// `out = alpha a @ b + beta out`.
+    pub fn product<'a>(&self, out: impl Into<Block<'a>>, beta: f32, alpha: f32, a: Side, b: Side) {
+        let Some(product) = self.described(out.into(), beta, alpha, a, b) else { return };
+        match self.as_cuda() {
+            Some(cuda) => cuda.product(self, product),
+            None => self.split(product),
+        }
+    }
+
+    /// `out = a @ b + beta out` with an epilogue; false where that is not to be had and nothing is
+    /// done.
+    pub fn product_with<'a>(
+        &self,
+        epilogue: Epilogue,
+        out: impl Into<Block<'a>>,
+        beta: f32,
+        a: Side,
+        b: Side,
+    ) -> bool {
+        let Some(cuda) = self.as_cuda() else { return false };
+        let product = self.described(out.into(), beta, 1.0, a, b);
+        product.is_some_and(|product| cuda.product_with(self, product, epilogue))
+    }
+
+    /// A product of whole tensors, unless it is empty.
+    fn described<'a>(
+        &self,
+        Block { tensor, rows, cols }: Block<'a>,
+        beta: f32,
+        alpha: f32,
+        a: Side,
+        b: Side,
+    ) -> Option<Product<'a>> {
+        let ((m, k), (k_b, n)) = (a.dims(), b.dims());
+        assert_eq!(k, k_b, "product: {:?} by {:?}", a.tensor().shape(), b.tensor().shape());
+        assert_eq!((rows.len(), cols.len()), (m, n), "product: result");
+        let (n_rows, stride) = tensor.dims2();
+        assert!(rows.end <= n_rows && cols.end <= stride, "product: {rows:?}, {cols:?}");
+        if m == 0 || n == 0 {
+            return None;
+        }
+        Some(Product {
+            out_first: rows.start * stride + cols.start,
+            out_stride: stride,
+            out_matrix: 0,
+            n_batch: 1,
+            a: a.operand(self),
+            b: b.right_operand(self),
+            out: tensor,
+            m,
+            n,
+            k,
+            alpha,
+            beta,
+        })
+    }
+
+    /// A batch of products; `size` is their number, m, n and k. On wgpu all must fit into bindings.
+    pub fn product_batched(
+        &self,
+        [n_batch, m, n, k]: [usize; 4],
+        beta: f32,
+        alpha: f32,
+        Batch { out: (out, out_at), a: (a, a_at), b: (b, b_at) }: Batch,
+    ) {
+        if n_batch == 0 || m == 0 || n == 0 {
+            return;
+        }
+        let stored = |side: &Side, rows: usize, cols: usize| match side {
+            Side::Transposed(_) => (cols, rows),
+            Side::Plain(_) | Side::Columns(..) => (rows, cols),
+        };
+        out_at.expect_inside(out, n_batch, (m, n));
+        a_at.expect_inside(a.tensor(), n_batch, stored(&a, m, k));
+        b_at.expect_inside(b.tensor(), n_batch, stored(&b, k, n));
+        let product = Product {
+            out,
+            out_first: out_at.first,
+            out_stride: out_at.row,
+            out_matrix: out_at.matrix,
+            n_batch,
+            a: a.operand_at(self, a_at),
+            b: b.operand_at(self, b_at),
+            m,
+            n,
+            k,
+            alpha,
+            beta,
+        };
+        match self.as_cuda() {
+            Some(cuda) => cuda.product(self, product),
+            None => self.launch_product(product),
+        }
+    }
+
+    /// Halves a product until everything fits into a binding and a loop.
+    fn split(&self, product: Product) {
+        let too_long = product.too_long(self.binding_bytes_max() - 2 * self.offset_align());
+        let too_deep = (product.k > DEPTH_MAX).then_some(Axis::K);
+        let Some(axis) = too_long.or(too_deep) else {
+            return self.launch_product(product);
+        };
+        let Product { out, out_first, out_stride, a, b, m, n, k, alpha, beta, .. } = product;
+        let (out_matrix, n_batch) = (0, 1);
+        let (mut a_more, mut b_more, mut out_more) = (a.clone(), b.clone(), out_first);
+        // Sizes of both halves, and what of the result counts in the second.
+        let (halves, beta_more) = match axis {
+            Axis::M => {
+                a_more.first += m / 2 * a.row_step();
+                out_more += m / 2 * out_stride;
+                ([(m / 2, n, k), (m - m / 2, n, k)], beta)
+            }
+            Axis::N => {
+                b_more.first += n / 2 * b.col_step();
+                out_more += n / 2;
+                ([(m, n / 2, k), (m, n - n / 2, k)], beta)
+            }
+            Axis::K => {
+                a_more.first += k / 2 * a.col_step();
+                b_more.first += k / 2 * b.row_step();
+                ([(m, n, k / 2), (m, n, k - k / 2)], 1.0)
+            }
+        };
+        let parts = [(out_first, a, b, beta), (out_more, a_more, b_more, beta_more)];
+        for ((out_first, a, b, beta), (m, n, k)) in parts.into_iter().zip(halves) {
+            let out = &mut *out;
+            self.split(Product {
+                out,
+                out_first,
+                out_stride,
+                out_matrix,
+                n_batch,
+                a,
+                b,
+                m,
+                n,
+                k,
+                alpha,
+                beta,
+            });
+        }
+    }
+
+    fn launch_product(&self, product: Product) {
+        let Product { out, out_first, out_stride, out_matrix, n_batch, a, b, m, n, k, .. } =
+            product;
+        let (a_tensor, a_first) = a.window(self, (m, k), n_batch);
+        let (b_tensor, b_first) = b.window(self, (k, n), n_batch);
+        let end = out_first + (n_batch - 1) * out_matrix + (m - 1) * out_stride + n;
+        let lead = out_first * 4 % self.offset_align() / 4;
+        let out_bytes = (out_first - lead) * 4..end * 4;
+        let tile = tile_of(m, n, n_batch);
+        let consts = [
+            ("BM", tile),
+            ("B_KIND", kind(b.tensor.dtype())),
+            ("A_TRANSPOSED", usize::from(a.is_transposed)),
+            ("B_TRANSPOSED", usize::from(b.is_transposed)),
+            ("A_WIDE", a.is_wide(a_first, if a.is_transposed { m } else { k })),
+            ("B_WIDE", b.is_wide(b_first, if b.is_transposed { k } else { n })),
+        ];
+        let kernel = if b.tensor.dtype() == DType::F16 { &PRODUCT_F16 } else { &PRODUCT };
+        let mut args = [
+            Arg::In(&b_tensor),
+            Arg::In(&a_tensor),
+            Arg::In(&b_tensor),
+            Arg::In(&a_tensor),
+            Arg::Window(out, out_bytes),
+        ];
+        let params = [
+            m.into(),
+            n.into(),
+            k.into(),
+            a_first.into(),
+            a.stride.into(),
+            a.matrix.into(),
+            b_first.into(),
+            b.stride.into(),
+            b.matrix.into(),
+            lead.into(),
+            out_stride.into(),
+            out_matrix.into(),
+            product.alpha.into(),
+            product.beta.into(),
+        ];
+        let work = Work::grid([n.div_ceil(tile), m.div_ceil(tile), n_batch], 256);
+        self.launch(kernel, work, &consts, &mut args, &params);
+    }
+}
+
+/// Rows and columns of a tile: more where there are groups enough to keep the machine busy.
+fn tile_of(m: usize, n: usize, n_batch: usize) -> usize {
+    let n_groups = m.div_ceil(2 * TILE) * n.div_ceil(2 * TILE) * n_batch;
+    if m.min(n) > TILE && n_groups >= N_GROUPS_BUSY { 2 * TILE } else { TILE }
+}
+
+/// An axis of a product.
+#[derive(Clone, Copy)]
+enum Axis {
+    M,
+    N,
+    K,
+}
+
+impl Product<'_> {
+    /// The axis along which a matrix is to be cut, if one has more bytes than this.
+    fn too_long(&self, bytes_max: usize) -> Option<Axis> {
+        let a_axes = if self.a.is_transposed { (Axis::K, Axis::M) } else { (Axis::M, Axis::K) };
+        let b_axes = if self.b.is_transposed { (Axis::N, Axis::K) } else { (Axis::K, Axis::N) };
+        let out_axes = (Axis::M, Axis::N);
+        let stored = [
+            (a_axes, self.a.stride, self.a.size()),
+            (b_axes, self.b.stride, self.b.size()),
+            (out_axes, self.out_stride, 4),
+        ];
+        let size = |axis: Axis| match axis {
+            Axis::M => self.m,
+            Axis::N => self.n,
+            Axis::K => self.k,
+        };
+        stored.into_iter().find_map(|((rows, cols), stride, bytes)| {
+            let n_elem = size(rows).saturating_sub(1) * stride + size(cols);
+            (bytes * n_elem > bytes_max).then_some(if size(rows) > 1 { rows } else { cols })
+        })
+    }
+}
+
+impl Operand {
+    /// Bytes of a number.
+    fn size(&self) -> usize {
+        self.tensor.dtype().block().1
+    }
+
+    /// Numbers between two rows of the side, as the product sees it.
+    fn row_step(&self) -> usize {
+        if self.is_transposed { 1 } else { self.stride }
+    }
+
+    fn col_step(&self) -> usize {
+        if self.is_transposed { self.stride } else { 1 }
+    }
+
+    /// One where four numbers along a stored row can be read at once: rows of `n` numbers, the
+    /// first of them at `first`.
+    fn is_wide(&self, first: usize, n: usize) -> usize {
+        usize::from([first, n, self.stride, self.matrix].iter().all(|it| it.is_multiple_of(4)))
+    }
+
+    /// What of the tensor is read, and the first number of it there.
+    fn window(
+        &self,
+        gpu: &Gpu,
+        (n_rows, n_cols): (usize, usize),
+        n_batch: usize,
+    ) -> (Tensor, usize) {
+        let (n_rows, n_cols) = if self.is_transposed { (n_cols, n_rows) } else { (n_rows, n_cols) };
+        let more = (n_batch - 1) * self.matrix;
+        let end = self.first + more + n_rows.saturating_sub(1) * self.stride + n_cols;
+        let (bytes, align) = (self.first * self.size()..end * self.size(), gpu.offset_align());
+        let (read, lead) = match self.tensor.dtype() {
+            DType::F16 => self.tensor.halves(bytes, align),
+            _ => self.tensor.words(bytes, align),
+        };
+        (read, lead / self.size())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::check::{Input, compare_devices, devices, small_bindings};
+    use crate::tensor::device::Device;
+
+    /// Compares with sums in f64, for all four ways to store the sides.
+    fn check(device: &Device, tolerance: f32, [m, n, k]: [usize; 3]) {
+        let (cpu, gpu) = (Device::cpu(1).unwrap(), device.gpu().unwrap());
+        for (a_transposed, b_transposed) in
+            [(false, true), (false, false), (true, false), (true, true)]
+        {
+            let a = Input::normal(1, &if a_transposed { [k, m] } else { [m, k] }, 1.0);
+            let b = Input::normal(2, &if b_transposed { [n, k] } else { [k, n] }, 1.0);
+            let (a_here, b_here) = (a.tensor(&cpu), b.tensor(&cpu));
+            let (a_here, b_here) = (a_here.f32(), b_here.f32());
+            let one = |row: usize, col: usize| -> f64 {
+                let term = |at: usize| {
+                    let a = a_here[if a_transposed { at * m + row } else { row * k + at }];
+                    let b = b_here[if b_transposed { col * k + at } else { at * n + col }];
+                    f64::from(a) * f64::from(b)
+                };
+                (0..k).map(term).sum()
+            };
+            let want: Vec<f32> =
+                (0..m * n).map(|at| 0.5 * one(at / n, at % n) as f32 + 2.0).collect();
+            let (a, b) = (a.tensor(device), b.tensor(device));
+            let side = |tensor, is_transposed| match is_transposed {
+                true => Side::Transposed(tensor),
+                false => Side::Plain(tensor),
+            };
+            // The last rows of something larger, over ones.
+            let mut out = Tensor::from_f32(device, &[m + 1, n], &vec![1.0; (m + 1) * n]);
+            let rows = Rows { tensor: &mut out, rows: 1..m + 1 };
+            gpu.product(rows, 2.0, 0.5, side(&a, a_transposed), side(&b, b_transposed));
+            let got = out.to_vec();
+            let what = format!("{device:?}, {m} {n} {k}, {a_transposed} {b_transposed}");
+            compare_devices(&what, &want, &got[n..], tolerance);
+            assert!(got[..n].iter().all(|&y| y == 1.0), "{what}");
+            device.check().unwrap();
+        }
+    }
+
+    #[test]
+    fn tiles_of_both_sizes_on_and_off_their_edges() {
+        for (device, tolerance) in devices() {
+            // Small tiles, by fours and not; large tiles, by fours and not; nothing to sum.
+            for size in [[64, 64, 16], [65, 66, 17], [68, 132, 36], [3, 5, 2]] {
+                check(device, *tolerance, size);
+            }
+            for size in [[1028, 1860, 8], [1027, 1859, 5], [1, 2, 70_001]] {
+                check(device, *tolerance, size);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_larger_than_a_binding_is_split() {
+        let Some(device) = small_bindings() else { return };
+        // 64 KiB: the left side, the right side, the result, everything.
+        for size in [[300, 20, 70], [20, 300, 70], [200, 201, 3], [132, 133, 140], [3, 2, 20_000]] {
+            check(device, 1e-4, size);
+        }
+    }
+}

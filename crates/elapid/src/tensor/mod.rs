@@ -1,0 +1,623 @@
+//! A tensor: shape, dtype and storage. No arithmetic: that is what ops are for.
+//!
+//! Always dense and row-major, so a kernel needs lengths and no strides. Clones share storage; a
+//! view is another shape of the same bytes or a range of rows. Writing needs the only handle.
+//!
+//! On a graphics processor the bytes are not at hand: `to_vec` brings the numbers over, and only
+//! ops with their kernels write.
+
+pub mod add;
+pub mod batch;
+pub mod cpu;
+pub mod device;
+pub mod gpu;
+pub mod quant;
+pub mod rng;
+pub mod segment;
+
+use crate::tensor::cpu::Buffer;
+use crate::tensor::device::Device;
+use half::slice::HalfFloatSliceExt;
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes owned by somebody else, such as a memory-mapped file.
+pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// How numbers are stored. Arithmetic is in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DType {
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// The upper half of an f32.
+    BF16,
+    /// A block format of ggml.
+    Block(quant::BlockType),
+}
+
+impl DType {
+    /// Numbers in one block and the bytes it takes.
+    pub fn block(self) -> (usize, usize) {
+        match self {
+            DType::F32 => (1, 4),
+            DType::F16 | DType::BF16 => (1, 2),
+            DType::Block(block) => (block.n_elem(), block.n_bytes()),
+        }
+    }
+
+    /// Bytes that `n_elem` numbers take, if they fill whole blocks and the count fits.
+    pub fn n_bytes(self, n_elem: usize) -> Option<usize> {
+        let (per_block, bytes) = self.block();
+        if n_elem.is_multiple_of(per_block) {
+            (n_elem / per_block).checked_mul(bytes)
+        } else {
+            None
+        }
+    }
+
+    /// As files and people name it: `f16`, `q4_k`.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::Block(block) => block.name(),
+        }
+    }
+
+    /// Encodes whole blocks, to the nearest; `out` has as many bytes as they take.
+    pub fn encode(self, x: &[f32], out: &mut [u8]) {
+        assert_eq!(self.n_bytes(x.len()), Some(out.len()), "{}: bytes", self.name());
+        match self {
+            DType::F32 => {
+                out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(y, x)| *y = x.to_le_bytes());
+            }
+            DType::F16 => {
+                let numbers = out.as_chunks_mut().0.iter_mut().zip(x);
+                numbers.for_each(|(y, x)| *y = half::f16::from_f32(*x).to_le_bytes());
+            }
+            DType::BF16 => {
+                let numbers = out.as_chunks_mut().0.iter_mut().zip(x);
+                numbers.for_each(|(y, x)| *y = half::bf16::from_f32(*x).to_le_bytes());
+            }
+            DType::Block(block) => block.encode(x, out),
+        }
+    }
+}
+
+enum Memory {
+    Pooled(Buffer),
+    Shared(SharedBytes),
+    Gpu(gpu::Buffer),
+}
+
+struct Storage {
+    memory: Memory,
+    /// What ops made of the numbers; see `Tensor::derived`.
+    derived: Mutex<Vec<Derived>>,
+}
+
+/// Made of `n_elem` numbers from `offset` on.
+struct Derived {
+    name: &'static str,
+    offset: usize,
+    n_elem: usize,
+    tensor: Tensor,
+}
+
+impl Storage {
+    fn new(memory: Memory) -> Arc<Storage> {
+        Arc::new(Storage { memory, derived: Mutex::default() })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match &self.memory {
+            Memory::Pooled(buffer) => buffer.bytes(),
+            Memory::Shared(bytes) => (**bytes).as_ref(),
+            Memory::Gpu(_) => panic!("bytes on a graphics processor were read by the host"),
+        }
+    }
+
+    /// The bytes to write; what was made of the old ones is forgotten.
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        self.derived.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+        match &mut self.memory {
+            Memory::Pooled(buffer) => Some(buffer.bytes_mut()),
+            Memory::Shared(_) => None,
+            Memory::Gpu(_) => panic!("bytes on a graphics processor were written by the host"),
+        }
+    }
+}
+
+/// A dense array on a device.
+#[derive(Clone)]
+pub struct Tensor {
+    shape: Vec<usize>,
+    dtype: DType,
+    device: Device,
+    storage: Arc<Storage>,
+    /// First byte within the storage.
+    offset: usize,
+}
+
+impl Tensor {
+    /// f32 numbers that nobody has set yet: the caller writes every one.
+    pub fn uninit(device: &Device, shape: &[usize]) -> Tensor {
+        Tensor::raw(device, shape, DType::F32)
+    }
+
+    /// The same in what the device stores activations in.
+    pub fn activation(device: &Device, shape: &[usize]) -> Tensor {
+        Tensor::raw(device, shape, device.activation_dtype())
+    }
+
+    /// The same in the dtype of another.
+    pub fn uninit_as(other: &Tensor, shape: &[usize]) -> Tensor {
+        Tensor::raw(&other.device, shape, other.dtype)
+    }
+
+    /// The same in any dtype.
+    pub(crate) fn in_dtype(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
+        Tensor::raw(device, shape, dtype)
+    }
+
+    /// f32 zeros.
+    pub fn zeros(device: &Device, shape: &[usize]) -> Tensor {
+        let mut tensor = Tensor::uninit(device, shape);
+        tensor.fill_zero();
+        tensor
+    }
+
+    /// f32 numbers copied from a slice.
+    pub fn from_f32(device: &Device, shape: &[usize], data: &[f32]) -> Tensor {
+        let mut tensor = Tensor::uninit(device, shape);
+        tensor.write_f32(data);
+        tensor
+    }
+
+    /// Whole numbers for a kernel: they lie as they are where an f32 would be.
+    pub fn from_u32(device: &Device, data: &[u32]) -> Tensor {
+        let mut tensor = Tensor::uninit(device, &[data.len()]);
+        tensor.write_f32(bytemuck::cast_slice(data));
+        tensor
+    }
+
+    /// Sets all numbers to zero.
+    pub fn fill_zero(&mut self) {
+        let n_bytes = self.n_bytes();
+        match &self.unique().memory {
+            Memory::Gpu(buffer) => buffer.gpu().fill(buffer, 0, n_bytes.next_multiple_of(4), 0),
+            _ => self.f32_mut().fill(0.0),
+        }
+    }
+
+    /// Sets rows to zero.
+    pub fn zero_rows(&mut self, rows: Range<usize>) {
+        let (_, d) = self.dims2();
+        match &self.unique().memory {
+            Memory::Gpu(buffer) => {
+                let n_bytes = rows.len() * d * 4;
+                buffer.gpu().fill(buffer, rows.start * d * 4, n_bytes, 0);
+            }
+            _ => self.f32_mut()[rows.start * d..rows.end * d].fill(0.0),
+        }
+    }
+
+    /// Sets all numbers.
+    pub fn write_f32(&mut self, data: &[f32]) {
+        assert_eq!((self.dtype, self.n_elem()), (DType::F32, data.len()), "written as f32");
+        match &self.unique().memory {
+            Memory::Gpu(buffer) => buffer.gpu().upload(buffer, 0, bytemuck::cast_slice(data)),
+            _ => self.f32_mut().copy_from_slice(data),
+        }
+    }
+
+    /// Sets whole numbers that a recorded graph reads, for every handle.
+    pub(crate) fn retell(&self, data: &[u32]) {
+        assert_eq!(self.n_elem(), data.len(), "as many numbers as before");
+        let (buffer, offset) = self.gpu_buffer();
+        buffer.gpu().upload(buffer, offset, bytemuck::cast_slice(data));
+    }
+
+    /// The storage of the only handle; what was made of its numbers is forgotten.
+    fn unique(&mut self) -> &mut Storage {
+        let shape = &self.shape;
+        match Arc::get_mut(&mut self.storage) {
+            Some(storage) => {
+                storage.derived.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+                storage
+            }
+            None => panic!("a shared tensor of shape {shape:?} was written"),
+        }
+    }
+
+    /// Where the bytes are on a graphics processor, and the first of them.
+    pub(crate) fn gpu_buffer(&self) -> (&gpu::Buffer, usize) {
+        match &self.storage.memory {
+            Memory::Gpu(buffer) => (buffer, self.offset),
+            _ => panic!("a tensor of shape {:?} is not on a graphics processor", self.shape),
+        }
+    }
+
+    /// Address of the first byte in the memory of CUDA; zero where that could not be had.
+    pub(crate) fn cuda_address(&self) -> u64 {
+        let (buffer, offset) = self.gpu_buffer();
+        buffer.cuda_address().map_or(0, |at| at + offset as u64)
+    }
+
+    /// Some of the bytes as they are, in words of four that begin at a multiple of `align` bytes of
+    /// the buffer, before the first of them where need be; and the place of that one. Whole runs of
+    /// four words, for those who read them so: buffers are longer.
+    pub(crate) fn words(&self, bytes: Range<usize>, align: usize) -> (Tensor, usize) {
+        let begin = self.offset + bytes.start;
+        let lead = begin % align;
+        let shape = vec![(lead + bytes.len()).div_ceil(16).max(1) * 4];
+        (Tensor { shape, dtype: DType::F32, offset: begin - lead, ..self.clone() }, lead)
+    }
+
+    /// The same bytes as numbers in f16.
+    pub(crate) fn halves(&self, bytes: Range<usize>, align: usize) -> (Tensor, usize) {
+        let (words, lead) = self.words(bytes, align);
+        (Tensor { shape: vec![2 * words.n_elem()], dtype: DType::F16, ..words }, lead)
+    }
+
+    /// A number that tensors have in common only if they share their storage.
+    pub(crate) fn memory_id(&self) -> usize {
+        Arc::as_ptr(&self.storage) as usize
+    }
+
+    /// Panics when another handle shares the storage, as `f32_mut` does.
+    pub(crate) fn expect_unique(&mut self) {
+        self.unique();
+    }
+
+    /// A copy with storage of its own, in the same dtype.
+    pub fn copied(&self) -> Tensor {
+        let mut out = Tensor::raw(&self.device, &self.shape, self.dtype);
+        out.copy_from(self, 0);
+        out
+    }
+
+    /// Copies all of `from`, in bytes, to byte `at`.
+    fn copy_from(&mut self, from: &Tensor, at: usize) {
+        let n_bytes = from.n_bytes();
+        match (&from.storage.memory, &self.storage.memory) {
+            (Memory::Gpu(a), Memory::Gpu(b)) => a.gpu().copy((a, from.offset), (b, at), n_bytes),
+            _ => self.bytes_mut()[at..at + n_bytes].copy_from_slice(from.bytes()),
+        }
+    }
+
+    /// The same numbers on another device; shared where they are there already.
+    pub fn to(&self, device: &Device) -> Tensor {
+        if self.device.is_same(device) {
+            return self.clone();
+        }
+        let mut out = Tensor::raw(device, &self.shape, self.dtype);
+        let bytes = self.to_bytes();
+        match &out.storage.memory {
+            Memory::Gpu(buffer) => buffer.gpu().upload(buffer, 0, &bytes),
+            _ => out.bytes_mut().copy_from_slice(&bytes),
+        }
+        out
+    }
+
+    /// The raw bytes, brought over from wherever they are.
+    pub fn to_bytes(&self) -> Cow<'_, [u8]> {
+        match &self.storage.memory {
+            Memory::Gpu(buffer) => {
+                let mut bytes = vec![0; self.n_bytes()];
+                buffer.gpu().download(buffer, self.offset, &mut bytes);
+                Cow::Owned(bytes)
+            }
+            _ => Cow::Borrowed(self.bytes()),
+        }
+    }
+
+    /// The numbers in f32, brought over from wherever they are.
+    pub fn to_vec(&self) -> Vec<f32> {
+        let mut out = vec![0.0; self.n_elem()];
+        decode(self.dtype, &self.to_bytes(), &mut out);
+        out
+    }
+
+    /// Numbers that stay where they are, at `offset` in `bytes`.
+    ///
+    /// The caller has checked that they are there; f32 at an odd address are copied.
+    pub fn from_shared(
+        device: &Device,
+        shape: &[usize],
+        dtype: DType,
+        bytes: SharedBytes,
+        offset: usize,
+    ) -> Tensor {
+        let n_elem = shape.iter().product::<usize>();
+        let n_bytes = dtype.n_bytes(n_elem).expect("shape fills whole blocks");
+        let data = &(*bytes).as_ref()[offset..offset + n_bytes];
+        if device.gpu().is_some() {
+            let tensor = Tensor::raw(device, shape, dtype);
+            let (buffer, _) = tensor.gpu_buffer();
+            buffer.gpu().upload(buffer, 0, data);
+            return tensor;
+        }
+        if !(data.as_ptr() as usize).is_multiple_of(4) {
+            let mut copy = Tensor::raw(device, shape, dtype);
+            copy.bytes_mut().copy_from_slice(data);
+            return copy;
+        }
+        let storage = Storage::new(Memory::Shared(bytes));
+        Tensor { shape: shape.to_vec(), dtype, device: device.clone(), storage, offset }
+    }
+
+    /// Lengths of the axes.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// How the numbers are stored.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where they are.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// How many numbers.
+    pub fn n_elem(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// How many bytes they take.
+    pub fn n_bytes(&self) -> usize {
+        self.dtype.n_bytes(self.n_elem()).expect("a tensor fills whole blocks")
+    }
+
+    /// As a matrix: the last axis is the columns, all others together the rows.
+    pub fn dims2(&self) -> (usize, usize) {
+        let cols = self.shape.last().copied().unwrap_or(1);
+        (self.n_elem().checked_div(cols).unwrap_or(0), cols)
+    }
+
+    /// The raw bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.storage.bytes()[self.offset..self.offset + self.n_bytes()]
+    }
+
+    /// The numbers of an f32 tensor.
+    pub fn f32(&self) -> &[f32] {
+        assert_eq!(self.dtype, DType::F32, "read as f32");
+        bytemuck::cast_slice(self.bytes())
+    }
+
+    /// The numbers of an f32 tensor, to write. Panics when another handle shares the storage.
+    pub fn f32_mut(&mut self) -> &mut [f32] {
+        assert_eq!(self.dtype, DType::F32, "written as f32");
+        let (offset, n_bytes) = (self.offset, self.n_bytes());
+        match Arc::get_mut(&mut self.storage).and_then(Storage::bytes_mut) {
+            Some(bytes) => bytemuck::cast_slice_mut(&mut bytes[offset..offset + n_bytes]),
+            None => panic!("a shared tensor of shape {:?} was written", self.shape),
+        }
+    }
+
+    /// Whether this is the only handle, so that `f32_mut` may be called.
+    pub fn is_unique(&mut self) -> bool {
+        let storage = Arc::get_mut(&mut self.storage);
+        storage.is_some_and(|storage| !matches!(storage.memory, Memory::Shared(_)))
+    }
+
+    /// What `make` makes of the numbers, under the name of who makes it. It is made once and kept
+    /// beside them, until they are written or dropped: for what every token would make again of
+    /// weights that stay.
+    pub fn derived(&self, name: &'static str, make: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
+        let list = || self.storage.derived.lock().unwrap_or_else(PoisonError::into_inner);
+        let (offset, n_elem) = (self.offset, self.n_elem());
+        let is_same = |one: &&Derived| (one.name, one.offset, one.n_elem) == (name, offset, n_elem);
+        if let Some(one) = list().iter().find(is_same) {
+            return one.tensor.clone();
+        }
+        // The lock is not held while threads work: one of them may come here for another call.
+        let tensor = make(self);
+        list().push(Derived { name, offset, n_elem, tensor: tensor.clone() });
+        tensor
+    }
+
+    /// What is kept under a name of all the numbers, if nobody else has it: for who is about to
+    /// write them and makes it anew in place, to `keep_derived` it then.
+    pub(crate) fn take_derived(&mut self, name: &str) -> Option<Tensor> {
+        let n_elem = self.n_elem();
+        let storage = Arc::get_mut(&mut self.storage)?;
+        let list = storage.derived.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |one: &Derived| (one.name, one.offset, one.n_elem) == (name, 0, n_elem);
+        let mut tensor = list.swap_remove(list.iter().position(is_it)?).tensor;
+        tensor.is_unique().then_some(tensor)
+    }
+
+    /// Keeps what was made of the numbers as they are now.
+    pub(crate) fn keep_derived(&self, name: &'static str, tensor: Tensor) {
+        self.derived(name, |_| tensor);
+    }
+
+    /// A copy in f32 with storage of its own.
+    pub fn to_f32(&self) -> Tensor {
+        match &self.device {
+            Device::Cpu(_) => {
+                let mut out = Tensor::uninit(&self.device, &self.shape);
+                self.read_f32(0, out.f32_mut());
+                out
+            }
+            Device::Gpu(_) if self.dtype == DType::F32 => self.copied(),
+            Device::Gpu(gpu) => gpu.cast(self, DType::F32),
+        }
+    }
+
+    /// Decodes `out.len()` numbers from element `first` on; both on block boundaries.
+    pub fn read_f32(&self, first: usize, out: &mut [f32]) {
+        let begin = self.dtype.n_bytes(first).expect("first element on a block boundary");
+        let n_bytes = self.dtype.n_bytes(out.len()).expect("whole blocks");
+        decode(self.dtype, &self.bytes()[begin..begin + n_bytes], out);
+    }
+
+    /// A copy of these rows, in this order, of a matrix or a vector (whose rows are its numbers).
+    pub fn gather(&self, rows: &[usize]) -> Tensor {
+        let n_rows = self.shape[0];
+        let per_row = self.n_elem().checked_div(n_rows).unwrap_or(0);
+        let n_bytes = self.dtype.n_bytes(per_row).expect("rows of whole blocks");
+        let mut shape = self.shape.clone();
+        shape[0] = rows.len();
+        let mut out = Tensor::raw(&self.device, &shape, self.dtype);
+        if let Memory::Gpu(from) = &self.storage.memory {
+            let (to, _) = out.gpu_buffer();
+            for (idx, &row) in rows.iter().enumerate() {
+                let at = (from, self.offset + row * n_bytes);
+                from.gpu().copy(at, (to, idx * n_bytes), n_bytes);
+            }
+            return out;
+        }
+        let from = self.bytes();
+        for (to, &row) in out.bytes_mut().chunks_exact_mut(n_bytes.max(1)).zip(rows) {
+            to.copy_from_slice(&from[row * n_bytes..(row + 1) * n_bytes]);
+        }
+        out
+    }
+
+    /// Matrices of one dtype and width, one below the other, copied.
+    pub fn stack(parts: &[Tensor]) -> Tensor {
+        let first = parts.first().expect("at least one part");
+        let mut shape = first.shape.clone();
+        shape[0] = parts.iter().map(|part| part.shape[0]).sum();
+        let mut out = Tensor::raw(&first.device, &shape, first.dtype);
+        let mut at = 0;
+        for part in parts {
+            assert_eq!((part.dtype, &part.shape[1..]), (first.dtype, &first.shape[1..]), "stack");
+            out.copy_from(part, at);
+            at += part.n_bytes();
+        }
+        out
+    }
+
+    /// Storage of its own in any dtype, to be filled.
+    fn raw(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
+        let n_bytes = dtype.n_bytes(shape.iter().product()).expect("whole blocks");
+        let storage = Storage::new(match device {
+            Device::Cpu(cpu) => Memory::Pooled(cpu.pool().take(n_bytes)),
+            Device::Gpu(gpu) => Memory::Gpu(gpu.take(n_bytes)),
+        });
+        Tensor { shape: shape.to_vec(), dtype, device: device.clone(), storage, offset: 0 }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        let n_bytes = self.n_bytes();
+        match Arc::get_mut(&mut self.storage).and_then(Storage::bytes_mut) {
+            Some(bytes) => &mut bytes[..n_bytes],
+            None => panic!("a shared tensor of shape {:?} was written", self.shape),
+        }
+    }
+
+    /// The same numbers under another shape.
+    pub fn reshape(&self, shape: &[usize]) -> Tensor {
+        let n_elem: usize = shape.iter().product();
+        assert_eq!(n_elem, self.n_elem(), "reshape of {:?} to {shape:?}", self.shape);
+        Tensor { shape: shape.to_vec(), ..self.clone() }
+    }
+
+    /// A range along the first axis, sharing storage.
+    pub fn rows(&self, range: Range<usize>) -> Tensor {
+        assert!(range.end <= self.shape[0], "rows {range:?} of {:?}", self.shape);
+        let mut shape = self.shape.clone();
+        let per_row: usize = shape[1..].iter().product();
+        let skip = self.dtype.n_bytes(range.start * per_row).expect("rows on block boundaries");
+        shape[0] = range.len();
+        Tensor { shape, offset: self.offset + skip, ..self.clone() }
+    }
+
+    /// Panics with who, expected and got unless the shape is `want`.
+    pub fn expect_shape(&self, what: &str, want: &[usize]) {
+        assert!(self.shape == want, "{what}: expected shape {want:?}, got {:?}", self.shape);
+    }
+}
+
+/// Numbers of any dtype as f32.
+fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        DType::F32 => match bytemuck::try_cast_slice(bytes) {
+            Ok(numbers) => out.copy_from_slice(numbers),
+            Err(_) => {
+                let numbers = out.iter_mut().zip(bytes.as_chunks::<4>().0);
+                numbers.for_each(|(y, x)| *y = f32::from_le_bytes(*x));
+            }
+        },
+        DType::F16 => match bytemuck::try_cast_slice::<u8, half::f16>(bytes) {
+            Ok(halves) => halves.convert_to_f32_slice(out),
+            // At an odd address.
+            Err(_) => {
+                let halves = out.iter_mut().zip(bytes.as_chunks::<2>().0);
+                halves.for_each(|(y, x)| *y = half::f16::from_le_bytes(*x).to_f32());
+            }
+        },
+        DType::BF16 => {
+            for (y, x) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *y = f32::from_bits(u32::from(u16::from_le_bytes(*x)) << 16);
+            }
+        }
+        DType::Block(block) => block.decode(bytes, out),
+    }
+}
+
+impl std::fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}{:?}", self.dtype, self.shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_view_of_rows_shares_the_bytes() {
+        let device = Device::cpu(1).unwrap();
+        let x = Tensor::from_f32(&device, &[3, 2], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(x.rows(1..3).f32(), [2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(x.rows(1..2).reshape(&[2]).shape(), [2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "a shared tensor of shape [2] was written")]
+    fn writing_a_shared_tensor_panics() {
+        let device = Device::cpu(1).unwrap();
+        let mut x = Tensor::zeros(&device, &[2]);
+        let _other = x.clone();
+        x.f32_mut()[0] = 1.0;
+    }
+
+    #[test]
+    fn what_is_derived_is_made_once_and_again_after_a_write() {
+        let device = Device::cpu(1).unwrap();
+        let mut x = Tensor::from_f32(&device, &[2, 1], &[1.0, 2.0]);
+        let double = |x: &Tensor| Tensor::from_f32(x.device(), &[1], &[2.0 * x.f32()[0]]);
+        let never = |_: &Tensor| -> Tensor { panic!("made twice") };
+        assert_eq!(x.derived("double", double).f32(), [2.0]);
+        assert_eq!(x.clone().derived("double", never).f32(), [2.0]);
+        // Other numbers of the same storage, and another name, are something else.
+        assert_eq!(x.rows(1..2).derived("double", double).f32(), [4.0]);
+        assert_eq!(x.derived("same", |x| x.rows(0..1).to_f32()).f32(), [1.0]);
+        x.f32_mut()[0] = 5.0;
+        assert_eq!(x.derived("double", double).f32(), [10.0]);
+        assert!(x.is_unique());
+    }
+
+    #[test]
+    fn halves_decode_exactly_also_at_odd_addresses() {
+        let device = Device::cpu(1).unwrap();
+        let mut bytes = vec![0u8];
+        bytes.extend(half::bf16::from_f32(-2.5).to_le_bytes());
+        bytes.extend(half::bf16::from_f32(0.15625).to_le_bytes());
+        let x = Tensor::from_shared(&device, &[2], DType::BF16, Arc::new(bytes), 1);
+        assert_eq!(x.to_f32().f32(), [-2.5, 0.15625]);
+    }
+}

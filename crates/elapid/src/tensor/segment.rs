@@ -1,0 +1,137 @@
+//! Which tokens belong together.
+//!
+//! Tokens of a batch lie flat, one row each. A segment is a run of rows that form one sequence:
+//! a document of a packed row, a row of a rectangular batch, or the new tokens of one sequence in
+//! generation. Mixers never look past a segment, so documents cannot see each other and batches
+//! need no masks and no padding.
+
+use crate::tensor::Tensor;
+use crate::tensor::device::Device;
+use std::any::Any;
+use std::sync::{Arc, Mutex, PoisonError};
+
+const POSITIONS: &str = "positions";
+
+/// One run of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// First row.
+    pub start: usize,
+    /// Rows.
+    pub n_tok: usize,
+    /// Position of its first token in its sequence: above zero when a state precedes it.
+    pub offset: usize,
+}
+
+impl Segment {
+    /// Its rows.
+    pub fn rows(&self) -> std::ops::Range<usize> {
+        self.start..self.start + self.n_tok
+    }
+}
+
+/// All segments of a batch, in order and without gaps; clones share them.
+#[derive(Clone)]
+pub struct Segments(Arc<Inner>);
+
+struct Inner {
+    list: Vec<Segment>,
+    n_ahead: usize,
+    /// What kernels were told of them, see `Segments::table`: tensors, whose type is hidden because
+    /// proving that they may cross threads leads a compiler through all of wgpu.
+    tables: Mutex<Vec<(&'static str, Box<dyn Any + Send + Sync>)>>,
+}
+
+impl Segments {
+    /// Segments of these lengths, each from the beginning of its sequence. Lengths of zero vanish.
+    pub fn from_lengths(lengths: &[usize]) -> Segments {
+        let with_offsets: Vec<_> = lengths.iter().map(|&n_tok| (n_tok, 0)).collect();
+        Segments::continuing(&with_offsets)
+    }
+
+    /// Segments of (length, offset).
+    pub fn continuing(parts: &[(usize, usize)]) -> Segments {
+        Segments::repeated(parts, 0)
+    }
+
+    /// The same for work that is recorded and then done again up to `n_ahead` times, each sequence
+    /// one token further every time: `step_on` tells where they are.
+    pub(crate) fn repeated(parts: &[(usize, usize)], n_ahead: usize) -> Segments {
+        let mut start = 0;
+        let mut list = Vec::with_capacity(parts.len());
+        for &(n_tok, offset) in parts.iter().filter(|part| part.0 > 0) {
+            list.push(Segment { start, n_tok, offset });
+            start += n_tok;
+        }
+        Segments(Arc::new(Inner { list, n_ahead, tables: Mutex::default() }))
+    }
+
+    /// Rows in all.
+    pub fn n_tok(&self) -> usize {
+        self.last().map_or(0, |last| last.start + last.n_tok)
+    }
+
+    /// How many tokens further the sequences may be when the same work is done again.
+    pub(crate) fn n_ahead(&self) -> usize {
+        self.0.n_ahead
+    }
+
+    /// The position of every row in its sequence, on a graphics processor. Kernels of single tokens
+    /// take positions from here, so that they can be recorded.
+    pub(crate) fn positions(&self, device: &Device) -> Tensor {
+        self.table(POSITIONS, device, |segments| {
+            let rows = segments.iter().flat_map(|s| s.offset..s.offset + s.n_tok);
+            rows.map(|pos| pos as u32).collect()
+        })
+    }
+
+    /// Tells recorded work where its sequences are: a position for every row.
+    pub(crate) fn step_on(&self, positions: &[u32]) {
+        let tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let named = tables.iter().filter(|it| it.0 == POSITIONS);
+        named.filter_map(|it| it.1.downcast_ref::<Tensor>()).for_each(|it| it.retell(positions));
+    }
+
+    /// Whole numbers on a graphics processor, under the name of who makes them: made once for all
+    /// layers of a pass.
+    pub(crate) fn table(
+        &self,
+        name: &'static str,
+        device: &Device,
+        make: impl FnOnce(&[Segment]) -> Vec<u32>,
+    ) -> Tensor {
+        let is_here = |table: &&Tensor| match (table.device().gpu(), device.gpu()) {
+            (Some(a), Some(b)) => a.is_same(b),
+            _ => false,
+        };
+        let mut tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let named = tables.iter().filter(|it| it.0 == name);
+        if let Some(table) = named.filter_map(|it| it.1.downcast_ref()).find(is_here) {
+            return table.clone();
+        }
+        let table = Tensor::from_u32(device, &make(&self.0.list));
+        tables.push((name, Box::new(table.clone())));
+        table
+    }
+}
+
+impl PartialEq for Segments {
+    fn eq(&self, other: &Segments) -> bool {
+        self[..] == other[..]
+    }
+}
+
+impl Eq for Segments {}
+
+impl std::fmt::Debug for Segments {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+impl std::ops::Deref for Segments {
+    type Target = [Segment];
+    fn deref(&self) -> &[Segment] {
+        &self.0.list
+    }
+}

@@ -1,0 +1,282 @@
+//! Tokenizers: text to ids and back, as the tool that made the vocabulary does it.
+//!
+//! | from                      | through                                                      |
+//! |---------------------------|--------------------------------------------------------------|
+//! | tokenizer.json            | our encoder where the file is plain BPE, else the             |
+//! |                           | `tokenizers` crate; ids as Hugging Face gives them            |
+//! | vocab.json and merges.txt | our encoder                                                  |
+//! | the vocabulary in a GGUF  | our encoder; ids as llama.cpp gives them                      |
+//!
+//! Two things may differ between the worlds on the same model: NFC (only tokenizer.json asks for
+//! it) and which of two overlapping special tokens wins.
+//!
+//! | file          | is                                                                    |
+//! |---------------|-----------------------------------------------------------------------|
+//! | `tokens.rs`   | the list of tokens                                                    |
+//! | `special.rs`  | tokens found before all else                                          |
+//! | `pre.rs`      | words; `names.rs`: pre-tokenizers by name                               |
+//! | `bpe.rs`      | joins                                                                 |
+//! | `encoder.rs`  | these together                                                        |
+//! | `json.rs`, `merges.rs`, `gguf.rs`, `spm.rs` | readers                                 |
+//! | `foreign.rs`  | the crate                                                             |
+//! | `stream.rs`   | text as ids come                                                      |
+//! | `export.rs`   | writers                                                               |
+//!
+//! Not here: chat templates; files and their names.
+
+use std::collections::BTreeMap;
+
+use crate::error::Result;
+use crate::text::fim::{FimOverrides, FimTokens};
+
+mod bpe;
+mod encoder;
+mod export;
+mod foreign;
+mod gguf;
+mod json;
+mod merges;
+mod names;
+mod pre;
+mod special;
+mod spm;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod tokens;
+mod train;
+
+pub use gguf::GgufVocab;
+pub use stream::Stream;
+
+pub(crate) use tokens::{byte_char, char_byte};
+
+use encoder::Encoder;
+use foreign::Foreign;
+use tokens::{Kind, Tokens};
+
+/// What happens to special tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Special {
+    /// Their texts are found when encoding, shown when decoding.
+    Parse,
+    /// Their texts are text like any other when encoding; they are dropped when decoding.
+    Plain,
+}
+
+enum Engine {
+    Own(Box<Encoder>),
+    Foreign(Box<Foreign>),
+}
+
+/// A vocabulary and how text is cut into it.
+pub struct Tokenizer {
+    tokens: Tokens,
+    engine: Engine,
+    /// Whether decoded text loses a first space, which encoding put there.
+    strips_space: bool,
+    begin: Vec<u32>,
+    end: Vec<u32>,
+    /// Special ids by role: `bos`, `eos`, `unk`, `fim_pre`, ...
+    ids: BTreeMap<String, u32>,
+    eog: Vec<u32>,
+    scores: Option<Vec<f32>>,
+    pre: Option<String>,
+    /// The tokenizer.json it was read from.
+    original: Option<Box<str>>,
+}
+
+impl Tokenizer {
+    /// Reads a tokenizer.json; `file` is its name, for errors.
+    pub fn from_json(file: &str, json: &[u8]) -> Result<Tokenizer> {
+        let json = json.strip_prefix(b"\xef\xbb\xbf").unwrap_or(json);
+        let text = std::str::from_utf8(json).map_err(|error| {
+            crate::error::Error::format(
+                file,
+                format!("is not text: byte {} is not UTF-8", error.valid_up_to()),
+                "the file is damaged; download it again",
+            )
+        })?;
+        match json::read(file, text) {
+            Some(tokenizer) => Ok(tokenizer),
+            None => foreign::read(file, text),
+        }
+    }
+
+    /// Reads vocab.json and merges.txt, whose names are `files`. `pre` names a pre-tokenizer as
+    /// GGUF files do; `gpt-2` is the one such files usually mean.
+    pub fn from_vocab_merges(
+        files: [&str; 2],
+        vocab_json: &[u8],
+        merges_txt: &[u8],
+        pre: &str,
+    ) -> Result<Tokenizer> {
+        merges::read(files, vocab_json, merges_txt, pre)
+    }
+
+    /// Reads the vocabulary of a GGUF file.
+    pub fn from_gguf(file: &str, vocab: GgufVocab) -> Result<Tokenizer> {
+        gguf::read(file, vocab)
+    }
+
+    /// The ids of a text, with nothing before or after.
+    pub fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        self.encode_into(text, special, &mut ids)?;
+        Ok(ids)
+    }
+
+    fn encode_into(&self, text: &str, special: Special, ids: &mut Vec<u32>) -> Result<()> {
+        match &self.engine {
+            Engine::Own(encoder) => encoder.encode(text, special, ids)?,
+            Engine::Foreign(foreign) => ids.extend(foreign.encode(text, special)?),
+        }
+        Ok(())
+    }
+
+    /// The ids of a text after what the model wants at the beginning.
+    pub fn encode_with_begin(&self, text: &str, special: Special) -> Result<Vec<u32>> {
+        let mut ids = self.begin.clone();
+        self.encode_into(text, special, &mut ids)?;
+        Ok(ids)
+    }
+
+    /// What the model wants before a text.
+    pub fn begin(&self) -> &[u32] {
+        &self.begin
+    }
+
+    /// What the file puts after a complete text; a text to be continued must not have it.
+    pub fn end(&self) -> &[u32] {
+        &self.end
+    }
+
+    /// The text of ids. Bytes that are no text become U+FFFD, ids that are no token nothing.
+    pub fn decode(&self, ids: &[u32], special: Special) -> String {
+        if let Engine::Foreign(foreign) = &self.engine {
+            return foreign.decode(ids, special);
+        }
+        let mut bytes = Vec::new();
+        for id in ids {
+            if special == Special::Parse || !self.is_special(*id) {
+                self.tokens.push_bytes(*id, &mut bytes);
+            }
+        }
+        let first = usize::from(self.strips_space && bytes.first() == Some(&b' '));
+        String::from_utf8_lossy(&bytes[first..]).into_owned()
+    }
+
+    /// The bytes of one token.
+    pub fn bytes(&self, id: u32) -> Option<Vec<u8>> {
+        if self.tokens.kind(id) == Kind::Absent {
+            return None;
+        }
+        let mut bytes = Vec::new();
+        match &self.engine {
+            Engine::Own(_) => self.tokens.push_bytes(id, &mut bytes),
+            Engine::Foreign(foreign) => bytes = foreign.decode(&[id], Special::Parse).into_bytes(),
+        }
+        Some(bytes)
+    }
+
+    /// Decodes ids as they come, from the beginning of a text and without special tokens.
+    pub fn stream(&self) -> Stream<'_> {
+        Stream::new(self)
+    }
+
+    /// In words: what kind of vocabulary it is.
+    pub fn kind(&self) -> &'static str {
+        match &self.engine {
+            Engine::Own(encoder) => encoder.kind(),
+            Engine::Foreign(_) => "of another kind",
+        }
+    }
+
+    /// One more than the largest id.
+    pub fn n_vocab(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The id of a token, spelled as in the file.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.tokens.find(token.as_bytes())
+    }
+
+    /// A token, spelled as in the file.
+    pub fn token(&self, id: u32) -> Option<String> {
+        let is_there = self.tokens.kind(id) != Kind::Absent;
+        is_there.then(|| String::from_utf8_lossy(self.tokens.text(id)).into_owned())
+    }
+
+    /// The token that begins a text.
+    pub fn bos(&self) -> Option<u32> {
+        self.role("bos")
+    }
+
+    /// The token that ends a text.
+    pub fn eos(&self) -> Option<u32> {
+        self.role("eos")
+    }
+
+    /// The token of a role, named as in GGUF: `unk`, `pad`, `eot`, `fim_pre`, `fim_suf`, ...
+    pub fn role(&self, name: &str) -> Option<u32> {
+        self.ids.get(name).copied()
+    }
+
+    /// Tokens of fill in the middle: those that the file states, then by their spelling.
+    pub fn fim(&self) -> Option<FimTokens> {
+        let overrides = FimOverrides {
+            prefix: self.role("fim_pre"),
+            suffix: self.role("fim_suf"),
+            middle: self.role("fim_mid"),
+            pad: self.role("fim_pad"),
+            repo: self.role("fim_rep"),
+            sep: self.role("fim_sep"),
+        };
+        FimTokens::detect_with(&|token| self.id(token), &overrides)
+    }
+
+    /// Every id that ends a generation, ascending.
+    pub fn eog(&self) -> &[u32] {
+        &self.eog
+    }
+
+    /// Adds an id that ends a generation; one that is no token is left out.
+    pub fn add_eog(&mut self, id: u32) {
+        if self.tokens.kind(id) != Kind::Absent && !self.eog.contains(&id) {
+            self.eog.push(id);
+            self.eog.sort_unstable();
+        }
+    }
+
+    /// Whether an id is a special token: it marks something and is no text.
+    pub fn is_special(&self, id: u32) -> bool {
+        matches!(self.tokens.kind(id), Kind::Control | Kind::Unknown)
+    }
+
+    /// Says which tokens begin and end a text, where a file beside tokenizer.json knows. The end
+    /// of a text ends a generation too. Tokens that are not there are left out.
+    pub fn set_specials(&mut self, bos: Option<&str>, eos: Option<&str>) {
+        for (role, token) in [("bos", bos), ("eos", eos)] {
+            if let Some(id) = token.and_then(|token| self.id(token)) {
+                self.ids.insert(role.into(), id);
+                if role == "eos" {
+                    self.add_eog(id);
+                }
+            }
+        }
+    }
+
+    /// A tokenizer.json with the same ids: the one it was read from, or a new one.
+    pub fn to_json(&self) -> Result<String> {
+        match &self.original {
+            Some(json) => Ok(json.to_string()),
+            None => export::to_json(self),
+        }
+    }
+
+    /// What a GGUF file needs for llama.cpp to give the same ids.
+    pub fn to_gguf(&self) -> Result<GgufVocab> {
+        export::to_gguf(self)
+    }
+}

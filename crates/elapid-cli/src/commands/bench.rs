@@ -26,7 +26,7 @@ use std::time::Instant;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid bench\n  elapid bench --models mamba --reps 15\n  \
     elapid bench model.gguf --llama 'python bench_llamacpp.py'\n  \
-    elapid bench --torch 'python scripts/bench_torch.py' --receipt bench.json")]
+    elapid bench --torch 'python lab/bench/bench_torch.py' --receipt bench.json")]
 pub struct Bench {
     /// Model files whose prompt and decode speed to measure instead
     #[arg(value_name = "MODEL")]

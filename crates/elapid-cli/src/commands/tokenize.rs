@@ -1,6 +1,5 @@
 //! `elapid tokenize`: text to ids and back.
 
-use crate::files;
 use crate::report::{Done, Failure, line};
 use elapid::text::tokenizer::{Special, Tokenizer};
 use serde_json::json;

@@ -8,7 +8,8 @@ use crate::files::safetensors::SafeTensors;
 use crate::tensor::SharedBytes;
 use crate::text::tokenizer::Tokenizer;
 use crate::text::vocab;
-use std::path::Path;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
 
 /// An open safetensors file.
 pub fn safetensors(path: &Path) -> Result<SafeTensors> {
@@ -21,7 +22,7 @@ fn is_package(bytes: &SharedBytes) -> bool {
 
 impl Checkpoint {
     /// Opens a model: a `.gguf` file, an `.elapid` package, a directory with `config.json` and
-    /// `model.safetensors`, or the directory of a training run.
+    /// `model.safetensors`, the directory of a training run, or an adapter that names its base.
     ///
     /// Files are mapped into memory; nothing is copied before it is needed.
     pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint> {
@@ -31,6 +32,11 @@ impl Checkpoint {
             // The directory of a run holds the model that it trained.
             if path.join("checkpoints").is_dir() && path.join("model").is_dir() {
                 return Checkpoint::open(path.join("model"));
+            }
+            if let Some(base) = base_of(path)? {
+                let mut model = Checkpoint::open(base)?;
+                model.adapter = Some(path.to_path_buf());
+                return Ok(model);
             }
             if path.join(package::MANIFEST).exists() {
                 check_directory(path)?;
@@ -50,6 +56,35 @@ impl Checkpoint {
         }
         Checkpoint::from_gguf(&name, bytes)
     }
+}
+
+impl Checkpoint {
+    /// The adapter that it was opened by: `open` then gave its base model.
+    pub fn adapter_path(&self) -> Option<&Path> {
+        self.adapter.as_deref()
+    }
+}
+
+/// The base model of the adapter in a directory: what its run trained it on, or what its config
+/// names, beside it or as a path.
+fn base_of(dir: &Path) -> Result<Option<PathBuf>> {
+    let read = |path: PathBuf, pointer: &str| -> Option<PathBuf> {
+        let json: Value = serde_json::from_str(&std::fs::read_to_string(path).ok()?).ok()?;
+        json.pointer(pointer)?.as_str().map(PathBuf::from)
+    };
+    let of_run = dir.join("adapter");
+    let adapter = if of_run.is_dir() { &of_run } else { dir };
+    if dir.join("model.safetensors").exists() || !adapter.join("adapter_config.json").exists() {
+        return Ok(None);
+    }
+    let run = read(dir.join("config.json"), "/origin/base/model");
+    let named = read(adapter.join("adapter_config.json"), "/base_model_name_or_path");
+    let beside = named.as_ref().map(|name| adapter.join(name));
+    let mut candidates = [run, beside, named].into_iter().flatten();
+    candidates.find(|path| path.exists()).map(Some).ok_or_else(|| {
+        let problem = format!("the base model of {} is not there", dir.display());
+        Error::input(problem, "open the base model, and add the adapter to it")
+    })
 }
 
 impl Tokenizer {

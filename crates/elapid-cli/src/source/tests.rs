@@ -6,8 +6,11 @@ use super::git::{self, Dates};
 use super::left_out::{LeftOut, Why, left_out_json, left_out_list, left_out_table};
 use super::walk::{Collected, Division, Walk, collect, divide};
 use elapid::Document;
-use elapid::Rng;
+#[path = "../../tests/it/common/rng.rs"]
+mod rng;
+
 use elapid::Unwanted as Reason;
+use rng::Rng;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};

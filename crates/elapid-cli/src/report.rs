@@ -1,6 +1,6 @@
 //! What commands share: how they fail, threads, and how numbers are written for people.
 
-use elapid::error::Error;
+use elapid::Error;
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};

@@ -21,8 +21,8 @@ pub fn mentions(tokens: TokenStream) -> Vec<Mention> {
     list
 }
 
-/// Whether an attribute keeps what follows it out of everything but tests: `cfg(test)`,
-/// `cfg(all(test, ...))`.
+/// Whether an attribute keeps what follows it out of everything but tests and fuzzing:
+/// `cfg(test)`, `cfg(all(test, ...))`, `cfg(any(test, fuzzing))`.
 pub fn is_for_tests(attribute: &syn::Attribute) -> bool {
     let syn::Meta::List(list) = &attribute.meta else { return false };
     list.path.is_ident("cfg") && wants_test(list.tokens.clone())
@@ -31,7 +31,7 @@ pub fn is_for_tests(attribute: &syn::Attribute) -> bool {
 fn wants_test(condition: TokenStream) -> bool {
     let tokens: Vec<_> = condition.into_iter().collect();
     match &tokens[..] {
-        [TokenTree::Ident(name)] => name == "test",
+        [TokenTree::Ident(name)] => name == "test" || name == "fuzzing",
         [TokenTree::Ident(name), TokenTree::Group(group)] if name == "all" => {
             conditions(group.stream()).into_iter().any(wants_test)
         }
@@ -240,6 +240,7 @@ mod tests {
         assert_eq!(named("#[cfg(test)] fn f<A, B>(a: a::A) {} c::d()"), ["c::d"]);
         assert_eq!(named("struct S { #[cfg(test)] a: a::A, b: c::d }"), ["c::d"]);
         assert_eq!(named("#[cfg(all(unix, test))] use a::b; use c::d;"), ["c::d"]);
+        assert_eq!(named("#[cfg(any(fuzzing, test))] use a::b; use c::d;"), ["c::d"]);
         assert_eq!(named("#[cfg(any(unix, test))] use a::b;"), ["a::b"]);
         assert_eq!(named("#[cfg(not(test))] use a::b;"), ["a::b"]);
     }

@@ -22,7 +22,7 @@ pub const WORDS: &[Word] = &[
     word("the processor*", "the CPU", 16),
     word("foresee*", "predict", 30),
     word("the way back", "the backward pass", 12),
-    word("goes on", "resumes or continues", 45),
+    word("goes on", "resumes or continues", 44),
     word("go on", "resume or continue", 19),
     word("leave away", "omit", 0),
     word("leave it away", "omit it", 1),

@@ -1,4 +1,4 @@
-//! Files on disk: mapped into memory to read, written so that a crash leaves the old one or the new.
+//! Files on disk: mapped to read, written so that a crash leaves the old one or the new.
 
 use crate::error::{Error, Result};
 use crate::files::Sink;

@@ -171,7 +171,7 @@ impl Lora {
         Ok(n_bytes + disk::write(&path.join(CONFIG), |sink| sink(config.as_bytes()))?)
     }
 
-    /// Largest difference of a number of A, `factor * B` or m, relative to the largest of its tensor;
+    /// Largest difference of a number of A, `factor * B` or m, relative to its tensor's largest;
     /// infinite where modules or shapes differ.
     pub(crate) fn difference(&self, other: &Lora) -> f64 {
         let scaled = |lora: &Lora| {

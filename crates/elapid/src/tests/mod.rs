@@ -1,4 +1,4 @@
-//! Tests of whole models: golden values, training, devices, conversion, malformed and hostile files.
+//! Tests of whole models: golden values, training, devices, conversion, malformed files.
 
 #![allow(clippy::unwrap_used)] // a test may panic
 

@@ -1,7 +1,62 @@
-//! Elapid's engine: trains, adapts and runs small language models on a person's own machine.
+//! Train, adapt and run small language models on a person's own machine.
 //!
-//! Mamba, hybrid, Llama and mixture-of-experts models are one model with different lists of
-//! layers, made of about fifteen coarse operations, each with its exact gradient.
+//! Mamba, hybrid, Llama and mixture-of-experts models; CPU, wgpu and CUDA; GGUF, Hugging Face
+//! directories and PEFT adapters. Nothing leaves the machine.
+//!
+//! # How do I ...
+//!
+//! | ... | with | example |
+//! |-----|------|---------|
+//! | open a model and generate        | [`Session::open`], [`Session::generate`] | `generate.rs` |
+//! | get the answer while it is made  | [`Session::stream`], [`Session::tokens`] | `stream.rs` |
+//! | chat                             | [`Session::chat`]                        | `chat.rs` |
+//! | fill a gap in code               | [`Session::infill`]                      | |
+//! | train from scratch               | [`Session::scratch`], [`Session::train`], [`Training`] | `train.rs` |
+//! | adapt a model with LoRA          | [`Session::adapt`], [`Method`]           | `lora.rs` |
+//! | resume a training                | [`Training::save`], [`Training::resume`] | `train.rs` |
+//! | see whether it got better        | [`Session::score`], [`compare`]          | `compare.rs` |
+//! | get embeddings                   | [`Session::embed`]                       | `embed.rs` |
+//! | convert or quantise              | [`Model::convert`], [`Mix`]              | `convert.rs` |
+//! | answer many requests at once     | [`Generator`], [`Engine`], [`Request`]   | |
+//! | use a GPU                        | [`Device::by_name`]                      | |
+//!
+//! ```
+//! use elapid::{Arch, Batches, Device, Result, Session, Settings, Size};
+//! use std::ops::ControlFlow;
+//!
+//! fn main() -> Result<()> {
+//!     let text = "fn add(a: i32, b: i32) -> i32 {\n    a + b\n}\n".repeat(20);
+//!     let mut session = Session::scratch(Size::Tiny, Arch::Hybrid, &text, &Device::cpu(2)?)?;
+//!     let settings = Settings { n_steps: 3, ..Settings::default() };
+//!     let batches = Batches { context: 32, n_rows: 2, ..Batches::default() };
+//!     session.train(&text, &batches, &settings, |step, loss| {
+//!         println!("step {step} loss {loss}");
+//!         ControlFlow::Continue(())
+//!     })?;
+//!     let request = session.request("fn add(")?.max_tokens(8).temperature(0.0);
+//!     println!("{}", session.tokens(request)?.text()?);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! A model that is there is opened by its path, and every [`Error`] says what to do:
+//!
+//! ```
+//! # use elapid::{Device, Session};
+//! # fn main() -> elapid::Result<()> {
+//! match Session::open("no-such-model.gguf", &Device::cpu(1)?) {
+//!     Ok(mut session) => println!("{}", session.generate("fn main() {")?),
+//!     Err(error) => eprintln!("{error}\nhint: {}", error.hint()),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Without a file system
+//!
+//! The default feature `fs` opens and saves by paths. Without it bytes come in
+//! ([`Model::from_gguf`], [`Model::from_files`]). The library never touches a terminal, the network,
+//! the environment or a clock.
 //!
 //! # Glossary
 //!
@@ -21,11 +76,6 @@
 //! | `n_group`  | groups of heads that share B and C             | G             |
 //! | `d_head`   | width of one head                              | P             |
 //! | `dx`       | gradient of the loss by `x`                    |               |
-//!
-//! # What is not here
-//!
-//! No terminal, no network, no async runtime, no environment, no clock, no paths: bytes come in,
-//! bytes go out.
 
 mod data;
 mod error;

@@ -297,7 +297,7 @@ fn summarise(
         plan: plan_rows(run, spent)?,
         config: json!(config),
         machine: vec![
-            fact("processor", machine::processor().unwrap_or_default()),
+            fact("CPU", machine::cpu().unwrap_or_default()),
             fact("elapid", env!("CARGO_PKG_VERSION")),
             fact("seed", config.seed),
             fact("frozen weights", &run.prepared.frozen_hash),

@@ -2,7 +2,8 @@
 //! same.
 
 use crate::files;
-use crate::report::{Done, Failure, Progress, between, count, line, mebibytes, n_threads_default};
+use crate::report::live::{self, counted, progress};
+use crate::report::{Done, Failure, between, count, line, mebibytes, n_threads_default};
 use elapid::eval::parity::{self, Parity};
 use elapid::files::package;
 use elapid::model::checkpoint::{Checkpoint, GGUF_FILE, TEXTS};
@@ -271,8 +272,8 @@ impl Job<'_> {
     }
 
     fn write_file(&self, out: &OutFile) -> Done<u64> {
-        let progress = Progress::new("write", content_bytes(&out.content));
-        files::write(self.output, |sink| out.write(&mut progress.through(sink)))
+        let bar = progress("write", live::BYTES, content_bytes(&out.content));
+        files::write(self.output, |sink| out.write(&mut counted(&bar, sink)))
     }
 
     fn write_package(
@@ -289,15 +290,13 @@ impl Job<'_> {
         if self.is_directory() {
             return self.write_directory(&list, Some(checkpoint.name()));
         }
-        let progress = Progress::new("write", total);
+        let bar = progress("write", live::BYTES, total);
         let mut entries: Vec<(String, package::OutFile)> = Vec::new();
         for out in &list {
             entries.push((out.name.clone(), Box::new(move |sink| out.write(sink))));
         }
         let name = checkpoint.name();
-        files::write(self.output, |sink| {
-            package::write(name, &entries, &mut progress.through(sink))
-        })
+        files::write(self.output, |sink| package::write(name, &entries, &mut counted(&bar, sink)))
     }
 
     /// Whether OUT is to be a directory: a package is one where its name does not end in .elapid.
@@ -336,11 +335,11 @@ impl Job<'_> {
             Failure::new(format!("cannot make {}: {error}", dir.display()), hint)
         })?;
         let total = list.iter().map(|out| content_bytes(&out.content)).sum();
-        let progress = Progress::new("write", total);
+        let bar = progress("write", live::BYTES, total);
         let mut n_bytes = 0;
         for out in list {
             let path = dir.join(&out.name);
-            n_bytes += files::write(&path, |sink| out.write(&mut progress.through(sink)))?;
+            n_bytes += files::write(&path, |sink| out.write(&mut counted(&bar, sink)))?;
         }
         // Not before: the model that is converted may lie in the same directory.
         self.remove_others(list)?;

@@ -2,6 +2,7 @@
 
 use crate::compute::Compute;
 use crate::files;
+use crate::report::live::progress_of;
 use crate::report::{Done, Failure, between, count, line};
 use crate::source::walk::{Walk, chat_of, collect, divide};
 use elapid::data::{self, Document, Encoded, Ends};
@@ -15,10 +16,8 @@ use elapid::model::weights::Weights;
 use elapid::tensor::device::Device;
 use elapid::text::tokenizer::Tokenizer;
 use serde_json::{Value, json};
-use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
 
 /// Measure how well a model foresees text: loss, perplexity, bits per byte, top-1.
 ///
@@ -168,18 +167,15 @@ impl Eval {
         let docs = encode(&source.documents, &tokenizer, ends)?;
         let settings = self.settings(checkpoint);
         let model = checkpoint.model();
-        let mut shown = Shown::new("eval", "tokens");
         let scores =
-            measure(model, &weights, &docs, &settings, &mut |done, of| shown.update(done, of))?;
-        drop(shown);
+            measure(model, &weights, &docs, &settings, &mut progress_of("eval", "tokens"))?;
         let summary = Summary::of(&scores)?;
         let fim = match self.fim {
             None => None,
             Some(n_holes) => {
                 let subject = Subject { model, weights: &weights, tokenizer: &tokenizer };
                 let settings = FimSettings::new(n_holes, settings.context);
-                let mut shown = Shown::new("fim", "holes");
-                let mut progress = |done, of| shown.update(done, of);
+                let mut progress = progress_of("fim", "holes");
                 Some(fim_exact_match(subject, &source.documents, &settings, &mut progress)?)
             }
         };
@@ -412,42 +408,4 @@ fn fim_json(fim: &FimReport) -> Value {
         "n_holes": fim.n_holes(), "n_exact": fim.n_exact(),
         "files": files.collect::<Value>(), "skipped": skipped.collect::<Value>(),
     })
-}
-
-/// How far the work is, on a terminal: one line on stderr that is written again and again.
-struct Shown {
-    kind: &'static str,
-    unit: &'static str,
-    is_terminal: bool,
-    begin: Instant,
-    last: Option<Instant>,
-}
-
-impl Shown {
-    fn new(kind: &'static str, unit: &'static str) -> Shown {
-        let is_terminal = std::io::stderr().is_terminal();
-        Shown { kind, unit, is_terminal, begin: Instant::now(), last: None }
-    }
-
-    fn update(&mut self, done: usize, of: usize) {
-        let now = Instant::now();
-        let is_soon = self.last.is_some_and(|last| (now - last).as_millis() < 200);
-        if !self.is_terminal || is_soon {
-            return;
-        }
-        self.last = Some(now);
-        let (done, of) = (done as f64, of as f64);
-        let left = (of - done) * (now - self.begin).as_secs_f64() / done.max(1.0);
-        let (n_done, n_of, percent) = (count(done), count(of), 100.0 * done / of);
-        let text = format!("{n_done} of {n_of} {}  {percent:.0}%  eta {left:.0} s", self.unit);
-        let _ = write!(std::io::stderr(), "\r{:<8}{text}\x1b[K", self.kind);
-    }
-}
-
-impl Drop for Shown {
-    fn drop(&mut self) {
-        if self.last.is_some() {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
-        }
-    }
 }

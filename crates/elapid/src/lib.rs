@@ -34,6 +34,7 @@ pub mod files;
 pub mod generate;
 pub mod model;
 pub mod ops;
+#[cfg(feature = "fs")]
 pub mod session;
 pub mod tape;
 pub mod tensor;

@@ -1,5 +1,5 @@
-//! Hostile files: every seed of `fuzz/corpus`, and thousands of changes of them, through the same
-//! functions that the fuzz targets run.
+//! Hostile files: every seed of `lab/fuzz/corpus`, and thousands of changes of them, through the
+//! same functions that the fuzz targets run.
 //!
 //! A panic, memory out of proportion, an error without a hint and a broken promise are failures;
 //! each is reported with target, seed and number of the change. To see one again, or to search
@@ -24,11 +24,11 @@ use std::time::{Duration, Instant};
 use elapid::error::Result;
 use mutate::{Kind, Seed, mutate};
 
-#[path = "../../../fuzz/mutate.rs"]
+#[path = "../../../lab/fuzz/mutate.rs"]
 mod mutate;
-#[path = "../../../fuzz/seeds.rs"]
+#[path = "../../../lab/fuzz/seeds.rs"]
 mod seeds;
-#[path = "../../../fuzz/targets.rs"]
+#[path = "../../../lab/fuzz/targets.rs"]
 mod targets;
 
 /// Counts the bytes that this thread holds.
@@ -96,7 +96,7 @@ fn root() -> PathBuf {
 }
 
 fn corpus(target: &Target) -> Vec<Seed> {
-    let dir = root().join("fuzz/corpus").join(target.name);
+    let dir = root().join("lab/fuzz/corpus").join(target.name);
     let mut paths: Vec<_> =
         std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
@@ -316,7 +316,7 @@ fn no_chat_template_brings_it_down() {
 #[test]
 fn the_corpus_holds_what_its_maker_makes() {
     let files = seeds::all(&root().join("golden/sets"));
-    let corpus = root().join("fuzz/corpus");
+    let corpus = root().join("lab/fuzz/corpus");
     for (target, name, data) in &files {
         let dir = corpus.join(target);
         if setting("HOSTILE_WRITE", 0) == 1 {

@@ -2,7 +2,7 @@
 
 use crate::compute::Compute;
 use crate::files;
-use crate::report::live::progress_of;
+use crate::report::live::progress;
 use crate::report::{Done, Failure, between, count, line};
 use crate::source::walk::{Walk, chat_of, collect, divide};
 use elapid::data::{self, Document, Encoded, Ends};
@@ -101,7 +101,7 @@ struct Measured {
 impl Eval {
     pub fn run(&self) -> Done<ExitCode> {
         let device = self.compute.open_exact()?;
-        let checkpoint = files::open(&self.model)?;
+        let checkpoint = Checkpoint::open(&self.model)?;
         let source = self.source(&checkpoint)?;
         let name = match &self.adapter {
             Some(adapter) => format!("{} + {}", self.model.display(), adapter.display()),
@@ -149,7 +149,7 @@ impl Eval {
             let weights = load(checkpoint, Some(path), device)?;
             return self.measure(name, checkpoint, weights, source).map(Some);
         }
-        let other = files::open(path)?;
+        let other = Checkpoint::open(path)?;
         let weights = load(&other, None, device)?;
         self.measure(name, &other, weights, source).map(Some)
     }
@@ -167,15 +167,16 @@ impl Eval {
         let docs = encode(&source.documents, &tokenizer, ends)?;
         let settings = self.settings(checkpoint);
         let model = checkpoint.model();
-        let scores =
-            measure(model, &weights, &docs, &settings, &mut progress_of("eval", "tokens"))?;
+        let mut told = progress("eval", "{human_pos} of {human_len} tokens");
+        let scores = measure(model, &weights, &docs, &settings, &mut told)?;
+        drop(told);
         let summary = Summary::of(&scores)?;
         let fim = match self.fim {
             None => None,
             Some(n_holes) => {
                 let subject = Subject { model, weights: &weights, tokenizer: &tokenizer };
                 let settings = FimSettings::new(n_holes, settings.context);
-                let mut progress = progress_of("fim", "holes");
+                let mut progress = progress("fim", "{human_pos} of {human_len} holes");
                 Some(fim_exact_match(subject, &source.documents, &settings, &mut progress)?)
             }
         };
@@ -292,7 +293,7 @@ fn load(checkpoint: &Checkpoint, adapter: Option<&Path>, device: &Device) -> Don
                 "give a directory that PEFT or `elapid train` wrote",
             ));
         }
-        let tensors = files::open_safetensors(&dir.join("adapter_model.safetensors"))?;
+        let tensors = elapid::model::open::safetensors(&dir.join("adapter_model.safetensors"))?;
         let (name, text) = (config.display().to_string(), files::read_text(&config)?);
         peft::apply(device, &mut weights, (&name, &text), &tensors)?;
     }

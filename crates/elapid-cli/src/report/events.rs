@@ -23,9 +23,8 @@
 //!
 //! Not here: reading such files; images, text and histograms.
 
-use crate::files::cannot_write;
-use crate::report::Done;
 use crate::report::metrics::{EvalRecord, StepRecord};
+use crate::report::{Done, cannot_write};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -47,7 +46,7 @@ impl Events {
         let stamp = wall.as_secs().max(latest_stamp(dir).map_or(0, |latest| latest + 1));
         let path = dir.join(format!("{PREFIX}{stamp:010}.elapid"));
         let file = OpenOptions::new().write(true).create_new(true).open(&path);
-        let file = file.map_err(|error| cannot_write(&path, &error))?;
+        let file = file.map_err(|error| cannot_write(&path, error))?;
         let mut events = Events { path, file };
         let mut version = event(wall, 0);
         put_bytes(&mut version, 3, b"brain.Event:2");
@@ -96,7 +95,7 @@ impl Events {
     }
 
     fn put(&mut self, data: &[u8]) -> Done<()> {
-        Ok(self.file.write_all(&frame(data)).map_err(|error| cannot_write(&self.path, &error))?)
+        self.file.write_all(&frame(data)).map_err(|error| cannot_write(&self.path, error))
     }
 }
 

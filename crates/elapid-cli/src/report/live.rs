@@ -18,7 +18,6 @@
 
 use crate::report::metrics::{EvalRecord, NoteRecord, Record, SaveRecord, StepRecord};
 use crate::report::text::{duration, rate};
-use elapid::error::Error;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use serde::Serialize;
 use serde_json::json;
@@ -28,40 +27,21 @@ use std::time::Duration;
 const LINE_EVERY_MIN: Duration = Duration::from_secs(5);
 const LINE_EVERY_MAX: Duration = Duration::from_secs(60);
 
-/// Amounts of a `progress` that counts bytes.
-pub const BYTES: &str = "{binary_bytes} of {binary_total_bytes}";
-
-fn bar(n: Option<u64>, target: ProgressDrawTarget, template: &str) -> ProgressBar {
+fn bar(target: ProgressDrawTarget, template: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(template).expect("templates are ours and parse");
-    ProgressBar::with_draw_target(n, target)
+    ProgressBar::with_draw_target(None, target)
         .with_style(style.progress_chars("█▉▊▋▌▍▎▏░"))
         .with_finish(ProgressFinish::AndClear)
 }
 
-/// How far long work of `n` units is: a line that is gone when the work is done. Nothing where
-/// stderr is no terminal.
-pub fn progress(kind: &str, amounts: &str, n: u64) -> ProgressBar {
+/// How far long work is, told how many units of how many are done: a line that is gone when this is
+/// dropped. Nothing where stderr is no terminal.
+pub fn progress<N: TryInto<u64>>(kind: &str, amounts: &str) -> impl FnMut(N, N) {
     let template = format!("{kind:<8}{amounts}  {{percent}}%  eta {{eta}}");
-    bar(Some(n), ProgressDrawTarget::stderr_with_hz(5), &template)
-}
-
-/// The same for work that tells how many of how many units are done.
-pub fn progress_of(kind: &str, unit: &str) -> impl FnMut(usize, usize) {
-    let bar = progress(kind, &format!("{{human_pos}} of {{human_len}} {unit}"), 0);
+    let bar = bar(ProgressDrawTarget::stderr_with_hz(5), &template);
     move |n_done, n| {
-        bar.set_length(n as u64);
-        bar.set_position(n_done as u64);
-    }
-}
-
-/// Counts the bytes that go through to `sink`.
-pub fn counted<'a>(
-    bar: &'a ProgressBar,
-    sink: &'a mut (dyn FnMut(&[u8]) -> Result<(), Error> + 'a),
-) -> impl FnMut(&[u8]) -> Result<(), Error> + 'a {
-    move |bytes| {
-        bar.inc(bytes.len() as u64);
-        sink(bytes)
+        bar.set_length(n.try_into().unwrap_or(u64::MAX));
+        bar.set_position(n_done.try_into().unwrap_or(u64::MAX));
     }
 }
 
@@ -91,7 +71,7 @@ impl Output {
 
     fn terminal(target: ProgressDrawTarget) -> Output {
         // A message too long for the terminal is cut at its end.
-        let bar = bar(None, target, "{prefix} {bar:24}  {wide_msg}");
+        let bar = bar(target, "{prefix} {bar:24}  {wide_msg}");
         // Not seen before the first step.
         bar.finish_and_clear();
         Output::Terminal(bar)
@@ -503,20 +483,5 @@ step    2000/2000  loss 3.2134  lr 1.5e-4  grad 0.91  412 ms  4.9 k tok/s  62% o
             live.step(&Moment { now, step: &step, n_steps, limit_share: None });
             assert!(screen.contents().contains("loss NaN"), "{}", screen.contents());
         }
-    }
-
-    #[test]
-    fn work_that_is_counted_passes_every_byte_on() {
-        let (bar, mut got) = (progress("write", BYTES, 3), Vec::new());
-        let mut sink = |bytes: &[u8]| {
-            got.extend_from_slice(bytes);
-            Ok(())
-        };
-        let mut through = counted(&bar, &mut sink);
-        through(b"ab").and_then(|()| through(b"c")).unwrap();
-        drop(through);
-        assert_eq!((bar.position(), got), (3, b"abc".to_vec()));
-        // Templates are checked when a bar is made.
-        progress_of("eval", "tokens")(1, 2);
     }
 }

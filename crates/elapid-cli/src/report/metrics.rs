@@ -15,8 +15,7 @@
 //!
 //! Not here: what is shown of it.
 
-use crate::files::cannot_write;
-use crate::report::{Done, Failure};
+use crate::report::{Done, Failure, cannot_write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fs::File;
@@ -138,7 +137,7 @@ impl Metrics {
             file.seek(SeekFrom::End(0))?;
             Ok(file)
         };
-        let file = open().map_err(|error| cannot_write(&path, &error))?;
+        let file = open().map_err(|error| cannot_write(&path, error))?;
         Ok(Metrics { path, file })
     }
 
@@ -146,16 +145,13 @@ impl Metrics {
     pub fn append(&mut self, record: &Record) -> Done<()> {
         let mut text = record.to_json();
         text.push('\n');
-        Ok(self
-            .file
-            .write_all(text.as_bytes())
-            .map_err(|error| cannot_write(&self.path, &error))?)
+        self.file.write_all(text.as_bytes()).map_err(|error| cannot_write(&self.path, error))
     }
 
     /// Makes the lines last through a loss of power. Call it after the `save` line and before the
     /// checkpoint becomes valid.
     pub fn sync(&mut self) -> Done<()> {
-        Ok(self.file.sync_data().map_err(|error| cannot_write(&self.path, &error))?)
+        self.file.sync_data().map_err(|error| cannot_write(&self.path, error))
     }
 }
 
@@ -171,7 +167,7 @@ pub(super) fn read_lines<T: DeserializeOwned>(path: &Path) -> Done<Vec<(T, u64)>
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => {
             let problem = format!("cannot read {}: {error}", path.display());
-            return Err(Failure::new(problem, "look at the rights of the run directory"));
+            return Err(Failure::new(problem, "check the permissions of the run directory"));
         }
         Ok(bytes) => bytes,
     };

@@ -24,35 +24,42 @@ pub mod text;
 
 pub use text::{count, mebibytes};
 
+use elapid::error::Error;
 use std::fmt::Display;
+use std::path::Path;
 
 /// A failure in words, with what to do next.
 #[derive(Debug)]
-pub struct Failure(String);
+pub struct Failure {
+    /// What is wrong.
+    pub problem: String,
+    /// What to do.
+    pub hint: String,
+}
 
 /// The result of a command.
 pub type Done<T> = Result<T, Failure>;
 
 impl Failure {
     pub fn new(problem: impl Display, hint: &str) -> Failure {
-        Failure(format!("{problem}\n\nhint: {hint}"))
+        Failure { problem: problem.to_string(), hint: hint.into() }
     }
 
     /// With more to its hint.
     pub fn with_more(&self, hint: &str) -> Failure {
-        Failure(format!("{self}; {hint}"))
+        Failure::new(&self.problem, &format!("{}; {hint}", self.hint))
     }
 }
 
 impl Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
+        write!(f, "{}\n\nhint: {}", self.problem, self.hint)
     }
 }
 
-impl From<elapid::error::Error> for Failure {
-    fn from(error: elapid::error::Error) -> Failure {
-        Failure(error.to_string())
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::new(&error, &error.hint())
     }
 }
 
@@ -73,6 +80,10 @@ pub fn between(low: u64, high: u64) -> clap::builder::RangedU64ValueParser<usize
 /// Threads to use when none are asked for.
 pub fn n_threads_default() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn cannot_write(path: &Path, source: std::io::Error) -> Failure {
+    Error::Write { path: path.into(), source }.into()
 }
 
 /// An empty directory of its own for a test.

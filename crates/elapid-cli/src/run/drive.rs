@@ -15,7 +15,7 @@ use crate::report::live::{Live, Moment};
 use crate::report::metrics::{EvalRecord, Metrics, NoteRecord, Record, SaveRecord, StepRecord};
 use crate::report::{Done, Failure};
 use elapid::data::Encoded;
-use elapid::eval::{DocScore, EvalSettings, Score, measure};
+use elapid::eval::{DocScore, EvalSettings, Score};
 use elapid::tensor::device::Device;
 use elapid::text::tokenizer::Tokenizer;
 use elapid::train::Outcome;
@@ -195,7 +195,7 @@ impl Run {
         let all = std::mem::take(&mut self.prepared.held_out);
         let n_all = all.len();
         let n_tok = |list: &[Encoded]| list.iter().map(|one| one.ids.len()).sum::<usize>();
-        let tokenizer = &self.prepared.tokenizer;
+        let tokenizer = self.prepared.session.tokenizer();
         self.prepared.held_out = sample(&all, self.config.n_final_tok, tokenizer);
         let n = self.prepared.held_out.len();
         let (some, whole) = (n_tok(&self.prepared.held_out), n_tok(&all));
@@ -218,7 +218,7 @@ impl Run {
             sample: sample(
                 &self.prepared.held_out,
                 self.config.n_eval_tok,
-                &self.prepared.tokenizer,
+                self.prepared.session.tokenizer(),
             ),
         })
     }
@@ -281,7 +281,7 @@ impl Run {
             }
             let begin = Instant::now();
             let training = &mut self.prepared.training;
-            match self.device.run(|| training.step())? {
+            match training.step()? {
                 Outcome::Diverged(why) => {
                     let text = format!("step {}: {why}", step + 1);
                     self.go_back(state, &text)?;
@@ -376,14 +376,11 @@ impl Run {
 
     /// All of these documents.
     pub fn measure(&self, documents: &[Encoded]) -> Done<Vec<DocScore>> {
-        let trainer = &self.prepared.training.trainer;
         let mut settings = EvalSettings::new(self.config.context);
         settings.n_tok_batch = self.config.n_rows * self.config.context;
-        let (model, weights) = (&trainer.model, &trainer.weights);
         // Its batches have other sizes than those of training: buffers would lie beside buffers.
         self.device.trim();
-        let scores =
-            self.device.run(|| measure(model, weights, documents, &settings, &mut |_, _| {}));
+        let scores = self.prepared.training.score(documents, &settings);
         self.device.trim();
         Ok(scores?)
     }

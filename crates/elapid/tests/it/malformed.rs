@@ -23,13 +23,13 @@ use elapid::tensor::rng::Rng;
 use elapid::text::tokenizer::Special;
 
 #[allow(dead_code)] // only the pairs of JSON are asked for
-#[path = "../../../../fuzz/mutate.rs"]
+#[path = "../../../../lab/fuzz/mutate.rs"]
 mod mutate;
 #[allow(dead_code)] // only weights are asked for
-#[path = "../../../../fuzz/seeds.rs"]
+#[path = "../../../../lab/fuzz/seeds.rs"]
 mod seeds;
 #[allow(dead_code)] // only an adapter is asked for
-#[path = "../../../../fuzz/targets.rs"]
+#[path = "../../../../lab/fuzz/targets.rs"]
 mod targets;
 
 fn root() -> PathBuf {

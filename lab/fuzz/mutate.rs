@@ -5,7 +5,7 @@
 //! |----------------------------------------|--------------------------------------------------|
 //! | a bit, a byte, u16, u32, u64           | anywhere, mostly in the header                   |
 //! | cut, insert, delete, double a block    | anywhere                                         |
-//! | the begin of one seed, the end of another |                                               |
+//! | the start of one seed, end of another  |                                                  |
 //! | words and values by others             | text and JSON                                    |
 //! | keys deleted, doubled                  | JSON, also in a container: its lengths then fit   |
 //!

@@ -4,7 +4,7 @@
 Windows do not overlap; each is asked for the token behind it too. Begin and end of the text are
 tokens of their own.
 
-    python scripts/interop/perplexity.py target/release/elapid model.gguf text.txt [context]
+    python lab/interop/perplexity.py target/release/elapid model.gguf text.txt [context]
 
 Wants llama-cpp-python. The tokens are compared first: they must be the same.
 """

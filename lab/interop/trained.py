@@ -1,6 +1,6 @@
 """An adapter that `elapid train` wrote, in peft: the same loss on a text, unmerged and merged.
 
-    python scripts/interop/trained.py ELAPID BASE_DIRECTORY ADAPTER_DIRECTORY TEXT
+    python lab/interop/trained.py ELAPID BASE_DIRECTORY ADAPTER_DIRECTORY TEXT
 """
 
 import json

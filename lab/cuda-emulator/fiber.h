@@ -1,4 +1,4 @@
-// Fibers of the software CUDA device: a stack and a place to go on from.
+// Fibers of the software CUDA device: a stack and a place to resume from.
 //
 // On x86-64 a switch saves the six registers that a function must keep, and the stack pointer. The
 // rest of the world, or CXX="g++ -DEMU_UCONTEXT", takes ucontext, slower by two system calls.

@@ -1,6 +1,6 @@
 """LoRA training of a model directory with PyTorch and peft: tokens a second and peak memory, as JSON.
 
-    python scripts/bench_lora_torch.py SmolLM2-135M --rows 4 --context 512 --rank 16
+    python lab/bench/bench_lora_torch.py SmolLM2-135M --rows 4 --context 512 --rank 16
 
 Beside it: `elapid train . --model SmolLM2-135M --batch 4 --context 512 --rank 16 --steps 12 --json`.
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Models that Elapid writes, read by llama.cpp and transformers.
 
-    python scripts/interop/models.py target/release/elapid [golden/sets]
+    python lab/interop/models.py target/release/elapid [golden/sets]
 
 Wants torch, transformers, gguf, llama-cpp-python and safetensors. Every golden set that has a form
 in GGUF goes through it and back, and through a package and back; logits of llama.cpp and of

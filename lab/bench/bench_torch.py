@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """One f32 training step of a small model in PyTorch, to be measured beside ours.
 
-  elapid bench --torch 'python scripts/bench_torch.py'
+  elapid bench --torch 'python lab/bench/bench_torch.py'
 
 Needs torch and transformers, and mambapy for the models of that name. A step is forward, backward
 and fused AdamW on random tokens. Prints one JSON object: step times, tokens/s, peak memory.

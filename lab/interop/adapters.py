@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Adapters against PEFT and llama.cpp.
 
-    python scripts/interop/adapters.py target/release/elapid [--sets golden/sets] [--only qwen2]
+    python lab/interop/adapters.py target/release/elapid [--sets golden/sets] [--only qwen2]
         [--convert-lora path/to/llama.cpp/convert_lora_to_gguf.py]
 
 For each base an adapter of every linear map is made up: ranks and alphas that differ, both halves

@@ -4,7 +4,7 @@
   export MAMBA_SKIP_CUDA_BUILD=TRUE CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE
   pip download --no-deps --no-binary :all: --no-build-isolation -d FOLDER mamba_ssm causal_conv1d
   cd FOLDER && for archive in *.tar.gz; do tar xzf $archive; done
-  python scripts/bench_mamba_ssm.py FOLDER
+  python lab/bench/bench_mamba_ssm.py FOLDER
 
 Fetching wants torch; running wants torch, triton, einops, transformers, nvcc, a C++ compiler and
 ninja. Last run with mamba_ssm 2.3.2.post1, causal_conv1d 1.7.0, torch 2.11 and CUDA 13.0. Nothing

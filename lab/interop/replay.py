@@ -2,7 +2,7 @@
 
 usage: python replay.py [BASE_URL] [--file FILE] [--events 200] [--seed 1] [--tokens 16] [--key KEY]
 
-Without --file two thousand lines of made-up code are edited. An event is an edit (typing goes on,
+Without --file two thousand lines of made-up code are edited. An event is an edit (typing continues,
 a word is taken back, something is changed in the middle of a line) or a move of the cursor, near
 or far, and one request with all text before and behind the cursor. Prints one JSON object: time to
 the first token (p50, p95, worst; in ms), prompt tokens in all, of which were computed, and how many

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tokenizers that Elapid writes, read by transformers and llama.cpp.
 
-    python scripts/interop/vocabularies.py target/release/elapid model.gguf DIRECTORY ...
+    python lab/interop/vocabularies.py target/release/elapid model.gguf DIRECTORY ...
 
 Each model is converted to a directory and to a GGUF file. Then transformers' ids (from the
 directory) and llama.cpp's ids (from the file) are compared with Elapid's from the original, text by

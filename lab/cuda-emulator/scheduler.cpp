@@ -271,7 +271,7 @@ void resume(Worker &w, int warp_idx, int lane) {
     if (f.state == State::Done) after_done(w, warp_idx, bit, f);
 }
 
-// Lanes in turn until none of the warp can go on, from the last to the first or the other way.
+// Lanes in turn until none of the warp can continue, from the last to the first or the other way.
 void run_warp(Worker &w, int warp_idx, bool downwards) {
     Warp &warp = w.warps[warp_idx];
     while (warp.ready) {
@@ -308,7 +308,7 @@ void run_warp(Worker &w, int warp_idx, bool downwards) {
     fault(LAUNCH_FAILED, text);
 }
 
-// Everybody waits: lets the block go on, or finds that it never can.
+// Everybody waits: lets the block continue, or finds that it never can.
 void next_phase(Worker &w) {
     int n_yielded = 0;
     for (int i = 0; i < w.n_threads; i++)

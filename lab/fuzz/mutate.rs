@@ -11,7 +11,7 @@
 //!
 //! Up to four changes are made at once. Not here: what is done with the result (`targets.rs`).
 
-use elapid::tensor::rng::Rng;
+use crate::tensor::rng::Rng;
 use std::ops::Range;
 
 /// What the bytes of a target are.

@@ -5,22 +5,22 @@
 
 #![allow(clippy::unwrap_used)] // our own files can be written
 
-use elapid::files::gguf;
-use elapid::files::package;
-use elapid::model::Model;
-use elapid::model::checkpoint::Checkpoint;
-use elapid::model::config::Config;
-use elapid::model::export::{Content, Export, Mix, OutFile};
-use elapid::model::params;
-use elapid::model::weights::Weights;
-use elapid::tensor::device::Device;
-use elapid::tensor::{DType, SharedBytes};
+use crate::files::gguf;
+use crate::files::package;
+use crate::model::Model;
+use crate::model::checkpoint::Checkpoint;
+use crate::model::config::Config;
+use crate::model::export::{Content, Export, Mix, OutFile};
+use crate::model::params;
+use crate::model::weights::Weights;
+use crate::tensor::device::Device;
+use crate::tensor::{DType, SharedBytes};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::targets;
+use crate::fuzz_targets as targets;
 
 /// A file of the corpus: target, name, content.
 pub type File = (&'static str, String, Vec<u8>);

@@ -20,23 +20,23 @@
 
 #![allow(clippy::unwrap_used)] // an accepted file that breaks a promise must panic
 
-use elapid::error::Result;
-use elapid::files::TensorFile;
-use elapid::files::gguf::{Gguf, Value};
-use elapid::files::package::Package;
-use elapid::files::safetensors::SafeTensors;
-use elapid::model::checkpoint::Checkpoint;
-use elapid::model::config::{Config, FeedForwardConfig};
-use elapid::model::peft;
-use elapid::model::state::State;
-use elapid::model::weights::Weights;
-use elapid::model::{ForwardOptions, Model};
-use elapid::tape::Tape;
-use elapid::tensor::SharedBytes;
-use elapid::tensor::batch::Batch;
-use elapid::tensor::device::Device;
-use elapid::text::chat::{ChatOptions, ChatTemplate};
-use elapid::text::tokenizer::{Special, Tokenizer};
+use crate::error::Result;
+use crate::files::TensorFile;
+use crate::files::gguf::{Gguf, Value};
+use crate::files::package::Package;
+use crate::files::safetensors::SafeTensors;
+use crate::model::checkpoint::Checkpoint;
+use crate::model::config::{Config, FeedForwardConfig};
+use crate::model::peft;
+use crate::model::state::State;
+use crate::model::weights::Weights;
+use crate::model::{ForwardOptions, Model};
+use crate::tape::Tape;
+use crate::tensor::SharedBytes;
+use crate::tensor::batch::Batch;
+use crate::tensor::device::Device;
+use crate::text::chat::{ChatOptions, ChatTemplate};
+use crate::text::tokenizer::{Special, Tokenizer};
 use serde_json::json;
 use std::sync::{Arc, LazyLock};
 
@@ -145,13 +145,13 @@ pub fn safetensors(data: &[u8]) -> Result<()> {
 }
 
 fn text<'a>(file: &str, data: &'a [u8]) -> Result<&'a str> {
-    let wrong = |_| elapid::error::Error::format(file, "is not UTF-8", "download it again");
+    let wrong = |_| crate::error::Error::format(file, "is not UTF-8", "download it again");
     std::str::from_utf8(data).map_err(wrong)
 }
 
 /// Layers and experts of all layers.
 fn n_parts(config: &Config) -> usize {
-    let n_expert = |layer: &elapid::model::config::LayerConfig| match &layer.feed_forward {
+    let n_expert = |layer: &crate::model::config::LayerConfig| match &layer.feed_forward {
         FeedForwardConfig::Experts(experts) => experts.n_expert,
         _ => 0,
     };
@@ -161,7 +161,7 @@ fn n_parts(config: &Config) -> usize {
 /// A config, the model it describes with fresh weights, and the form it has in GGUF.
 pub fn config(data: &[u8]) -> Result<()> {
     let config = Config::from_json("config.json", text("config.json", data)?)?;
-    let _ = elapid::model::config::gguf::Arch::of(&config);
+    let _ = crate::model::config::gguf::Arch::of(&config);
     if n_parts(&config) > N_PARTS_MAX {
         return Ok(());
     }
@@ -169,8 +169,8 @@ pub fn config(data: &[u8]) -> Result<()> {
     for spec in model.specs() {
         assert!(spec.shape.iter().all(|&axis| axis > 0), "`{}`: {:?}", spec.name, spec.shape);
     }
-    if let Ok(arch) = elapid::model::config::gguf::Arch::of(model.config()) {
-        let _ = elapid::model::config::gguf::names(model.config(), arch, model.specs());
+    if let Ok(arch) = crate::model::config::gguf::Arch::of(model.config()) {
+        let _ = crate::model::config::gguf::names(model.config(), arch, model.specs());
     }
     if n_param(&model) > N_PARAM_MAX {
         return Ok(());

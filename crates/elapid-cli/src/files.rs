@@ -1,7 +1,7 @@
 //! Small files that commands read and write.
 
 use crate::report::Done;
-pub use elapid::files::disk::{make_directory, map, read_text, write};
+pub use elapid::{make_directory, map, read_text, write};
 use std::path::Path;
 
 /// Writes a small file beside its place, syncs it, and moves it there.

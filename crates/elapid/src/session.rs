@@ -7,7 +7,10 @@ use crate::data::middle::FimSettings;
 use crate::data::pack::{LoadSettings, Loader, Order};
 use crate::data::{Document, Encoded, Ends, encode};
 use crate::error::{Error, Result};
-use crate::eval::{DocScore, EvalSettings, measure};
+use crate::eval::{
+    DocScore, EvalSettings, FimReport, FimSettings as InfillSettings, Subject, fim_exact_match,
+    measure,
+};
 use crate::generate::engine::{Event, Reason, Refusal, Request, RequestId, Token};
 use crate::generate::generator::{Generator, GeneratorSettings};
 use crate::model::checkpoint::Checkpoint;
@@ -37,7 +40,8 @@ pub struct Session {
     model: Arc<Checkpoint>,
     device: Device,
     tokenizer: Arc<Tokenizer>,
-    method: Method,
+    /// What is trained, once that was chosen.
+    method: Option<Method>,
     /// Weights to train and to measure, once something was adapted, trained or measured.
     learner: Option<Learner>,
     /// Ready to write, until the weights change.
@@ -92,7 +96,7 @@ impl Session {
             model: Arc::new(model),
             device: device.clone(),
             tokenizer,
-            method: Method::Full,
+            method: None,
             learner: None,
             generator: None,
         })
@@ -119,16 +123,14 @@ impl Session {
     /// Chooses what is trained: everything, LoRA or DoRA adapters, B and C alone, embeddings.
     /// `quant` stores frozen matrices in blocks of few bits (QLoRA): `nf4`, `q4_0`, `q8_0`, `q4_k`.
     pub fn adapt(&mut self, method: &Method, quant: Option<&str>, seed: u64) -> Result<Coverage> {
-        let (model, mut weights) = match self.learner.take() {
-            Some(Learner { model, weights, .. }) => (model, weights),
-            None => (Model::new(self.model.model().config().clone()), self.load(seed)?),
-        };
+        self.learner(seed)?;
+        let Learner { model, mut weights, .. } = self.learner.take().expect("it was just made");
         if let Some(quant) = quant {
             method::quantize(&mut weights, quant)?;
         }
         let coverage = method::apply(method, &model, &mut weights, seed)?;
         self.generator = None;
-        self.method = method.clone();
+        self.method = Some(method.clone());
         self.learner = Some(Learner { model, weights, lens: None, optimizer: None });
         Ok(coverage)
     }
@@ -158,8 +160,9 @@ impl Session {
 
     fn learner(&mut self, seed: u64) -> Result<&mut Learner> {
         if self.learner.is_none() {
-            let method = self.method.clone();
-            self.adapt(&method, None, seed)?;
+            let model = Model::new(self.model.model().config().clone());
+            let weights = self.load(seed)?;
+            self.learner = Some(Learner { model, weights, lens: None, optimizer: None });
         }
         Ok(self.learner.as_mut().expect("it was just made"))
     }
@@ -173,7 +176,9 @@ impl Session {
         settings: &Settings,
     ) -> Result<Training> {
         settings.check()?;
-        self.learner(settings.seed)?;
+        if self.method.is_none() {
+            self.adapt(&Method::Full, None, settings.seed)?;
+        }
         let fim = self.fim(batches)?;
         let ends = Ends::of(&self.tokenizer);
         let load = LoadSettings {
@@ -264,7 +269,7 @@ impl Session {
     }
 
     fn save_weights(&self, weights: &Weights, path: &Path, base: Option<&str>) -> Result<()> {
-        if let Some(mut lora) = method::adapter(&self.method, weights) {
+        if let Some(mut lora) = self.method.as_ref().and_then(|it| method::adapter(it, weights)) {
             lora.base = base.map(str::to_string).or(lora.base);
             lora.save(path, Some(&self.model))?;
             return Ok(());
@@ -367,14 +372,31 @@ impl Session {
         encode(document, &self.tokenizer, ends)
     }
 
-    /// How well the model predicts each of these documents; see `Summary` and
-    /// `compare`.
-    pub fn score(&mut self, documents: &[Document], context: usize) -> Result<Vec<DocScore>> {
+    /// How well the model predicts each of these documents; see `Summary` and `compare`.
+    /// `on_progress` hears of tokens read and to be read.
+    pub fn score(
+        &mut self,
+        documents: &[Document],
+        settings: &EvalSettings,
+        on_progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Vec<DocScore>> {
         let encoded = documents.iter().map(|document| self.encode(document));
         let encoded = encoded.collect::<Result<Vec<_>>>()?;
         let learner = self.learner(0)?;
-        let settings = EvalSettings::new(context);
-        measure(&learner.model, &learner.weights, &encoded, &settings, &mut |_, _| {})
+        measure(&learner.model, &learner.weights, &encoded, settings, on_progress)
+    }
+
+    /// How often the model fills a gap with exactly the text that was cut out.
+    pub fn score_infill(
+        &mut self,
+        documents: &[Document],
+        settings: &InfillSettings,
+        on_progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<FimReport> {
+        let tokenizer = self.tokenizer.clone();
+        let Learner { model, weights, .. } = self.learner(0)?;
+        let subject = Subject { model, weights, tokenizer: &tokenizer };
+        fim_exact_match(subject, documents, settings, on_progress)
     }
 }
 

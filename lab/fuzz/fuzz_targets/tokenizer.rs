@@ -2,9 +2,7 @@
 
 #![no_main]
 
-#[allow(dead_code)] // each target uses one of the functions
-#[path = "../targets.rs"]
-mod targets;
+use elapid::fuzz_targets as targets;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     // An error is an answer; only a panic is not.

@@ -8,8 +8,8 @@
 use super::bench::{last_json_line, peak_mib};
 use crate::compute::Compute;
 use crate::report::{Done, Failure, line};
-use elapid::eval::bench::GenerateBench;
-use elapid::model::checkpoint::Checkpoint;
+use elapid::GenerateBench;
+use elapid::Model;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
@@ -95,7 +95,7 @@ fn print(figure: &Value) {
 fn measure(path: &Path, settings: &Settings) -> Done<Value> {
     let begin = Instant::now();
     let device = settings.compute.open()?;
-    let mut bench = GenerateBench::new(Checkpoint::open(path)?, &device)?;
+    let mut bench = GenerateBench::new(Model::open(path)?, &device)?;
     bench.read(&[0])?;
     let first_token_ms = begin.elapsed().as_secs_f64() * 1e3;
     let peak_mb = peak_mib();

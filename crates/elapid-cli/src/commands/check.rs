@@ -2,7 +2,7 @@
 
 use crate::compute::Compute;
 use crate::report::{Done, line};
-use elapid::eval::golden::{Comparison, check_directory};
+use elapid::{GoldenComparison as Comparison, check_golden as check_directory};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -3,12 +3,12 @@
 
 use crate::report::live::progress;
 use crate::report::{Done, Failure, between, count, line, mebibytes, n_threads_default};
-use elapid::eval::convert::{Conversion, Same};
-use elapid::model::adapter::Adapter;
-use elapid::model::checkpoint::Checkpoint;
-use elapid::model::export::Mix;
-use elapid::model::save::Form;
-use elapid::tensor::device::Device;
+use elapid::Adapter;
+use elapid::Device;
+use elapid::Form;
+use elapid::Mix;
+use elapid::Model;
+use elapid::{Conversion, Same};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -115,7 +115,7 @@ impl Convert {
         }
         check_output(&self.output, self.common.force)?;
         let device = self.common.device()?;
-        let base = self.base.as_deref().map(Checkpoint::open).transpose()?;
+        let base = self.base.as_deref().map(Model::open).transpose()?;
         if base.is_none() && form == Form::Gguf {
             let problem = "a GGUF adapter is written by its base model";
             return Err(Failure::new(problem, "name the model it belongs to: --base MODEL"));
@@ -183,7 +183,7 @@ fn convert(
     common: &Common,
 ) -> Done<ExitCode> {
     check_output(output, common.force)?;
-    let model = Checkpoint::open(input)?;
+    let model = Model::open(input)?;
     if !common.json {
         let info = model.info()?;
         line(format!(

@@ -2,12 +2,12 @@
 
 use super::convert::stored;
 use crate::report::{Done, count, line, mebibytes, n_threads_default};
-use elapid::error::Error;
-use elapid::model::adapter::Adapter;
-use elapid::model::checkpoint::Checkpoint;
-use elapid::model::info::ModelInfo;
-use elapid::tensor::device::Device;
-use elapid::text::tokenizer::Tokenizer;
+use elapid::Adapter;
+use elapid::Error;
+use elapid::Model;
+use elapid::ModelInfo;
+use elapid::Tokenizer;
+use elapid::{Device, DeviceInfo};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -46,54 +46,45 @@ impl Info {
         } else {
             line(format!("elapid  {version}"));
             line(format!("device  {}", device.describe()));
-            line(format!("models  {}", elapid::model::config::FAMILIES.join(", ")));
+            line(format!("models  {}", elapid::FAMILIES.join(", ")));
         }
         Ok(())
     }
 
     /// One line for each device, under the name that `--device` takes.
     fn devices(&self) -> Done<()> {
-        let cpu = Device::cpu(n_threads_default())?;
-        let mut list = vec![json!({"device": "cpu", "name": cpu.describe()})];
-        for (idx, cuda) in elapid::tensor::gpu::cuda::list().into_iter().enumerate() {
-            list.push(json!({
-                "device": format!("cuda:{idx}"), "name": cuda.name, "memory": cuda.memory,
-                "memory_free": cuda.memory_free, "compute_capability": cuda.capability,
-                "multiprocessors": cuda.n_multiprocessors,
-            }));
-        }
-        for (idx, adapter) in elapid::tensor::gpu::list_wgpu().into_iter().enumerate() {
-            let opened = elapid::tensor::gpu::Gpu::wgpu(idx, cpu.host().clone());
-            let used = opened.map(|gpu| gpu.features()).unwrap_or_default();
-            list.push(json!({
-                "device": format!("wgpu:{idx}"), "name": adapter.name, "kind": adapter.kind,
-                "backend": adapter.backend, "buffer_max": adapter.buffer_bytes_max,
-                "binding_max": adapter.binding_bytes_max, "features": adapter.features,
-                "features_used": used,
-            }));
-        }
+        let list = Device::list(n_threads_default())?;
         if self.json {
-            line(format!("{}", json!({"devices": list})));
+            let device = |one: &DeviceInfo| {
+                let names = one.features.iter().map(|it| it.0).collect::<Vec<_>>();
+                let used = one.features.iter().filter(|it| it.1).map(|it| it.0);
+                json!({
+                    "device": one.id, "name": one.name, "kind": one.kind, "backend": one.backend,
+                    "memory": one.memory, "memory_free": one.memory_free,
+                    "compute_capability": one.compute_capability,
+                    "multiprocessors": one.n_multiprocessors,
+                    "buffer_max": one.buffer_bytes_max, "binding_max": one.binding_bytes_max,
+                    "features": names, "features_used": used.collect::<Vec<_>>(),
+                })
+            };
+            line(json!({"devices": list.iter().map(device).collect::<Vec<_>>()}));
             return Ok(());
         }
-        for one in &list {
-            let text = |name: &str| one[name].as_str().unwrap_or_default().to_string();
-            let size = |name: &str| one[name].as_u64().map(|n| mebibytes(n as f64));
-            let mut facts = vec![text("name"), text("kind"), text("backend")];
-            facts.extend(size("memory").map(|n| format!("{n} of memory")));
-            facts.extend(size("memory_free").map(|n| format!("{n} free")));
-            let capability = one["compute_capability"].as_str();
-            facts.extend(capability.map(|it| format!("compute capability {it}")));
-            facts.extend(size("buffer_max").map(|n| format!("buffers to {n}")));
-            facts.extend(size("binding_max").map(|n| format!("bindings to {n}")));
-            let names = |field: &str| one[field].as_array().cloned().unwrap_or_default();
-            let used = names("features_used");
-            facts.extend(names("features").iter().filter_map(|it| {
-                let not = if used.contains(it) { "" } else { " (not used)" };
-                Some(format!("{}{not}", it.as_str()?))
+        for one in list {
+            let size = |n: Option<u64>| n.map(|n| mebibytes(n as f64));
+            let mut facts = vec![one.name];
+            facts.extend(one.kind);
+            facts.extend(one.backend);
+            facts.extend(size(one.memory).map(|n| format!("{n} of memory")));
+            facts.extend(size(one.memory_free).map(|n| format!("{n} free")));
+            facts.extend(one.compute_capability.map(|it| format!("compute capability {it}")));
+            facts.extend(size(one.buffer_bytes_max).map(|n| format!("buffers to {n}")));
+            facts.extend(size(one.binding_bytes_max).map(|n| format!("bindings to {n}")));
+            facts.extend(one.features.into_iter().map(|(name, is_used)| match is_used {
+                true => name.to_string(),
+                false => format!("{name} (not used)"),
             }));
-            facts.retain(|fact| !fact.is_empty());
-            line(format!("{:<8}{}", text("device"), facts.join(", ")));
+            line(format!("{:<8}{}", one.id, facts.join(", ")));
         }
         Ok(())
     }
@@ -102,7 +93,7 @@ impl Info {
         if let Some(adapter) = Adapter::detect(path)? {
             return self.adapter(&adapter);
         }
-        let model = Checkpoint::open(path)?;
+        let model = Model::open(path)?;
         let info = model.info()?;
         // A tokenizer we cannot read does not hide the model.
         let tokenizer = model.tokenizer();

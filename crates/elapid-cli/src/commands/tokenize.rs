@@ -1,7 +1,7 @@
 //! `elapid tokenize`: text to ids and back.
 
 use crate::report::{Done, Failure, line};
-use elapid::text::tokenizer::{Special, Tokenizer};
+use elapid::{Special, Tokenizer};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::path::PathBuf;

@@ -24,7 +24,7 @@ pub mod text;
 
 pub use text::{count, mebibytes};
 
-use elapid::error::Error;
+use elapid::Error;
 use std::fmt::Display;
 use std::path::Path;
 

@@ -7,8 +7,8 @@
 
 use crate::files;
 use crate::report::{Done, Failure};
-use elapid::train::Training;
-use elapid::train::state::Saved;
+use elapid::Saved;
+use elapid::Training;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 

@@ -14,12 +14,12 @@ use crate::report::events::Events;
 use crate::report::live::{Live, Moment};
 use crate::report::metrics::{EvalRecord, Metrics, NoteRecord, Record, SaveRecord, StepRecord};
 use crate::report::{Done, Failure};
-use elapid::data::Encoded;
-use elapid::eval::{DocScore, EvalSettings, Score};
-use elapid::tensor::device::Device;
-use elapid::text::tokenizer::Tokenizer;
-use elapid::train::Outcome;
-use elapid::train::state::Saved;
+use elapid::Device;
+use elapid::Encoded;
+use elapid::Outcome;
+use elapid::Saved;
+use elapid::Tokenizer;
+use elapid::{DocScore, EvalSettings, Score};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -471,7 +471,7 @@ fn sample(documents: &[Encoded], n_tok_max: usize, tokenizer: &Tokenizer) -> Vec
         return documents.to_vec();
     }
     let mut order: Vec<&Encoded> = documents.iter().collect();
-    order.sort_by_key(|document| elapid::data::split::hash(&document.name));
+    order.sort_by_key(|document| elapid::name_hash(&document.name));
     let mut list = Vec::new();
     let mut n_left = n_tok_max;
     for document in order {

@@ -10,10 +10,9 @@ use crate::report::metrics;
 use crate::report::page;
 use crate::report::samples::{self, Sample};
 use crate::report::{Done, Failure, mebibytes};
-use elapid::data::language;
-use elapid::eval::{self, Comparison, DocScore, Verdict, compare};
-use elapid::text::tokenizer::Special;
-use elapid::train::method::Method;
+use elapid::Method;
+use elapid::Special;
+use elapid::{Comparison, DocScore, Verdict, compare};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -60,7 +59,7 @@ pub fn keep_scores(dir: &Path, scores: &[DocScore]) -> Done<()> {
 fn kept_scores(dir: &Path) -> Done<Vec<DocScore>> {
     let list: Vec<Kept> = super::read_json(&dir.join(BEFORE))?;
     let score = |kept: Kept| DocScore {
-        language: language::of_path(&kept.name),
+        language: elapid::language_of_path(&kept.name),
         name: kept.name,
         n_tok: kept.n_tok,
         n_bytes: kept.n_bytes,
@@ -169,7 +168,7 @@ fn languages(before: &[DocScore], after: &[DocScore]) -> Vec<LanguageRow> {
     let mut rows: Vec<LanguageRow> = by_language
         .into_iter()
         .map(|(language, (before, after))| {
-            let (old, new) = (eval::Score::of(&before), eval::Score::of(&after));
+            let (old, new) = (elapid::Score::of(&before), elapid::Score::of(&after));
             LanguageRow {
                 language: language.into(),
                 n_files: after.len() as u64,
@@ -231,11 +230,11 @@ fn summarise(
     let time = super::plan::minutes(spent.seconds);
     let interval = match after.is_empty() {
         true => None,
-        false => Some(eval::Summary::of(after)?.interval),
+        false => Some(elapid::Summary::of(after)?.interval),
     };
     let bits = |scores: &[DocScore]| {
         let all: Vec<&DocScore> = scores.iter().collect();
-        (!all.is_empty()).then(|| eval::Score::of(&all).bits_per_byte())
+        (!all.is_empty()).then(|| elapid::Score::of(&all).bits_per_byte())
     };
     let held_out = HeldOut {
         n_files: after.len() as u64,

@@ -30,9 +30,9 @@ use crate::source::left_out;
 use crate::source::walk::{self, Walk};
 use config::{Origin, RunConfig};
 use data::{Data, Facts};
-use elapid::model::checkpoint::Checkpoint;
-use elapid::model::config::preset::Size;
-use elapid::tensor::device::Device;
+use elapid::Device;
+use elapid::Model;
+use elapid::Size;
 use plan::Plan;
 use prepare::Prepared;
 use serde_json::json;
@@ -150,7 +150,7 @@ fn collect(
     live: &mut Live,
 ) -> Done<Data> {
     let chat = match &config.origin {
-        Origin::Base { model, .. } => Some(walk::chat_of(&Checkpoint::open(model)?)?),
+        Origin::Base { model, .. } => Some(walk::chat_of(&Model::open(model)?)?),
         Origin::Scratch { .. } => None,
     };
     let (template, options) = chat.unwrap_or_default();

@@ -11,10 +11,10 @@ use super::{Budget, Wishes};
 use crate::commands::train::Checkpointing;
 use crate::machine;
 use crate::report::{Done, Failure, count, mebibytes};
-use elapid::eval::EvalSettings;
-use elapid::model::config::preset::Size;
-use elapid::tensor::device::Device;
-use elapid::train::plan::{Fixed, Probe, foretell};
+use elapid::Device;
+use elapid::EvalSettings;
+use elapid::Size;
+use elapid::{Fixed, Probe, foretell};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 

@@ -5,13 +5,13 @@ use super::config::{Origin, RunConfig};
 use super::data::Data;
 use crate::files;
 use crate::report::{Done, Failure, mebibytes};
-use elapid::data::Encoded;
-use elapid::model::checkpoint::Checkpoint;
-use elapid::session::{Batches, Session};
-use elapid::tensor::device::Device;
-use elapid::train::Training;
-use elapid::train::method::{Coverage, Method};
-use elapid::train::scratch::{self, Shape, Texts};
+use elapid::Device;
+use elapid::Encoded;
+use elapid::Model;
+use elapid::Training;
+use elapid::{Batches, Session};
+use elapid::{Coverage, Method};
+use elapid::{Shape, Vocabulary};
 use std::path::Path;
 
 /// A run before its first step.
@@ -37,29 +37,33 @@ impl Prepared {
     }
 }
 
-/// The small files of a new model: from the run directory if they are there, else made.
-fn scratch_texts(
-    config: &RunConfig,
-    data: &Data,
-    dir: Option<&Path>,
-    donor: Option<&Checkpoint>,
-) -> Done<Texts> {
-    const NAMES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
-    let Origin::Scratch { n_vocab, .. } = &config.origin else { return Ok(Vec::new()) };
-    if let Some(dir) = dir.filter(|dir| dir.join(NAMES[0]).exists()) {
+const TEXTS: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
+
+/// The new model of a run: with the vocabulary that the run directory holds, that of a donor, or
+/// one made from the documents.
+fn scratch(config: &RunConfig, data: &Data, dir: Option<&Path>) -> Done<Opened> {
+    let Origin::Scratch { size, arch, n_vocab, donor } = &config.origin else {
+        return Err(Failure::new("the run has a base model", "this is a defect of Elapid"));
+    };
+    let donor = donor.as_deref().map(Model::open).transpose()?;
+    let shape = Shape { size: *size, arch: *arch, context: config.context };
+    let model = if let Some(dir) = dir.filter(|dir| dir.join(TEXTS[0]).exists()) {
         let read = |name: &'static str| Ok((name, files::read_text(&dir.join(name))?.into_bytes()));
-        return NAMES.into_iter().map(read).collect();
-    }
-    if let Some(donor) = donor {
-        return Ok(scratch::vocabulary_of(donor)?);
-    }
-    let texts: Vec<_> = data.training.iter().map(|document| document.text()).collect();
-    let mut texts = texts.iter().map(|text| text.as_ref());
-    Ok(scratch::vocabulary(*n_vocab, config.context, &mut texts)?)
+        let texts = TEXTS.into_iter().map(read).collect::<Done<Vec<_>>>()?;
+        let n_vocab = donor.as_ref().map(|donor| donor.info().map(|info| info.n_vocab));
+        Model::scratch(shape, Vocabulary::Files(texts, n_vocab.transpose()?))?
+    } else if let Some(donor) = &donor {
+        Model::scratch(shape, Vocabulary::Of(donor))?
+    } else {
+        let texts: Vec<_> = data.training.iter().map(|document| document.text()).collect();
+        let mut texts = texts.iter().map(|text| text.as_ref());
+        Model::scratch(shape, Vocabulary::New(*n_vocab, &mut texts))?
+    };
+    Ok(Opened { model, donor })
 }
 
 /// Keeps the small files of a new model in the run directory.
-pub fn keep_texts(checkpoint: &Checkpoint, config: &RunConfig, dir: &Path) -> Done<()> {
+pub fn keep_texts(checkpoint: &Model, config: &RunConfig, dir: &Path) -> Done<()> {
     if matches!(config.origin, Origin::Scratch { .. }) {
         for (name, bytes) in checkpoint.texts() {
             files::write_bytes(&dir.join(name), bytes)?;
@@ -71,23 +75,16 @@ pub fn keep_texts(checkpoint: &Checkpoint, config: &RunConfig, dir: &Path) -> Do
 /// The model of a run; weights are not made yet.
 pub struct Opened {
     /// The model as it was found or made.
-    pub model: Checkpoint,
-    donor: Option<Checkpoint>,
+    pub model: Model,
+    donor: Option<Model>,
 }
 
 /// Opens or makes the model.
 pub fn open(config: &RunConfig, data: &Data, dir: Option<&Path>) -> Done<Opened> {
-    let (size, arch, donor) = match &config.origin {
-        Origin::Base { model, .. } => {
-            return Ok(Opened { model: Checkpoint::open(model)?, donor: None });
-        }
-        Origin::Scratch { size, arch, donor, .. } => (*size, *arch, donor),
-    };
-    let donor = donor.as_deref().map(Checkpoint::open).transpose()?;
-    let texts = scratch_texts(config, data, dir, donor.as_ref())?;
-    let n_vocab = donor.as_ref().map(|donor| donor.model().config().n_vocab);
-    let shape = Shape { size, arch, context: config.context };
-    Ok(Opened { model: scratch::checkpoint(shape, texts, n_vocab)?, donor })
+    match &config.origin {
+        Origin::Base { model, .. } => Ok(Opened { model: Model::open(model)?, donor: None }),
+        Origin::Scratch { .. } => scratch(config, data, dir),
+    }
 }
 
 /// Makes everything of a run but its plan.

@@ -10,7 +10,7 @@
 use super::{App, Parts, router};
 use crate::report::{Done, Failure};
 use axum::Router;
-use elapid::generate::generator::Generator;
+use elapid::Generator;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;

@@ -4,7 +4,7 @@
 //! entry, with nothing known of its size.
 
 use crate::report::text::bytes;
-use elapid::data::filter::Reason;
+use elapid::Unwanted as Reason;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 

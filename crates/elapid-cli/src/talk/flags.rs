@@ -7,10 +7,10 @@ use super::load::{AdapterPath, LoadSettings};
 use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, between};
-use elapid::generate::engine::{Constraint, Request};
-use elapid::generate::generator::{Generator, GeneratorSettings, Suggested};
-use elapid::generate::sample::Sampling;
-use elapid::model::state::CacheType;
+use elapid::CacheType;
+use elapid::Sampling;
+use elapid::{Constraint, Request};
+use elapid::{Generator, GeneratorSettings, Suggested};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -2,9 +2,9 @@
 
 use crate::compute::Compute;
 use crate::report::Done;
-use elapid::generate::generator::{Generator, GeneratorSettings};
-use elapid::model::checkpoint::Checkpoint;
-use elapid::text::chat::{Message, Moment};
+use elapid::Model;
+use elapid::{Generator, GeneratorSettings};
+use elapid::{Message, Moment};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct LoadSettings {
 
 /// Opens a model and makes it ready.
 pub fn load(path: &Path, settings: &LoadSettings) -> Done<Generator> {
-    let model = Checkpoint::open(path)?;
+    let model = Model::open(path)?;
     let device = settings.compute.open()?;
     let mut of_engine = settings.generator.clone();
     if let (None, Some(most)) = (of_engine.context, settings.context_max) {
@@ -40,9 +40,9 @@ pub fn load(path: &Path, settings: &LoadSettings) -> Done<Generator> {
 /// The prompt of these messages at this time: templates print the date.
 pub fn chat_prompt(generator: &Generator, messages: &[Message]) -> Done<Vec<u32>> {
     let chat = generator.chat()?;
-    let options = elapid::text::chat::ChatOptions { now: Some(now()), ..chat.options.clone() };
+    let options = elapid::ChatOptions { now: Some(now()), ..chat.options.clone() };
     let text = chat.template.render(messages, &options)?;
-    Ok(generator.engine.tokenizer().encode(&text, elapid::text::tokenizer::Special::Parse)?)
+    Ok(generator.engine.tokenizer().encode(&text, elapid::Special::Parse)?)
 }
 
 /// An adapter on disk, and how strongly it is to act: `PATH` or `PATH=SCALE`.

@@ -59,6 +59,13 @@ impl Checkpoint {
 }
 
 impl Checkpoint {
+    /// The same model with the adapter at `path` on it, in sessions and generators.
+    pub fn with_adapter(self, path: impl AsRef<Path>) -> Checkpoint {
+        let mut model = self;
+        model.adapter = Some(path.as_ref().into());
+        model
+    }
+
     /// The adapter that it was opened by: `open` then gave its base model.
     pub fn adapter_path(&self) -> Option<&Path> {
         self.adapter.as_deref()

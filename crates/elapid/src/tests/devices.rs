@@ -4,19 +4,19 @@
 //! checked on every device that is found; without this a missing driver would make all of those
 //! checks pass by doing nothing.
 
-use elapid::generate::sample::Sampling;
-use elapid::generate::{GenerateSettings, generate_many};
-use elapid::model::Model;
-use elapid::model::config::Config;
-use elapid::model::weights::Weights;
-use elapid::ops::adamw::AdamW;
-use elapid::tensor::batch::Targets;
-use elapid::tensor::device::Device;
-use elapid::tensor::gpu::Precision;
-use elapid::tensor::rng::Rng;
-use elapid::train::optim::{Optimizer, OptimizerKind};
-use elapid::train::plan::random_batch;
-use elapid::train::{StepReport, StepSettings, Trainer};
+use crate::generate::sample::Sampling;
+use crate::generate::{GenerateSettings, generate_many};
+use crate::model::Model;
+use crate::model::config::Config;
+use crate::model::weights::Weights;
+use crate::ops::adamw::AdamW;
+use crate::tensor::batch::Targets;
+use crate::tensor::device::Device;
+use crate::tensor::gpu::Precision;
+use crate::tensor::rng::Rng;
+use crate::train::optim::{Optimizer, OptimizerKind};
+use crate::train::plan::random_batch;
+use crate::train::{StepReport, StepSettings, Trainer};
 use serde_json::json;
 use std::ops::ControlFlow;
 

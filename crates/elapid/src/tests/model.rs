@@ -1,16 +1,16 @@
 //! Whole models of every family: what must hold whatever the layers are.
 //! (tidy: allow long: a list of tests, and of keys that mean nothing)
 
-use elapid::model::config::{Config, FAMILIES};
-use elapid::model::state::{CacheType, State};
-use elapid::model::weights::{Role, Weights};
-use elapid::model::{ForwardOptions, Model};
-use elapid::tape::Tape;
-use elapid::tensor::batch::{Batch, Targets};
-use elapid::tensor::device::Device;
-use elapid::tensor::rng::Rng;
-use elapid::tensor::{DType, Tensor};
-use elapid::train::{StepSettings, Trainer};
+use crate::model::config::{Config, FAMILIES};
+use crate::model::state::{CacheType, State};
+use crate::model::weights::{Role, Weights};
+use crate::model::{ForwardOptions, Model};
+use crate::tape::Tape;
+use crate::tensor::batch::{Batch, Targets};
+use crate::tensor::device::Device;
+use crate::tensor::rng::Rng;
+use crate::tensor::{DType, Tensor};
+use crate::train::{StepSettings, Trainer};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -232,7 +232,7 @@ fn gradients(f: Fixture, checkpoint: bool) -> (f32, usize, Vec<(String, Vec<f32>
     let targets = Targets { ids: &targets, weights: &weights, norm: 20.0 };
     let (report, grads) = trainer.gradients(&batch, &targets).unwrap();
     let named = grads.iter().map(|(key, grad)| {
-        let id = elapid::model::weights::ParamId(key);
+        let id = crate::model::weights::ParamId(key);
         (trainer.weights.name(id).to_string(), grad.f32().to_vec())
     });
     (report.loss, report.tape_bytes, named.collect())
@@ -774,7 +774,7 @@ fn schedules_place_attention_where_they_say() {
         let config = Config::from_json("config.json", &json.to_string()).unwrap();
         for (idx, layer) in config.layers.iter().enumerate() {
             let is_attention =
-                matches!(layer.mixer, elapid::model::config::MixerConfig::Attention(_));
+                matches!(layer.mixer, crate::model::config::MixerConfig::Attention(_));
             assert_eq!(is_attention, idx % period == period - 1, "{schedule}, layer {idx}");
         }
     }

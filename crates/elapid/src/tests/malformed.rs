@@ -4,33 +4,25 @@
 //! Not here: seeded changes by the thousand (`hostile.rs`); what containers and tokenizers alone
 //! say of such files, which is tested beside their readers.
 
+use super::{mutate, seeds};
+use crate::fuzz_targets as targets;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use elapid::error::Result;
-use elapid::files::gguf::{Entry, Gguf};
-use elapid::files::safetensors::SafeTensors;
-use elapid::model::checkpoint::Checkpoint;
-use elapid::model::config::Config;
-use elapid::model::export::{Export, Mix, OutFile};
-use elapid::model::peft;
-use elapid::model::{ForwardOptions, Model};
-use elapid::tape::Tape;
-use elapid::tensor::SharedBytes;
-use elapid::tensor::batch::Batch;
-use elapid::tensor::device::Device;
-use elapid::tensor::rng::Rng;
-use elapid::text::tokenizer::Special;
-
-#[allow(dead_code)] // only the pairs of JSON are asked for
-#[path = "../../../../lab/fuzz/mutate.rs"]
-mod mutate;
-#[allow(dead_code)] // only weights are asked for
-#[path = "../../../../lab/fuzz/seeds.rs"]
-mod seeds;
-#[allow(dead_code)] // only an adapter is asked for
-#[path = "../../../../lab/fuzz/targets.rs"]
-mod targets;
+use crate::error::Result;
+use crate::files::gguf::{Entry, Gguf};
+use crate::files::safetensors::SafeTensors;
+use crate::model::checkpoint::Checkpoint;
+use crate::model::config::Config;
+use crate::model::export::{Export, Mix, OutFile};
+use crate::model::peft;
+use crate::model::{ForwardOptions, Model};
+use crate::tape::Tape;
+use crate::tensor::SharedBytes;
+use crate::tensor::batch::Batch;
+use crate::tensor::device::Device;
+use crate::tensor::rng::Rng;
+use crate::text::tokenizer::Special;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

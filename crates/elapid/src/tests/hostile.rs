@@ -11,8 +11,9 @@
 //! (`malformed.rs`).
 
 // tidy: allow unsafe (an allocator that counts can only be written so)
-#![allow(clippy::unwrap_used)] // a test may panic
 
+use super::seeds;
+use crate::fuzz_targets as targets;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -21,15 +22,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-use elapid::error::Result;
-use mutate::{Kind, Seed, mutate};
-
-#[path = "../../../lab/fuzz/mutate.rs"]
-mod mutate;
-#[path = "../../../lab/fuzz/seeds.rs"]
-mod seeds;
-#[path = "../../../lab/fuzz/targets.rs"]
-mod targets;
+use super::mutate::{Kind, Seed, mutate};
+use crate::error::Result;
 
 /// Counts the bytes that this thread holds.
 struct Counting;

@@ -1,14 +1,14 @@
 //! Models from one form into another and back: nothing may be lost on the way.
 
-use elapid::error::Result;
-use elapid::eval::parity::{self, Parity};
-use elapid::files::gguf::{self, Item};
-use elapid::model::checkpoint::Checkpoint;
-use elapid::model::config::gguf::CONFIG_KEY;
-use elapid::model::export::{Content, Export, Mix, OutFile};
-use elapid::model::weights::Weights;
-use elapid::tensor::device::Device;
-use elapid::tensor::{DType, SharedBytes};
+use crate::error::Result;
+use crate::eval::parity::{self, Parity};
+use crate::files::gguf::{self, Item};
+use crate::model::checkpoint::Checkpoint;
+use crate::model::config::gguf::CONFIG_KEY;
+use crate::model::export::{Content, Export, Mix, OutFile};
+use crate::model::weights::Weights;
+use crate::tensor::device::Device;
+use crate::tensor::{DType, SharedBytes};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -181,11 +181,11 @@ fn experts_beside_a_gated_shared_one_go_through_gguf() {
 
 /// A directory with fresh weights of a config.
 fn fresh(json: &str) -> Files {
-    let config = elapid::model::config::Config::from_json("config.json", json).unwrap();
-    let model = elapid::model::Model::new(config);
+    let config = crate::model::config::Config::from_json("config.json", json).unwrap();
+    let model = crate::model::Model::new(config);
     let weights = Weights::init(&device(), model.specs(), 7);
     let places: Vec<_> = weights.ids().zip(model.places()).collect();
-    let targets = elapid::model::params::targets(&weights, &places);
+    let targets = crate::model::params::targets(&weights, &places);
     let tensors = targets.iter().map(|target| target.outgoing(&weights, DType::F32)).collect();
     let out = OutFile { name: String::new(), content: Content::SafeTensors(tensors) };
     let mut files = Files::new();
@@ -363,7 +363,7 @@ fn a_vector_in_blocks_is_read_and_written_like_any_other() {
     let Content::Gguf(metadata, mut tensors) = export.gguf_content(None).unwrap() else {
         panic!("not GGUF");
     };
-    let q8_0 = DType::Block(elapid::tensor::quant::BlockType::Q8_0);
+    let q8_0 = DType::Block(crate::tensor::quant::BlockType::Q8_0);
     let bias = tensors.iter_mut().find(|tensor| tensor.name.ends_with("attn_q.bias")).unwrap();
     let n_bytes = q8_0.n_bytes(bias.shape[0]).unwrap();
     bias.dtype = q8_0;

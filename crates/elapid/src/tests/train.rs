@@ -1,28 +1,28 @@
 //! The loop of training: it overfits, it goes on from any checkpoint to the bit, parts of a batch
 //! are the batch, every setting is alive, and what is frozen costs nothing.
 
-use elapid::data::middle::FimSettings;
-use elapid::data::pack::{LoadSettings, Loader, Order, PackedBatch};
-use elapid::data::{Document, Ends, encode};
-use elapid::model::checkpoint::Checkpoint;
-use elapid::model::config::preset::{Arch, Size};
-use elapid::model::weights::{ParamId, Role, Weights};
-use elapid::model::{ForwardOptions, Model};
-use elapid::ops::adamw::AdamW;
-use elapid::tape::Tape;
-use elapid::tensor::Tensor;
-use elapid::tensor::batch::{Batch, Targets};
-use elapid::tensor::device::Device;
-use elapid::tensor::rng::Rng;
-use elapid::text::fim::FimTokens;
-use elapid::train::lens::{Lens, PROJECTION};
-use elapid::train::method::{self, Form, LoraSettings, Method, Scaling};
-use elapid::train::optim::OptimizerKind;
-use elapid::train::plan::{Fixed, random_batch};
-use elapid::train::schedule::Schedule;
-use elapid::train::scratch::{self, Shape};
-use elapid::train::state::{self, Saved};
-use elapid::train::{Outcome, Settings, StepSettings, Trainer, Training};
+use crate::data::middle::FimSettings;
+use crate::data::pack::{LoadSettings, Loader, Order, PackedBatch};
+use crate::data::{Document, Ends, encode};
+use crate::model::checkpoint::Checkpoint;
+use crate::model::config::preset::{Arch, Size};
+use crate::model::weights::{ParamId, Role, Weights};
+use crate::model::{ForwardOptions, Model};
+use crate::ops::adamw::AdamW;
+use crate::tape::Tape;
+use crate::tensor::Tensor;
+use crate::tensor::batch::{Batch, Targets};
+use crate::tensor::device::Device;
+use crate::tensor::rng::Rng;
+use crate::text::fim::FimTokens;
+use crate::train::lens::{Lens, PROJECTION};
+use crate::train::method::{self, Form, LoraSettings, Method, Scaling};
+use crate::train::optim::OptimizerKind;
+use crate::train::plan::{Fixed, random_batch};
+use crate::train::schedule::Schedule;
+use crate::train::scratch::{self, Shape};
+use crate::train::state::{self, Saved};
+use crate::train::{Outcome, Settings, StepSettings, Trainer, Training};
 use serde_json::json;
 use std::sync::Arc;
 

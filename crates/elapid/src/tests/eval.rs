@@ -1,21 +1,21 @@
 //! Measuring and generating with whole models: what must hold whatever the layers are.
 
-use elapid::data::{Document, Encoded, Part};
-use elapid::eval::{
+use crate::data::{Document, Encoded, Part};
+use crate::eval::{
     DocScore, EvalSettings, FimSettings, Subject, Summary, fim_exact_match, measure,
 };
-use elapid::generate::sample::{Sampling, pick};
-use elapid::generate::{GenerateSettings, generate, generate_many};
-use elapid::model::config::Config;
-use elapid::model::weights::Weights;
-use elapid::model::{ForwardOptions, Model};
-use elapid::tape::Tape;
-use elapid::tensor::batch::{Batch, Targets};
-use elapid::tensor::device::Device;
-use elapid::tensor::rng::Rng;
-use elapid::text::tokenizer::{Special, Tokenizer};
-use elapid::text::train_bpe::BpeTrainer;
-use elapid::train::{StepSettings, Trainer};
+use crate::generate::sample::{Sampling, pick};
+use crate::generate::{GenerateSettings, generate, generate_many};
+use crate::model::config::Config;
+use crate::model::weights::Weights;
+use crate::model::{ForwardOptions, Model};
+use crate::tape::Tape;
+use crate::tensor::batch::{Batch, Targets};
+use crate::tensor::device::Device;
+use crate::tensor::rng::Rng;
+use crate::text::tokenizer::{Special, Tokenizer};
+use crate::text::train_bpe::BpeTrainer;
+use crate::train::{StepSettings, Trainer};
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
 

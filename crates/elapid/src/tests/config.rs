@@ -1,6 +1,6 @@
 //! What a config.json means where it is silent, and which ones are refused.
 
-use elapid::model::config::{Config, FAMILIES, FeedForwardConfig, Mamba2Config, MixerConfig};
+use crate::model::config::{Config, FAMILIES, FeedForwardConfig, Mamba2Config, MixerConfig};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 

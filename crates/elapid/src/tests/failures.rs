@@ -1,13 +1,13 @@
 //! What goes wrong is seen and said: numbers that are not finite, what does not fit together.
 
-use elapid::error::Error;
-use elapid::model::config::Config;
-use elapid::model::weights::Weights;
-use elapid::model::{ForwardOptions, Model};
-use elapid::tape::Tape;
-use elapid::tensor::batch::{Batch, Targets};
-use elapid::tensor::device::Device;
-use elapid::train::{StepSettings, Trainer};
+use crate::error::Error;
+use crate::model::config::Config;
+use crate::model::weights::Weights;
+use crate::model::{ForwardOptions, Model};
+use crate::tape::Tape;
+use crate::tensor::batch::{Batch, Targets};
+use crate::tensor::device::Device;
+use crate::train::{StepSettings, Trainer};
 use serde_json::json;
 
 const TOKENS: [u32; 6] = [1, 2, 3, 4, 5, 6];
@@ -38,7 +38,7 @@ fn a_nan_in_any_parameter_stops_a_step_and_changes_nothing() {
     };
     let batch = Batch::from_sequences(&[&TOKENS]);
     for idx in 0..n_params {
-        let id = elapid::model::weights::ParamId(idx);
+        let id = crate::model::weights::ParamId(idx);
         let name = trainer.weights.name(id).to_string();
         // Tokens that are not in the batch and experts that are not chosen are not read.
         if name == "embed.weight" || name.contains("experts.") {

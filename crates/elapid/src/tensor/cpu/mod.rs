@@ -9,7 +9,7 @@ mod simd;
 mod vectors;
 
 pub use self::gemm::{Mat, MatMut, Scope};
-pub use self::pool::{Buffer, MemoryUse, Pool};
+pub use self::pool::{Buffer, Pool};
 pub use self::simd::F32s;
 pub use self::vectors::{AddInto, Dot, dot};
 

@@ -31,6 +31,7 @@ pub(super) fn kind(dtype: DType) -> usize {
         DType::F32 => 0,
         DType::F16 => 1,
         DType::BF16 => 2,
+        DType::U32 => panic!("whole numbers are not decoded"),
         DType::Block(block) => match block {
             BlockType::Q4_0 => 3,
             BlockType::Q4_1 => 4,
@@ -54,7 +55,7 @@ impl Gpu {
             return x.clone();
         }
         let (n_rows, d) = x.dims2();
-        let mut y = Tensor::in_dtype(x.device(), x.shape(), dtype);
+        let mut y = Tensor::raw(x.device(), x.shape(), dtype);
         if self.as_cuda().is_some() && !matches!(x.dtype(), DType::Block(_)) {
             let n = x.n_elem();
             let work = Work::each(n.div_ceil(4));
@@ -70,7 +71,7 @@ impl Gpu {
         if x.dtype() == dtype {
             return x.rows(rows);
         }
-        let mut y = Tensor::in_dtype(x.device(), &[rows.len(), x.dims2().1], dtype);
+        let mut y = Tensor::raw(x.device(), &[rows.len(), x.dims2().1], dtype);
         self.decode(x, Picked::Range(rows), &mut y);
         y
     }
@@ -78,7 +79,7 @@ impl Gpu {
     /// The rows of a matrix with these numbers (`Tensor::from_u32`), in f32 or bf16.
     pub fn gather_rows(&self, x: &Tensor, ids: &Tensor, dtype: DType) -> Tensor {
         let device = Device::Gpu(self.clone());
-        let mut y = Tensor::in_dtype(&device, &[ids.n_elem(), x.dims2().1], dtype);
+        let mut y = Tensor::raw(&device, &[ids.n_elem(), x.dims2().1], dtype);
         self.decode(x, Picked::Ids(ids), &mut y);
         y
     }
@@ -100,7 +101,8 @@ impl Gpu {
         let n = (max / widest.max(1) / 128 * 128).clamp(1, rows.len().max(1));
         for first in rows.clone().step_by(n) {
             let end = rows.end.min(first + n);
-            let (words, lead) = x.words(first * row_bytes..end * row_bytes, self.offset_align());
+            let (words, lead) =
+                x.view(DType::U32, first * row_bytes..end * row_bytes, self.offset_align());
             let size = y.n_bytes() / y.dims2().0.max(1);
             let (ids, n_out, written) = match &picked {
                 Picked::Range(rows) => {

@@ -1,6 +1,6 @@
 // Before every kernel: number formats, places in the grid, sums over a group in a fixed order.
 // THREADS stands above; the constants of the kernel and the types of its arguments (T0, T1, ...:
-// one of float, bf16, f16; unsigned char for blocks) stand between this and the op's own file.
+// one of float, bf16, f16, u32; unsigned char for blocks) stand between this and the op's own file.
 
 typedef unsigned int u32;
 typedef unsigned short u16;

@@ -15,9 +15,8 @@
 //!
 //! Not here: products of few rows with a stored matrix, in `vector.rs`.
 
-use super::decode::kind;
 use super::{Arg, Gpu, Kernel, N_ROUNDS_MAX, Work};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Derivation, Tensor};
 use std::ops::Range;
 
 static PRODUCT: Kernel = Kernel {
@@ -203,8 +202,8 @@ impl Side<'_> {
     }
 }
 
-/// The name of the copy of a master.
-pub(crate) const IN_BF16: &str = "bf16";
+/// The copy of a master.
+pub(crate) const IN_BF16: Derivation = Derivation::Bf16;
 
 /// A side in the format of products. Of a master in f32 the copy in bf16 is kept until it is
 /// written: one cast a step.
@@ -382,7 +381,6 @@ impl Gpu {
         let tile = tile_of(m, n, n_batch);
         let consts = [
             ("BM", tile),
-            ("B_KIND", kind(b.tensor.dtype())),
             ("A_TRANSPOSED", usize::from(a.is_transposed)),
             ("B_TRANSPOSED", usize::from(b.is_transposed)),
             ("A_WIDE", a.is_wide(a_first, if a.is_transposed { m } else { k })),
@@ -486,10 +484,7 @@ impl Operand {
         let more = (n_batch - 1) * self.matrix;
         let end = self.first + more + n_rows.saturating_sub(1) * self.stride + n_cols;
         let (bytes, align) = (self.first * self.size()..end * self.size(), gpu.offset_align());
-        let (read, lead) = match self.tensor.dtype() {
-            DType::F16 => self.tensor.halves(bytes, align),
-            _ => self.tensor.words(bytes, align),
-        };
+        let (read, lead) = self.tensor.view(self.tensor.dtype(), bytes, align);
         (read, lead / self.size())
     }
 }

@@ -263,7 +263,7 @@ fn a_graph_does_the_same_work_again() {
         let mut want = [0.0f32; 8];
         for run in 0..5 {
             let numbers: Vec<f32> = (0..8).map(|n| (n * 4 + run) as f32).collect();
-            x.retell(bytemuck::cast_slice(&numbers));
+            x.rewrite(bytemuck::cast_slice(&numbers));
             for (idx, (want, x)) in want.iter_mut().zip(&numbers).enumerate() {
                 *want += x * [2.0, 3.0][idx % 2];
             }

@@ -154,7 +154,7 @@ fn number_type(dtype: DType) -> sys::cudaDataType {
         DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
         DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
         DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
-        DType::Block(_) => panic!("a product of blocks"),
+        DType::U32 | DType::Block(_) => panic!("a product of {}", dtype.name()),
     }
 }
 

@@ -24,7 +24,7 @@ use self::context::{Context, Pinned, words};
 use self::module::{Functions, PARAMS_MAX};
 use self::profile::Profile;
 use super::profile::KernelTime;
-use super::{Failure, Launch};
+use super::{Caps, Failure, Launch};
 use crate::error::Result;
 use cudarc::driver::{result, sys};
 use std::ffi::c_void;
@@ -135,6 +135,21 @@ impl Cuda {
 
     pub(super) fn name(&self) -> String {
         format!("{}, CUDA", self.context.device.name)
+    }
+
+    pub(super) fn caps(&self) -> Caps {
+        Caps {
+            wide_loads: true,
+            warps: true,
+            tensor_cores: true,
+            graphs: true,
+            addresses: true,
+            shared_bytes_max: self.context.device.shared_bytes_max as usize,
+            binding_bytes_max: usize::MAX,
+            // Four numbers in one read.
+            offset_align: 16,
+            n_rounds_max: usize::MAX,
+        }
     }
 
     /// What it is.

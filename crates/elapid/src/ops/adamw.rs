@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn a_graphics_processor_makes_the_same_steps() {
+    fn a_gpu_makes_the_same_steps() {
         // A tail behind the last four, slow and quick moments, gradients of all sizes.
         let n = 10_007;
         let wild = |x: f32| x * 10f32.powf(6.0 * x.sin());

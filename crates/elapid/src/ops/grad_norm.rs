@@ -3,7 +3,7 @@
 //! Squares are summed in f64 over fixed pieces, the pieces in order: the same bits on any number
 //! of threads, and no overflow below 1e154. There is no backward.
 //!
-//! A graphics processor sums pieces in f32, the host adds them up: squares overflow past 1e19.
+//! A GPU sums pieces in f32, the host adds them up: squares overflow past 1e19.
 //! (tidy: allow unchecked)
 
 use crate::tensor::Tensor;
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_graphics_processor_finds_the_same_norm() {
+    fn a_gpu_finds_the_same_norm() {
         let (x, y) = (Input::normal(1, &[70_001], 3.0), Input::normal(2, &[5], 1e-6));
         let norm_on = |device: &Device| grad_norm([x.tensor(device), y.tensor(device)].iter());
         let want = norm_on(&Device::cpu(1).unwrap());

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_graphics_processor_makes_the_same_steps() {
+    fn a_gpu_makes_the_same_steps() {
         for shape in [[7, 5], [33, 70]] {
             let config = AdamW { trust: Some(0.1), ..AdamW::default() };
             let run = |device: &Device| {

@@ -20,7 +20,7 @@
 //!
 //! The position of a row is the offset of its segment plus its index in the segment. Frequencies
 //! are f32, rounded step by step as the reference implementation rounds them; angles are f64, so
-//! that position 1,000,000 is as good as position 1. On a graphics processor kernels read the same
+//! that position 1,000,000 is as good as position 1. On a GPU kernels read the same
 //! cosines and sines, which go over once, a block of positions at a time.
 //!
 //! Not here: the interleaved pairing (2i, 2i + 1), which no supported family stores; the projection
@@ -106,7 +106,7 @@ pub struct RopeTable {
 /// Each holds, per position, `d_rotary / 2` cosines and then as many sines.
 type Blocks = BTreeMap<usize, Arc<[f32]>>;
 
-/// Cosines and sines on a graphics processor.
+/// Cosines and sines on a GPU.
 #[derive(Clone)]
 struct Uploaded {
     /// (room * BLOCK, d_rotary): the blocks, in the order in which they came.
@@ -232,7 +232,7 @@ impl RopeTable {
         used
     }
 
-    /// The same on a graphics processor; blocks that are there already stay where they are.
+    /// The same on a GPU; blocks that are there already stay where they are.
     fn upload(&self, gpu: &Gpu, segments: &Segments) -> Uploaded {
         let device = Device::Gpu(gpu.clone());
         let is_here = |it: &Uploaded| it.table.device().is_same(&device);
@@ -363,7 +363,7 @@ impl Direction {
 static TURN: Kernel =
     Kernel { entry: "rope_turn", wgsl: include_str!("rope.wgsl"), cuda: include_str!("rope.cu") };
 
-/// What forward and backward share on a graphics processor.
+/// What forward and backward share on a GPU.
 struct GpuTurns {
     uploaded: Uploaded,
     /// (n_tok), whole numbers

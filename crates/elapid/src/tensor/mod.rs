@@ -597,6 +597,12 @@ mod tests {
     }
 
     #[test]
+    #[should_panic(expected = "read as f32")]
+    fn whole_numbers_are_not_read_as_floats() {
+        Tensor::from_u32(&Device::cpu(1).unwrap(), &[1, 2]).f32();
+    }
+
+    #[test]
     fn what_is_derived_is_made_once_and_again_after_a_write() {
         let device = Device::cpu(1).unwrap();
         let mut x = Tensor::from_f32(&device, &[2, 1], &[1.0, 2.0]);

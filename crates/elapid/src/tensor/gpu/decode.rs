@@ -1,4 +1,4 @@
-//! Stored matrices on a graphics processor: f16, bf16 and every block format to f32 or bf16, with
+//! Stored matrices on a GPU: f16, bf16 and every block format to f32 or bf16, with
 //! the bits that `Tensor::read_f32` gives.
 //!
 //! | name    | shape       |                                                   |
@@ -12,7 +12,6 @@
 
 use super::{Arg, Gpu, Kernel, Work};
 use crate::tensor::device::Device;
-use crate::tensor::quant::BlockType;
 use crate::tensor::{DType, Tensor};
 use std::ops::Range;
 
@@ -25,26 +24,14 @@ static DECODE: Kernel = Kernel {
 /// From f32, f16 or bf16 without rows; CUDA alone.
 static CAST: Kernel = Kernel { entry: "cast", wgsl: "", cuda: include_str!("cast.cu") };
 
-/// What the kernels call a dtype.
+/// What the kernels call a dtype: block formats in the order of `BlockType`.
 pub(super) fn kind(dtype: DType) -> usize {
     match dtype {
         DType::F32 => 0,
         DType::F16 => 1,
         DType::BF16 => 2,
         DType::U32 => panic!("whole numbers are not decoded"),
-        DType::Block(block) => match block {
-            BlockType::Q4_0 => 3,
-            BlockType::Q4_1 => 4,
-            BlockType::Q5_0 => 5,
-            BlockType::Q5_1 => 6,
-            BlockType::Q8_0 => 7,
-            BlockType::Q2K => 8,
-            BlockType::Q3K => 9,
-            BlockType::Q4K => 10,
-            BlockType::Q5K => 11,
-            BlockType::Q6K => 12,
-            BlockType::Nf4 => 13,
-        },
+        DType::Block(block) => 3 + block as usize,
     }
 }
 
@@ -139,6 +126,7 @@ enum Picked<'a> {
 mod tests {
     use super::*;
     use crate::ops::check::devices;
+    use crate::tensor::quant::BlockType;
     use crate::tensor::rng::Rng;
     use std::sync::Arc;
 
@@ -186,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn every_format_has_the_bits_of_the_processor() {
+    fn every_format_has_the_bits_of_the_cpu() {
         let blocks = BlockType::ALL.into_iter().chain([BlockType::Nf4]).map(DType::Block);
         let cpu = Device::cpu(1).unwrap();
         for dtype in [DType::F32, DType::F16, DType::BF16].into_iter().chain(blocks) {

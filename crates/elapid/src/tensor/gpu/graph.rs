@@ -25,7 +25,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ThreadId;
 
-/// Work on a graphics processor that is done again and again, and what it returned.
+/// Work on a GPU that is done again and again, and what it returned.
 pub struct Graph<R> {
     /// Dropped first: what it started is waited for before memory goes.
     recorded: Option<Recorded>,

@@ -1,4 +1,4 @@
-//! Graphics processors: buffers, kernels and launches, the same for wgpu and CUDA.
+//! GPUs: buffers, kernels and launches, the same for wgpu and CUDA.
 //!
 //! An op describes its work once and has its kernels in both languages beside it:
 //!
@@ -109,7 +109,7 @@ impl Precision {
     }
 }
 
-/// A graphics processor; clones share it.
+/// A GPU; clones share it.
 #[derive(Clone)]
 pub struct Gpu(Arc<Inner>);
 
@@ -178,7 +178,7 @@ impl Failure {
     }
 }
 
-/// A buffer on a graphics processor that returns to its pool.
+/// A buffer on a GPU that returns to its pool.
 pub(crate) struct Buffer {
     /// There until the buffer is dropped, unless none could be had.
     memory: Option<Memory>,

@@ -196,7 +196,7 @@ DEVICE void mma(float d[4], const u32 a[4], const u32 b[2]) {
 #endif
 }
 
-// Copies 16 bytes, or sets them to zero, while other work goes on.
+// Copies 16 bytes, or sets them to zero, while other work continues.
 DEVICE void copy16(uint4* to, const bf16* from, bool is_there) {
 #ifdef ELAPID_EMULATED
     emu_cp_async16_zfill(to, from, is_there ? 16 : 0);

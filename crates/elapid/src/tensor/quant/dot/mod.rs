@@ -230,7 +230,7 @@ fn of<I: Isa, F: Format<BYTES, GROUPS>, const BYTES: usize, const GROUPS: usize>
     let (n_row, per_row) = (y.len() / n_tok, x.len() / n_tok);
     assert_eq!((w.len(), y.len()), (n_row * per_row, n_row * n_tok), "rows, inputs and results");
     let input = |t: usize| &x[t * per_row..(t + 1) * per_row];
-    // One row at a time: the machine foresees one stream of memory better than several.
+    // One row at a time: the CPU prefetches one stream of memory better than several.
     for (w, y) in w.chunks_exact(per_row).zip(y.chunks_exact_mut(n_tok)) {
         let (fours, rest) = y.as_chunks_mut::<4>();
         let n_in_fours = 4 * fours.len();

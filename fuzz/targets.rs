@@ -28,7 +28,6 @@ use elapid::files::safetensors::SafeTensors;
 use elapid::model::checkpoint::Checkpoint;
 use elapid::model::config::{Config, FeedForwardConfig};
 use elapid::model::peft;
-use elapid::model::state::State;
 use elapid::model::weights::Weights;
 use elapid::model::{ForwardOptions, Model};
 use elapid::tape::Tape;
@@ -112,7 +111,7 @@ fn n_param(model: &Model) -> usize {
 /// Two tokens at once and one more, as generation does it.
 fn run_model(model: &Model, weights: &Weights) -> Result<()> {
     let config = model.config();
-    if n_param(model) > N_PARAM_MAX || State::n_bytes_at_start(config) > STATE_BYTES_MAX {
+    if n_param(model) > N_PARAM_MAX || model.state_bytes()[0] > STATE_BYTES_MAX {
         return Ok(());
     }
     let last = config.n_vocab as u32 - 1;

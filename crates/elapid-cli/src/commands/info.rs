@@ -5,8 +5,7 @@ use crate::files;
 use crate::report::{Done, count, line, mebibytes, n_threads_default};
 use elapid::error::Error;
 use elapid::model::checkpoint::Checkpoint;
-use elapid::model::config::{Config, FeedForwardConfig, LayerConfig, MixerConfig};
-use elapid::model::state::State;
+use elapid::model::config::{Config, FeedForwardConfig};
 use elapid::model::weights::Role;
 use elapid::tensor::device::Device;
 use elapid::text::fim::FimTokens;
@@ -118,7 +117,8 @@ impl Info {
         }
         // A tokenizer we cannot read does not hide the model.
         let tokenizer = checkpoint.tokenizer();
-        let memory = Memory::of(checkpoint.model().config(), dtypes.values().sum());
+        let [state, per_token] = checkpoint.model().state_bytes();
+        let memory = Memory { weights: dtypes.values().sum(), state, per_token };
         let facts = Facts { checkpoint: &checkpoint, dtypes, by_role, memory };
         match self.json {
             true => facts.print_json(tokenizer.as_ref().ok().and_then(Option::as_ref)),
@@ -135,19 +135,6 @@ struct Memory {
     state: usize,
     /// What each token adds to it.
     per_token: usize,
-}
-
-impl Memory {
-    fn of(config: &Config, weights: usize) -> Memory {
-        let per_token = |layer: &LayerConfig| match &layer.mixer {
-            MixerConfig::Attention(c) | MixerConfig::Parallel(_, c) => {
-                2 * 4 * c.dims.n_kv_head * c.dims.d_head
-            }
-            _ => 0,
-        };
-        let per_token = config.layers.iter().map(per_token).sum();
-        Memory { weights, state: State::n_bytes_at_start(config), per_token }
-    }
 }
 
 struct Facts<'a> {
@@ -248,19 +235,9 @@ impl Facts<'_> {
 fn kinds(config: &Config) -> Vec<(String, usize)> {
     let mut list: Vec<(String, usize)> = Vec::new();
     for layer in &config.layers {
-        let mixer = match &layer.mixer {
-            MixerConfig::Mamba1(c) => format!("mamba1 ({} x {})", c.d_inner, c.d_state),
-            MixerConfig::Mamba2(c) => format!("mamba2 ({} heads of {})", c.n_head, c.d_head),
-            MixerConfig::Attention(c) => {
-                format!("attention ({} heads, {} kv)", c.dims.n_head, c.dims.n_kv_head)
-            }
-            MixerConfig::ShortConv(c) => format!("short convolution ({} taps)", c.d_conv),
-            MixerConfig::Parallel(m, a) => {
-                format!("mamba2 ({} heads) beside attention ({} heads)", m.n_head, a.dims.n_head)
-            }
-        };
+        let mixer = &layer.mixer;
         let kind = match &layer.feed_forward {
-            FeedForwardConfig::None => mixer,
+            FeedForwardConfig::None => mixer.to_string(),
             FeedForwardConfig::Dense(c) => format!("{mixer}, feed-forward {}", c.d_ff),
             FeedForwardConfig::Experts(c) => {
                 format!("{mixer}, {} of {} experts of {}", c.router.n_used, c.n_expert, c.d_ff)

@@ -1,38 +1,42 @@
 //! What commands share: how they fail, threads, and how numbers are written for people.
 
-use elapid::error::Error;
-use std::cell::RefCell;
+use elapid::Error;
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A failure in words, with what to do next.
 #[derive(Debug)]
-pub struct Failure(String);
+pub struct Failure {
+    /// What is wrong.
+    pub problem: String,
+    /// What to do.
+    pub hint: String,
+}
 
 /// The result of a command.
 pub type Done<T> = Result<T, Failure>;
 
 impl Failure {
     pub fn new(problem: impl Display, hint: &str) -> Failure {
-        Failure(format!("{problem}\n\nhint: {hint}"))
+        Failure { problem: problem.to_string(), hint: hint.into() }
     }
 
     /// With more to its hint.
     pub fn with_more(&self, hint: &str) -> Failure {
-        Failure(format!("{self}; {hint}"))
+        Failure::new(&self.problem, &format!("{}; {hint}", self.hint))
     }
 }
 
 impl Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
+        write!(f, "{}\n\nhint: {}", self.problem, self.hint)
     }
 }
 
-impl From<elapid::error::Error> for Failure {
-    fn from(error: elapid::error::Error) -> Failure {
-        Failure(error.to_string())
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::new(&error, &error.hint())
     }
 }
 
@@ -73,58 +77,36 @@ pub fn mebibytes(n: f64) -> String {
 /// How far long work is, on a terminal: one line on stderr that is written again and again.
 pub struct Progress {
     kind: &'static str,
-    n_bytes: u64,
-    shown: Option<RefCell<Shown>>,
-}
-
-struct Shown {
-    n_done: u64,
+    is_terminal: bool,
     begin: Instant,
-    last: Instant,
-    any: bool,
+    last: Option<Instant>,
 }
 
 impl Progress {
-    /// `n_bytes` in all, nearly.
-    pub fn new(kind: &'static str, n_bytes: u64) -> Progress {
-        let now = Instant::now();
-        let shown = Shown { n_done: 0, begin: now, last: now, any: false };
+    pub fn new(kind: &'static str) -> Progress {
         let is_terminal = std::io::stderr().is_terminal();
-        Progress { kind, n_bytes, shown: is_terminal.then(|| RefCell::new(shown)) }
+        Progress { kind, is_terminal, begin: Instant::now(), last: None }
     }
 
-    /// Counts what goes through to `sink`.
-    pub fn through<'a>(
-        &'a self,
-        sink: &'a mut (dyn FnMut(&[u8]) -> Result<(), Error> + 'a),
-    ) -> impl FnMut(&[u8]) -> Result<(), Error> + 'a {
-        move |bytes| {
-            self.add(bytes.len() as u64);
-            sink(bytes)
-        }
-    }
-
-    fn add(&self, n_bytes: u64) {
-        let Some(shown) = &self.shown else { return };
-        let mut shown = shown.borrow_mut();
-        shown.n_done += n_bytes;
+    /// Bytes done, of all.
+    pub fn update(&mut self, done: u64, total: u64) {
         let now = Instant::now();
-        if (now - shown.last).as_millis() < 200 {
+        let is_soon = now - self.last.unwrap_or(self.begin) < Duration::from_millis(200);
+        if !self.is_terminal || is_soon {
             return;
         }
-        (shown.last, shown.any) = (now, true);
-        let (n_done, total) = (shown.n_done as f64, self.n_bytes.max(shown.n_done) as f64);
-        let seconds = (now - shown.begin).as_secs_f64();
-        let left = (total - n_done) * seconds / n_done.max(1.0);
-        let (done, of, percent) = (mebibytes(n_done), mebibytes(total), 100.0 * n_done / total);
-        let text = format!("{:<8}{done} of {of}  {percent:.0}%  eta {left:.0} s", self.kind);
+        self.last = Some(now);
+        let (done, total) = (done as f64, total as f64);
+        let left = (total - done) * (now - self.begin).as_secs_f64() / done.max(1.0);
+        let (n_done, n_total, percent) = (mebibytes(done), mebibytes(total), 100.0 * done / total);
+        let text = format!("{:<8}{n_done} of {n_total}  {percent:.0}%  eta {left:.0} s", self.kind);
         let _ = write!(std::io::stderr(), "\r{text}\x1b[K");
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if self.shown.as_ref().is_some_and(|shown| shown.borrow().any) {
+        if self.last.is_some() {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }

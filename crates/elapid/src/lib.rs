@@ -27,15 +27,82 @@
 //! No terminal, no network, no async runtime, no environment, no clock, no paths: bytes come in,
 //! bytes go out.
 
-pub mod data;
-pub mod error;
-pub mod eval;
-pub mod files;
-pub mod generate;
-pub mod model;
-pub mod ops;
-pub mod session;
-pub mod tape;
-pub mod tensor;
-pub mod text;
-pub mod train;
+mod data;
+mod error;
+mod eval;
+mod files;
+/// What the fuzz targets run; no part of the API.
+#[cfg(any(test, fuzzing))]
+#[path = "../../../lab/fuzz/targets.rs"]
+pub mod fuzz_targets;
+mod generate;
+mod model;
+mod ops;
+#[cfg(feature = "fs")]
+mod session;
+mod tape;
+mod tensor;
+#[cfg(test)]
+mod tests;
+mod text;
+mod train;
+
+pub use data::filter::{
+    BYTE_MAX, Reason as Unwanted, unwanted_content, unwanted_path, unwanted_size,
+};
+pub use data::language::of_path as language_of_path;
+pub use data::near::{CopyOf, Likeness, compare as near_copies};
+pub use data::records::{ChatStyle, documents as documents_of_jsonl};
+pub use data::split::{Split, SplitBy, SplitItem, hash as name_hash, split, split_single};
+pub use data::{Document, Encoded, Ends, Part};
+pub use error::{Error, Result};
+#[cfg(feature = "fs")]
+pub use eval::bench::{GenerateBench, TrainBench};
+#[cfg(feature = "fs")]
+pub use eval::convert::{Conversion, Same};
+#[cfg(feature = "fs")]
+pub use eval::golden::{Comparison as GoldenComparison, check_directory as check_golden};
+pub use eval::{
+    Comparison, DocScore, EvalSettings, FimDoc, FimReport, FimSettings, Interval, Resampled, Score,
+    Summary, Verdict, compare,
+};
+pub use files::Sink;
+#[cfg(feature = "fs")]
+pub use files::disk::{make_directory, map, read_text, write};
+pub use files::package::{OutFile as PackageFile, Package, write as write_package};
+pub use generate::engine::{
+    Constraint, Engine, EngineSettings, Event, Finish, Reason, Refusal, Request, RequestId, Stats,
+    Token,
+};
+#[cfg(feature = "fs")]
+pub use generate::generator::{Chat, Generator, GeneratorSettings, LoadedAdapter, Suggested};
+pub use generate::sample::Sampling;
+#[cfg(feature = "fs")]
+pub use model::adapter::{Adapter, AdapterInfo};
+pub use model::checkpoint::Checkpoint as Model;
+pub use model::config::FAMILIES;
+pub use model::config::preset::{Arch, Size};
+pub use model::export::Mix;
+pub use model::info::ModelInfo;
+#[cfg(feature = "fs")]
+pub use model::save::Form;
+pub use model::state::CacheType;
+#[cfg(feature = "fs")]
+pub use session::{Batches, Session, Snapshot, Tokens};
+pub use tensor::SharedBytes;
+pub use tensor::cpu::MemoryUse;
+pub use tensor::device::Device;
+pub use tensor::devices::DeviceInfo;
+pub use tensor::gpu::Precision;
+pub use tensor::gpu::profile::KernelTime;
+pub use text::chat::{ChatOptions, ChatTemplate, Message, Moment};
+pub use text::fim::{FimContext, FimFile, FimTokens};
+pub use text::tokenizer::{Special, Tokenizer};
+pub use text::train_bpe::BpeTrainer;
+pub use train::method::{Coverage, Form as LoraForm, LoraSettings, Method, Scaling};
+pub use train::optim::OptimizerKind;
+pub use train::plan::{Fixed, Probe, Trial, foretell};
+pub use train::schedule::Schedule;
+pub use train::scratch::{Shape, Texts, Vocabulary};
+pub use train::state::Saved;
+pub use train::{Outcome, Progress, Settings, StepReport, Training};

@@ -8,7 +8,7 @@
 //!
 //! Not here: the model's own bits per byte.
 
-use elapid::data::Document;
+use elapid::Document;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use std::io::Write;

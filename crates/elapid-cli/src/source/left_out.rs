@@ -3,7 +3,7 @@
 //! Files that ignore files exclude and hidden ones are never visited: a folder among them is one
 //! entry, with nothing known of its size.
 
-use elapid::data::filter::Reason;
+use elapid::Unwanted as Reason;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 

@@ -104,3 +104,19 @@ impl Builder {
         LinearIds { weight, bias: None }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::rope::RopeScaling;
+
+    #[test]
+    fn layers_with_the_same_rope_share_a_table() {
+        let mut builder = Builder::new(0.02, 1);
+        let rope = |base: f64| Rope { base, d_rotary: 8, scaling: RopeScaling::None };
+        let tables = [1e4, 5e5, 1e4].map(|base| builder.rope(&rope(base)));
+        let places = tables.each_ref().map(|table| table.frequencies().as_ptr());
+        assert_eq!(places[0], places[2]);
+        assert_ne!(places[0], places[1]);
+    }
+}

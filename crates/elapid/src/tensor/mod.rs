@@ -10,6 +10,7 @@ pub mod add;
 pub mod batch;
 pub mod cpu;
 pub mod device;
+pub mod devices;
 pub mod gpu;
 pub mod quant;
 pub mod rng;

@@ -49,42 +49,31 @@ pub const FAMILIES: &[&str] = &[
 pub struct Config {
     /// `model_type`.
     pub family: String,
-    /// Tokens in the vocabulary.
     pub n_vocab: usize,
-    /// Width of the residual stream.
     pub d_model: usize,
     /// Longest sequence the model was made for, where the family has a limit.
     pub n_ctx: Option<usize>,
-    /// The layers, first to last.
     pub layers: Vec<LayerConfig>,
     /// Whether the head is the embedding.
     pub tied: bool,
     /// `eps` of the final norm.
     pub eps: f32,
-    /// Factor of the embeddings.
     pub embed_scale: f32,
-    /// Factor of the logits.
     pub logit_scale: f32,
     /// Factor of the load-balance loss in training.
     pub balance_scale: f32,
     /// Deviation of fresh weights.
     pub init_std: f32,
-    /// Name of the embedding.
     pub embed_name: String,
-    /// Name of the final norm.
     pub norm_name: String,
 }
 
 /// One layer: `h += residual_scale * mixer(norm(h))`, then the same with the feed-forward.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerConfig {
-    /// Name of the norm before the mixer.
     pub mixer_norm: String,
-    /// What mixes tokens.
     pub mixer: MixerConfig,
-    /// Name of the norm before the feed-forward.
     pub feed_forward_norm: String,
-    /// What works on each token.
     pub feed_forward: FeedForwardConfig,
     /// `eps` of both norms.
     pub eps: f32,
@@ -104,9 +93,7 @@ impl LayerConfig {
 pub enum FeedForwardConfig {
     /// Nothing; there is no second norm either.
     None,
-    /// One for all tokens.
     Dense(DenseConfig),
-    /// A few of many for each token.
     Experts(ExpertsConfig),
 }
 
@@ -121,22 +108,15 @@ pub enum DenseForm {
     Plain([&'static str; 2]),
 }
 
-/// A dense feed-forward.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DenseConfig {
-    /// Where its parameters are.
     pub prefix: String,
-    /// Inner width.
     pub d_ff: usize,
-    /// Activation.
     pub activation: Kind,
-    /// Names and shape of the matrices.
     pub form: DenseForm,
-    /// Biases everywhere.
     pub bias: bool,
     /// Factor of the gate before the activation.
     pub gate_scale: f32,
-    /// Factor of the output.
     pub out_scale: f32,
 }
 
@@ -149,24 +129,17 @@ pub enum ExpertForm {
     Stacked([&'static str; 2]),
 }
 
-/// Experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsConfig {
-    /// Where its parameters are.
     pub prefix: String,
-    /// Experts.
     pub n_expert: usize,
     /// Inner width of one.
     pub d_ff: usize,
-    /// Activation.
     pub activation: Kind,
-    /// Choice and weights.
     pub router: Router,
-    /// Name of the router's matrix.
     pub router_name: String,
     /// Name of a bias that takes part in the choice only, and is not trained.
     pub choice_bias: Option<String>,
-    /// Names of the experts' matrices.
     pub form: ExpertForm,
     /// A feed-forward that every token takes besides.
     pub shared: Option<DenseConfig>,

@@ -9,7 +9,6 @@ use crate::ops::rope::{Rope, RopeScaling, RopeTable, rope};
 /// How queries and keys are normed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
-    /// Not at all.
     None,
     /// Each head by itself, with one weight for all heads.
     Head,
@@ -17,30 +16,19 @@ pub enum QkNorm {
     Whole,
 }
 
-/// An attention block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionConfig {
-    /// Where its parameters are.
     pub prefix: String,
-    /// Heads, scale, window.
     pub dims: Attention,
-    /// Biases of queries, keys and values.
     pub qkv_bias: bool,
-    /// Bias of the output.
     pub out_bias: bool,
-    /// Norm of queries and keys.
     pub qk_norm: QkNorm,
-    /// Its `eps`.
     pub qk_eps: f32,
     /// Queries, keys and values are clamped to plus and minus this.
     pub clip: Option<f32>,
-    /// Rotary positions, or none.
     pub rope: Option<Rope>,
-    /// Factor of the input.
     pub in_scale: f32,
-    /// Factor of the keys.
     pub key_scale: f32,
-    /// Factor of the output.
     pub out_scale: f32,
 }
 

@@ -9,16 +9,13 @@ const D_STATE_MAX: usize = 256;
 /// How the step size, B and C of Mamba-1 are normed before use.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InnerNorm {
-    /// Not at all.
     None,
     /// Without weights.
     Plain {
-        /// `eps`.
         eps: f32,
     },
     /// With weights of their own.
     Weighted {
-        /// `eps`.
         eps: f32,
     },
 }
@@ -26,9 +23,7 @@ pub enum InnerNorm {
 /// Range that fresh step sizes are drawn from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeltaInit {
-    /// Smallest.
     pub min: f32,
-    /// Largest.
     pub max: f32,
     /// Nothing below this.
     pub floor: f32,
@@ -63,26 +58,19 @@ impl DeltaInit {
     }
 }
 
-/// A Mamba-1 block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mamba1Config {
-    /// Where its parameters are.
     pub prefix: String,
     /// Channels.
     pub d_inner: usize,
     /// State numbers per channel.
     pub d_state: usize,
-    /// Taps of the convolution.
     pub d_conv: usize,
     /// Rank of the step size.
     pub delta_rank: usize,
-    /// Whether in and out projections have biases.
     pub proj_bias: bool,
-    /// Whether the convolution has a bias.
     pub conv_bias: bool,
-    /// Norms of step size, B and C.
     pub inner_norm: InnerNorm,
-    /// Fresh step sizes.
     pub delta_init: DeltaInit,
 }
 

@@ -5,45 +5,33 @@ use crate::ops::activation::{Kind, gated};
 use crate::ops::gated_norm::{GatedNorm, Order, gated_norm};
 use crate::ops::ssd::{Ssd, SsdDims, ssd};
 
-/// A Mamba-2 block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mamba2Config {
-    /// Where its parameters are.
     pub prefix: String,
-    /// Heads.
     pub n_head: usize,
-    /// Width of a head.
     pub d_head: usize,
     /// Groups that share B and C.
     pub n_group: usize,
     /// State numbers per head channel.
     pub d_state: usize,
-    /// Taps of the convolution.
     pub d_conv: usize,
-    /// Whether the in projection has a bias.
     pub in_bias: bool,
-    /// Whether the out projection has one.
     pub out_bias: bool,
-    /// Whether the convolution has one.
     pub conv_bias: bool,
     /// The gated norm, whose groups need not be those of B and C; without it the gate alone.
     pub norm: Option<GatedNorm>,
     /// Step sizes are clamped to this range.
     pub delta_limit: (f32, f32),
-    /// Factors of input, of (z, x, B, C, delta) and of the output.
     pub scales: Mamba2Scales,
-    /// Fresh step sizes.
     pub delta_init: DeltaInit,
 }
 
 /// The factors of Falcon-H1; one everywhere else.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mamba2Scales {
-    /// Of the input.
     pub input: f32,
     /// Of z, x, B, C, delta after the in projection.
     pub parts: [f32; 5],
-    /// Of the output.
     pub output: f32,
 }
 

@@ -4,8 +4,8 @@
 //! parameters with their names here and in GGUF files, the state that a sequence keeps for it, and
 //! its forward pass, made of ops. Everybody else asks through `MixerFacts` and walks over slots.
 //!
-//! A new mixer is its op, its file, and a line in each of three lists here: `MixerConfig`, `parts`
-//! and `OWN`.
+//! A new mixer is its op, its file, and here its `mod` and a line in each of three lists:
+//! `MixerConfig`, `parts` and `OWN`. The parameters of a mixer are named after its `prefix`.
 
 mod attention;
 mod mamba1;
@@ -37,16 +37,11 @@ pub use mamba1::{DeltaInit, InnerNorm, Mamba1Config};
 pub use mamba2::{Mamba2Config, Mamba2Scales};
 pub use short_conv::ShortConvConfig;
 
-/// What mixes tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MixerConfig {
-    /// Selective scan.
     Mamba1(Mamba1Config),
-    /// State-space duality.
     Mamba2(Mamba2Config),
-    /// Causal attention.
     Attention(AttentionConfig),
-    /// A causal depthwise convolution and nothing else.
     ShortConv(ShortConvConfig),
     /// Mamba-2 and attention side by side on one input, their outputs added.
     Parallel(Mamba2Config, AttentionConfig),

@@ -2,12 +2,9 @@
 
 use super::*;
 
-/// A short convolution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShortConvConfig {
-    /// Where its parameters are.
     pub prefix: String,
-    /// Taps.
     pub d_conv: usize,
 }
 

@@ -191,11 +191,6 @@ impl KvCache {
         self.n_tok
     }
 
-    /// Bytes held; what clones share is counted for each of them.
-    pub fn n_bytes(&self) -> usize {
-        self.pages().map(|page| page.1).sum()
-    }
-
     /// Its pages: a number that two pages have in common only if they are one, and the bytes.
     pub fn pages(&self) -> impl Iterator<Item = (usize, usize)> {
         let pages = self.pages.iter().map(|page| (Arc::as_ptr(page) as usize, page.n_bytes()));

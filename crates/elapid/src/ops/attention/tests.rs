@@ -757,7 +757,7 @@ fn clones_on_a_graphics_processor_share_until_one_writes_over_the_other() {
         let config = sizes(2, 1, 8, None);
         let qkv = inputs(&config, 300, 1.0).map(|x| x.tensor(device));
         let mut trunk = KvCache::new(device, 1, 8);
-        assert_eq!(trunk.n_bytes(), 0);
+        assert_eq!(n_bytes(&trunk), 0);
         run_cached(&rows(&qkv, 0..20), &config, &mut [&mut trunk]);
         let snapshot = trunk.clone();
         let keys_of = |cache: &KvCache| cache.read(Side::Keys, 0..cache.n_tok());
@@ -783,7 +783,7 @@ fn clones_on_a_graphics_processor_share_until_one_writes_over_the_other() {
         let again = run_cached(&rows(&qkv, 40..45), &config, &mut [&mut trunk]).to_vec();
         assert!(again == by_fork);
         trunk.truncate(0);
-        assert_eq!(trunk.n_bytes(), 0);
+        assert_eq!(n_bytes(&trunk), 0);
         device.check().unwrap();
     }
 }

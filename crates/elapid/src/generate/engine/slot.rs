@@ -18,7 +18,7 @@ use super::stops::{Seen, Stops};
 use super::{Event, Finish, Reason, Request, RequestId, Token};
 use crate::error::{Error, Result};
 use crate::generate::sample;
-use crate::model::state::{MixerState, State};
+use crate::model::state::State;
 use crate::model::weights::Weights;
 use crate::text::tokenizer::{Stream, Tokenizer};
 use std::ops::Range;
@@ -175,7 +175,7 @@ impl Slot {
         self.guesses = self.lookup.guess(&self.tokens, n_room);
         self.before = match (&self.guesses[..], &self.state) {
             ([], _) | (_, None) => None,
-            (_, Some(state)) => (!can_be_cut(state)).then(|| state.clone()),
+            (_, Some(state)) => (!state.can_truncate()).then(|| state.clone()),
         };
         next.extend(&self.guesses);
         (next, self.guesses.len() + 1)
@@ -220,7 +220,7 @@ impl Slot {
         let Some(state) = self.state.as_mut().filter(|state| state.n_tok > n_there) else { return };
         match before {
             Some(before) => self.state = Some(before),
-            None => cut(state, n_there),
+            None => state.truncate(n_there),
         }
     }
 
@@ -293,18 +293,4 @@ impl Slot {
         }
         finish
     }
-}
-
-/// Whether tokens can be taken back from a state.
-fn can_be_cut(state: &State) -> bool {
-    state.layers.iter().all(|layer| matches!(layer, MixerState::Attention(_)))
-}
-
-/// Forgets all tokens but the first `n_tok` of a state that can be cut.
-fn cut(state: &mut State, n_tok: usize) {
-    for layer in &mut state.layers {
-        let MixerState::Attention(cache) = layer else { panic!("a recurrence cannot be cut") };
-        cache.truncate(n_tok);
-    }
-    state.n_tok = n_tok;
 }

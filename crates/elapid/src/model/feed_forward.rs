@@ -1,7 +1,8 @@
 //! What works on each token by itself: a dense feed-forward, or a few of many experts.
 
-use super::{Builder, Pass};
+use crate::model::builder::Builder;
 use crate::model::config::*;
+use crate::model::pass::Pass;
 use crate::model::weights::{Init, LinearIds, ParamId, Role};
 use crate::ops::activation::{activation, gated};
 use crate::ops::add::add;
@@ -13,7 +14,7 @@ use crate::ops::row_gate::row_gate;
 use crate::ops::scale::scale;
 use crate::tape::Var;
 
-pub(super) enum FeedForward {
+pub(crate) enum FeedForward {
     Dense(Dense),
     Experts(Box<Experts>),
 }
@@ -37,7 +38,7 @@ impl FeedForward {
     }
 }
 
-pub(super) struct Dense {
+pub(crate) struct Dense {
     config: DenseConfig,
     /// Everything but the last: gate and up, both in one, or up.
     first: Vec<LinearIds>,
@@ -70,8 +71,8 @@ impl Dense {
         let inner = match (&c.form, &self.first[..]) {
             (DenseForm::Plain(_), [up]) => activation(tape, c.activation, &pass.linear(x, up)),
             (DenseForm::Fused(_), [both]) => {
-                let parts = pass.split(x, both, &[c.d_ff, c.d_ff]);
-                gated(tape, c.activation, &scale(tape, &parts[0], c.gate_scale), &parts[1])
+                let [gate, up] = pass.split(x, both, [c.d_ff, c.d_ff]);
+                gated(tape, c.activation, &scale(tape, &gate, c.gate_scale), &up)
             }
             (_, [gate, up]) => {
                 let [gate, up] = pass.each(x, [gate, up]);
@@ -83,7 +84,7 @@ impl Dense {
     }
 }
 
-pub(super) struct Experts {
+pub(crate) struct Experts {
     config: ExpertsConfig,
     router: LinearIds,
     choice_bias: Option<ParamId>,

@@ -15,13 +15,13 @@ use elapid::generate::engine::{Engine, EngineSettings};
 use elapid::model::Model;
 use elapid::model::checkpoint::Checkpoint;
 use elapid::model::state::CacheType;
-use elapid::text::chat::{ChatOptions, ChatTemplate, Message, Moment};
+use elapid::text::chat::{ChatOptions, ChatTemplate, DateTime, Message};
 use elapid::text::fim::FimTokens;
 use elapid::text::tokenizer::{Special, Tokenizer};
+use jiff::{Timestamp, tz::TimeZone};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Tokens of context where neither the model nor a person says.
 const CONTEXT: usize = 1 << 17;
@@ -354,24 +354,8 @@ fn unique_name(path: &Path, taken: &[LoadedAdapter]) -> String {
 }
 
 /// The time, in UTC: templates print the date.
-pub fn now() -> Moment {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    moment(seconds)
-}
-
-/// Seconds since 1970 as a date (proleptic Gregorian; years that begin in March, Hinnant's way).
-fn moment(seconds: u64) -> Moment {
-    let (days, second) = (seconds / 86_400, (seconds % 86_400) as u32);
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let leaps = day_of_era / 1_460 + day_of_era / 146_096 - day_of_era / 36_524;
-    let year_of_era = (day_of_era - leaps) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * day_of_year + 2) / 153;
-    let day = (day_of_year - (153 * from_march + 2) / 5 + 1) as u32;
-    let month = (if from_march < 10 { from_march + 3 } else { from_march - 9 }) as u32;
-    let year = (era * 400 + year_of_era) as i32 + i32::from(month <= 2);
-    Moment { year, month, day, hour: second / 3600, minute: second / 60 % 60, second: second % 60 }
+pub fn now() -> DateTime {
+    TimeZone::UTC.to_datetime(Timestamp::now())
 }
 
 #[cfg(test)]
@@ -393,17 +377,5 @@ mod tests {
         let named = |name: &str| LoadedAdapter { name: name.into(), path: "x".into(), scale: 1.0 };
         assert_eq!(unique_name(Path::new("runs/a1/adapter"), &[]), "a1");
         assert_eq!(unique_name(Path::new("a1.gguf"), &[named("a1"), named("a1-2")]), "a1-3");
-    }
-
-    #[test]
-    fn seconds_become_dates() {
-        let date = |seconds| {
-            let Moment { year, month, day, hour, minute, second } = moment(seconds);
-            format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
-        };
-        assert_eq!(date(0), "1970-01-01 00:00:00");
-        assert_eq!(date(951_827_696), "2000-02-29 12:34:56");
-        assert_eq!(date(4_107_542_399), "2100-02-28 23:59:59");
-        assert_eq!(date(4_107_542_400), "2100-03-01 00:00:00");
     }
 }

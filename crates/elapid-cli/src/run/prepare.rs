@@ -5,7 +5,7 @@ use super::config::{Origin, RunConfig};
 use super::data::Data;
 use crate::files;
 use crate::report::{Done, Failure, mebibytes};
-use elapid::data::middle::FimSettings;
+use elapid::data::fim_training::FimTraining;
 use elapid::data::pack::{LoadSettings, Loader, Order};
 use elapid::data::{Encoded, Ends, encode};
 use elapid::model::Model;
@@ -159,7 +159,7 @@ pub fn prepare(config: &RunConfig, data: &Data, opened: Opened, device: &Device)
     Ok(Prepared { checkpoint, tokenizer, training, held_out, coverage, frozen_hash })
 }
 
-fn fim_settings(config: &RunConfig, tokenizer: &Tokenizer) -> Done<Option<FimSettings>> {
+fn fim_settings(config: &RunConfig, tokenizer: &Tokenizer) -> Done<Option<FimTraining>> {
     if config.fim == 0.0 {
         return Ok(None);
     }
@@ -167,7 +167,7 @@ fn fim_settings(config: &RunConfig, tokenizer: &Tokenizer) -> Done<Option<FimSet
         let problem = "the vocabulary has no tokens for filling in the middle";
         Failure::new(problem, "use `--fim 0`, or a model for code")
     })?;
-    Ok(Some(FimSettings { rate: config.fim, spm: config.spm, tokens }))
+    Ok(Some(FimTraining { rate: config.fim, spm: config.spm, tokens }))
 }
 
 /// Refuses a run that cannot fit, before anything large is taken.

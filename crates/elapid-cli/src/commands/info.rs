@@ -9,7 +9,6 @@ use elapid::model::config::{Config, FeedForwardConfig, LayerConfig, MixerConfig}
 use elapid::model::state::State;
 use elapid::model::weights::Role;
 use elapid::tensor::device::Device;
-use elapid::text::fim::FimTokens;
 use elapid::text::tokenizer::Tokenizer;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -183,7 +182,7 @@ impl Facts<'_> {
             "tokenizer": tokenizer.map(|tokenizer| json!({
                 "kind": tokenizer.kind(), "n_vocab": tokenizer.n_vocab(),
                 "bos": tokenizer.bos(), "eos": tokenizer.eos(),
-                "fim": FimTokens::detect(&|token| tokenizer.id(token)).is_some(),
+                "fim": tokenizer.fim().is_some(),
             })),
             "chat_template": self.checkpoint.chat_template().is_ok_and(|t| t.is_some()),
         }));
@@ -214,7 +213,7 @@ impl Facts<'_> {
                     _ => "",
                 };
                 let (kind, n_vocab) = (tokenizer.kind(), tokenizer.n_vocab());
-                let fim = match FimTokens::detect(&|token| tokenizer.id(token)) {
+                let fim = match tokenizer.fim() {
                     Some(_) => ", fills in the middle",
                     None => "",
                 };

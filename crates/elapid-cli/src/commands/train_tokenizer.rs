@@ -2,8 +2,8 @@
 
 use crate::files;
 use crate::report::{Done, between, line};
+use elapid::text::tokenizer::BpeTrainer;
 use elapid::text::tokenizer::Tokenizer;
-use elapid::text::train_bpe::BpeTrainer;
 use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;

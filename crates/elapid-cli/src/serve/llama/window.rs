@@ -110,7 +110,7 @@ fn hash<'a>(lines: impl Iterator<Item = &'a [u8]>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elapid::text::train_bpe::BpeTrainer;
+    use elapid::text::tokenizer::BpeTrainer;
 
     fn tokenizer() -> Tokenizer {
         let trainer = BpeTrainer { n_vocab: 300, min_count: 2, specials: Vec::new() };

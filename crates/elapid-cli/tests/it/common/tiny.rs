@@ -9,8 +9,8 @@ use elapid::model::weights::Weights;
 use elapid::tensor::Tensor;
 use elapid::tensor::device::Device;
 use elapid::tensor::rng::Rng;
+use elapid::text::tokenizer::BpeTrainer;
 use elapid::text::tokenizer::Tokenizer;
-use elapid::text::train_bpe::BpeTrainer;
 use serde_json::{Value, json};
 use std::path::Path;
 

@@ -3,7 +3,7 @@
 //! A session is a few calls of the modules below it. `Generator` takes over where several requests
 //! run at once, `Training` where a program wants its own loop.
 
-use crate::data::middle::FimSettings;
+use crate::data::fim_training::FimTraining as FimSettings;
 use crate::data::pack::{LoadSettings, Loader, Order};
 use crate::data::{Document, Encoded, Ends, encode};
 use crate::error::{Error, Result};

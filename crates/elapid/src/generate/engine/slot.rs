@@ -41,7 +41,7 @@ pub(super) struct Slot {
     /// Tokens of the answer, at most.
     n_max: usize,
     /// Text of the answer, and texts that end it.
-    stream: Stream<'static>,
+    stream: Stream<Arc<Tokenizer>>,
     stops: Stops,
     rule: Option<Rule>,
     lookup: Lookup,
@@ -70,7 +70,7 @@ impl Slot {
         rule: Option<Rule>,
         context: usize,
     ) -> Slot {
-        let stream = Stream::shared(tokenizer.clone()).showing(request.special);
+        let stream = Stream::new(tokenizer.clone()).showing(request.special);
         let tokens = std::mem::take(&mut request.prompt);
         Slot {
             id,

@@ -5,8 +5,8 @@ use crate::model::config::Config;
 use crate::model::lora::Module;
 use crate::tensor::Tensor;
 use crate::tensor::rng::Rng;
+use crate::text::tokenizer::BpeTrainer;
 use crate::text::tokenizer::Special;
-use crate::text::train_bpe::BpeTrainer;
 use serde_json::{Value, json};
 
 /// Attention, Mamba-1, Mamba-2, and all of them with experts.

@@ -305,7 +305,7 @@ impl Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::train_bpe::BpeTrainer;
+    use crate::text::tokenizer::BpeTrainer;
 
     const TEXT: &str = "first line here\n    let value = compute(1);\n}\n  naïve_ünïcödé_nàmé\r\n\
         short\n    let another = compute(2);\nlast line here\n";

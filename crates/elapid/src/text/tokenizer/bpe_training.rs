@@ -18,10 +18,11 @@
 //! The same text gives the same result on any number of threads: words are counted in batches cut
 //! by size, and sorted before ids are given out.
 //!
-//! Not here: the pre-tokenizer, and how merges are applied to text (`tokenizer/`).
+//! Not here: how merges are applied to text (`bpe.rs`).
 
+use super::tokens::{Kind, byte_char, char_byte};
+use super::{Codec, Tokenizer, gguf, merges, names, pre};
 use crate::error::{Error, Result};
-use crate::text::tokenizer::{byte_char, char_byte};
 use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -50,23 +51,59 @@ pub struct BpeTrainer {
 }
 
 /// A trained encoding.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TrainedBpe {
+#[derive(Debug, PartialEq)]
+struct TrainedBpe {
     /// Tokens by id: special ones as they are, others with each byte as `byte_char` spells it.
-    pub vocab: Vec<String>,
+    vocab: Vec<String>,
     /// Pairs in the order they are to be applied, spelled alike.
-    pub merges: Vec<(String, String)>,
+    merges: Vec<(String, String)>,
+}
+
+impl Tokenizer {
+    /// Trains on `texts`, cut by the pre-tokenizer that GGUF files call `pre`; `progress` hears of
+    /// tokens made and wanted. The same texts give the same tokenizer on any number of threads.
+    pub fn train(
+        trainer: &BpeTrainer,
+        pre: &str,
+        texts: &mut dyn Iterator<Item = &str>,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Tokenizer> {
+        const FILE: &str = "the new tokenizer";
+        let stages = names::find(FILE, pre)?.stages(FILE)?;
+        let cut = |text: &str, emit: &mut dyn FnMut(&str)| {
+            let mut keep = |word: &str| {
+                emit(word);
+                Ok(())
+            };
+            // A pattern that gives up on a piece leaves it whole: one long word.
+            if pre::split(&stages, text, &mut keep).is_err() {
+                emit(text);
+            }
+        };
+        let TrainedBpe { vocab, merges: joins } = trainer.train(texts, &cut, progress)?;
+        let ids = vocab.into_iter().zip(0..).collect();
+        let joins: Vec<(&str, &str)> =
+            joins.iter().map(|(left, right)| (left.as_str(), right.as_str())).collect();
+        let mut tokenizer = merges::build([FILE, FILE], &ids, &joins, pre)?;
+        for id in 0..trainer.specials.len() as u32 {
+            tokenizer.tokens.set_kind(id, Kind::Control);
+        }
+        if let Codec::Own(encoder) = &mut tokenizer.codec {
+            encoder.raw = gguf::finder(FILE, &tokenizer.tokens)?;
+        }
+        Ok(tokenizer)
+    }
 }
 
 /// A function that cuts text into words, handing each to the function it is given.
-pub type PreTokenizer<'a> = &'a (dyn Fn(&str, &mut dyn FnMut(&str)) + Sync);
+type PreTokenizer<'a> = &'a (dyn Fn(&str, &mut dyn FnMut(&str)) + Sync);
 
 impl BpeTrainer {
     /// Trains on `texts`, cut into words by `pre`; `progress` hears of tokens made and wanted.
     ///
     /// No word crosses from one text to the next. A long text is counted in pieces, cut at a
     /// space between two letters or digits, where no pre-tokenizer known to us has a word across.
-    pub fn train(
+    fn train(
         &self,
         texts: &mut dyn Iterator<Item = &str>,
         pre: PreTokenizer<'_>,
@@ -340,6 +377,7 @@ fn subtract(places: &mut HashMap<Pair, Place>, pair: Pair, count: u64) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Special;
     use super::*;
     use std::collections::BTreeMap;
 
@@ -530,5 +568,38 @@ mod tests {
         let texts = &mut [text.as_str()].into_iter();
         let trained = trainer(280).train(texts, &at_spaces, &mut |done, all| last = (done, all));
         assert_eq!(last, (trained.unwrap().vocab.len(), 280));
+    }
+
+    #[test]
+    fn a_trained_tokenizer_gives_text_back_and_knows_its_special_tokens() {
+        let trainer = BpeTrainer {
+            n_vocab: 300,
+            min_count: 2,
+            specials: vec!["<|end|>".into(), "<|fim_prefix|>".into()],
+        };
+        let text = "fn main() { let x = 1; }\nfn main() { let y = 2; }\n".repeat(20);
+        let train = || {
+            let mut texts = [text.as_str()].into_iter();
+            Tokenizer::train(&trainer, "gpt-2", &mut texts, &mut |_, _| {})
+        };
+        let tokenizer = train().unwrap();
+        let ids = tokenizer.encode("fn main() {é", Special::Plain).unwrap();
+        assert!(ids.len() < 8, "{ids:?}");
+        assert_eq!(tokenizer.decode(&ids, Special::Parse), "fn main() {é");
+        assert_eq!(tokenizer.encode("a<|end|>", Special::Parse).unwrap().last(), Some(&0));
+        assert!(!tokenizer.encode("a<|end|>", Special::Plain).unwrap().contains(&0));
+        assert_eq!(tokenizer.id("<|fim_prefix|>"), Some(1));
+        // Through tokenizer.json and GGUF it stays the same.
+        let json = tokenizer.to_json().unwrap();
+        assert_eq!(train().unwrap().to_json().unwrap(), json);
+        let again = Tokenizer::from_json("tokenizer.json", json.as_bytes()).unwrap();
+        let through = Tokenizer::from_gguf("m.gguf", tokenizer.to_gguf().unwrap()).unwrap();
+        for other in [again, through] {
+            for special in [Special::Plain, Special::Parse] {
+                let text = "let main = x<|end|> + <|fim_prefix|>";
+                let want = tokenizer.encode(text, special).unwrap();
+                assert_eq!(other.encode(text, special).unwrap(), want);
+            }
+        }
     }
 }

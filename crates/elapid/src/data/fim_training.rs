@@ -11,7 +11,7 @@
 //! own end of a middle where it has one.
 //!
 //! Cuts are between characters, not tokens: the cursor of a person stands anywhere, and a model
-//! that saw only ends of tokens cannot go on from half a word. So prefix, middle and suffix are
+//! that saw only ends of tokens cannot continue half a word. So prefix, middle and suffix are
 //! encoded anew, each for itself, without the space that some tokenizers put before a text.
 //!
 //! Everything is learned as in the paper, prefix and suffix too, but for PRE, SUF and MID: no
@@ -36,7 +36,7 @@ use std::ops::Range;
 
 /// How much is turned into fill in the middle, and with what.
 #[derive(Clone, Debug, PartialEq)]
-pub struct FimSettings {
+pub struct FimTraining {
     /// Share of pieces that are changed, 0 to 1.
     pub rate: f64,
     /// Share of changed pieces that have the suffix first, 0 to 1.
@@ -45,7 +45,7 @@ pub struct FimSettings {
     pub tokens: FimTokens,
 }
 
-/// Tokens with what is to be foreseen; the first never is.
+/// Tokens with what is to be predicted; the first never is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sequence {
     pub(super) ids: Vec<u32>,
@@ -55,7 +55,7 @@ pub(super) struct Sequence {
 /// A run of a document's tokens as it is to be learned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Run {
-    /// As it stands: these tokens, the first of them only to go on from.
+    /// As it stands: these tokens, the first of them only as context.
     Plain(Range<usize>),
     /// With a hole.
     Filled(Sequence),
@@ -63,7 +63,7 @@ pub(super) enum Run {
 
 /// Turns documents into runs.
 pub(super) struct Transform<'a> {
-    pub(super) settings: &'a FimSettings,
+    pub(super) settings: &'a FimTraining,
     pub(super) tokenizer: &'a Tokenizer,
     pub(super) ends: Ends,
 }
@@ -95,7 +95,7 @@ impl Draw {
 
 /// Refuses shares outside of 0 to 1, tokens that are not there, and tokenizers whose tokens do not
 /// spell a text one by one: there pieces cannot be cut out.
-pub(super) fn check(settings: &FimSettings, tokenizer: &Tokenizer) -> Result<()> {
+pub(super) fn check(settings: &FimTraining, tokenizer: &Tokenizer) -> Result<()> {
     for (name, share) in [("rate", settings.rate), ("spm", settings.spm)] {
         if !(0.0..=1.0).contains(&share) {
             let problem = format!("fill in the middle: `{name}` is {share}");
@@ -190,7 +190,7 @@ impl Transform<'_> {
             let Some(sequence) = self.filled(document, piece, &draw) else { continue };
             runs.push(Run::Plain(plain..piece.start));
             runs.push(Run::Filled(sequence));
-            // What follows goes on from the last token of the piece.
+            // What follows continues from the last token of the piece.
             plain = if piece.end == text.end { document.ids.len() } else { piece.end - 1 };
         }
         runs.push(Run::Plain(plain..document.ids.len()));
@@ -253,8 +253,8 @@ mod tests {
         style: FimStyle::Psm,
     };
 
-    fn settings(rate: f64, spm: f64) -> FimSettings {
-        FimSettings { rate, spm, tokens: TOKENS }
+    fn settings(rate: f64, spm: f64) -> FimTraining {
+        FimTraining { rate, spm, tokens: TOKENS }
     }
 
     /// Prefix, middle and suffix of a filled sequence, and what order they came in.
@@ -277,7 +277,7 @@ mod tests {
         }
     }
 
-    /// The text that runs stand for: a plain run without the token it goes on from.
+    /// The text that runs stand for: a plain run without the token it continues from.
     fn reassembled(document: &Encoded, runs: &[Run], transform: &Transform<'_>) -> String {
         let mut bytes = Vec::new();
         let text = text_range(document, transform.ends);
@@ -318,7 +318,7 @@ mod tests {
                 encode(&Document::whole("a.rs", text.clone()), tokenizer, *ends).unwrap();
             let mut seen = [0, 0, 0];
             for seed in 0..60 {
-                let settings = FimSettings { rate: 0.6, spm: 0.5, tokens: tokens.clone() };
+                let settings = FimTraining { rate: 0.6, spm: 0.5, tokens: tokens.clone() };
                 check(&settings, tokenizer).unwrap();
                 let transform = Transform { settings: &settings, tokenizer, ends: *ends };
                 let pieces = pieces(&document, tokenizer, *ends, 30);
@@ -363,7 +363,7 @@ mod tests {
         }
         // CodeLlama ends a middle with a token of its own.
         let tokens = FimTokens { end: Some(5), ..TOKENS };
-        let settings = FimSettings { tokens, ..settings(1.0, 0.0) };
+        let settings = FimTraining { tokens, ..settings(1.0, 0.0) };
         let transform = Transform { settings: &settings, tokenizer: &tokenizer, ends };
         let sequence = transform.fill("ab", &Draw { rng: Rng::new(1, 1), piece: 0 }).unwrap();
         assert_eq!(sequence.ids.last(), Some(&5));
@@ -448,7 +448,7 @@ mod tests {
         assert!(with(1.5, 0.0).unwrap_err().contains("`rate` is 1.5"));
         assert!(with(0.5, f64::NAN).unwrap_err().contains("`spm` is NaN"));
         let tokens = FimTokens { suffix: 1 << 20, ..TOKENS };
-        let error = check(&FimSettings { rate: 0.5, spm: 0.5, tokens }, &tokenizer).unwrap_err();
+        let error = check(&FimTraining { rate: 0.5, spm: 0.5, tokens }, &tokenizer).unwrap_err();
         assert!(error.to_string().contains("no token 1048576"), "{error}");
     }
 }

@@ -1,6 +1,7 @@
 //! Models on disk: finds the files, maps them into memory, hands bytes to the engine; and writes
 //! files so that a crash leaves either the old one or the new one.
 
+use crate::failpoint;
 use crate::report::{Done, Failure};
 use elapid::error::Error;
 use elapid::files::Sink;
@@ -217,7 +218,9 @@ pub fn write(path: &Path, make: impl FnOnce(&mut Sink) -> Result<(), Error>) -> 
     beside.push(format!(".{}.part", std::process::id()));
     let beside = PathBuf::from(beside);
     let done = write_through(&beside, make).and_then(|n_bytes| {
+        failpoint::hit("file.rename")?;
         std::fs::rename(&beside, path).map_err(|error| cannot_write(path, &error))?;
+        failpoint::hit("file.moved")?;
         sync_directory(path);
         Ok(n_bytes)
     });
@@ -239,6 +242,7 @@ fn write_through(
         n_bytes += bytes.len() as u64;
         file.write_all(bytes).map_err(fail)
     })?;
+    failpoint::hit("file.part")?;
     let file = file.into_inner().map_err(|error| fail(error.into_error()))?;
     file.sync_all().map_err(fail)?;
     Ok(n_bytes)

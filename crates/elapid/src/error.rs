@@ -105,6 +105,31 @@ pub enum Error {
         /// The norm.
         grad_norm: f64,
     },
+    /// A GPU has no memory for what was asked. The work is not done; the GPU works on.
+    #[error(
+        "out of memory: {device}: {problem}\n\nhint: use a shorter prompt, a shorter context or \
+             a smaller batch, fewer requests at once, or the CPU"
+    )]
+    OutOfMemory {
+        /// The GPU.
+        device: String,
+        /// How much was asked for, and how much there was.
+        problem: String,
+    },
+    /// A GPU that does nothing any more: until the program is started again, all work on it fails.
+    #[error("{device} is lost: {problem}\n\nhint: start the program again")]
+    DeviceLost {
+        /// The GPU.
+        device: String,
+        /// What it said.
+        problem: String,
+    },
+    /// A defect of this program that ended one request.
+    #[error("this request ran into a defect: {problem}\n\nhint: please report it")]
+    Panic {
+        /// What the panic said.
+        problem: String,
+    },
     /// A device that is not there.
     #[error("{problem}\n\nhint: {hint}")]
     Device {

@@ -167,14 +167,8 @@ impl Loaded {
 
     /// What an empty prompt is: the tokens the model wants first, or the one that begins a text.
     pub fn begin(&self) -> Done<Vec<u32>> {
-        let tokenizer = self.engine.tokenizer();
-        if !tokenizer.begin().is_empty() {
-            return Ok(tokenizer.begin().to_vec());
-        }
-        // GPT-like vocabularies have one token for both ends.
-        let first = tokenizer.bos().or(tokenizer.eos());
-        first.map(|id| vec![id]).ok_or_else(|| {
-            let problem = "the prompt is empty, and the model has no token that begins a text";
+        begin(self.engine.tokenizer()).ok_or_else(|| {
+            let problem = "the prompt is empty, and the model has no BOS token";
             Failure::new(problem, "give a prompt: -p TEXT")
         })
     }
@@ -207,6 +201,13 @@ impl Loaded {
         let prompt = [tokenizer.begin(), &laid_out].concat();
         Ok((prompt, [self.stops(), fim.stops()].concat()))
     }
+}
+
+/// What an empty prompt is: the tokens the model wants first, or BOS, or the one token that
+/// GPT-like vocabularies have for both ends.
+pub fn begin(tokenizer: &Tokenizer) -> Option<Vec<u32>> {
+    let first = || tokenizer.bos().or(tokenizer.eos()).map(|id| vec![id]);
+    Some(tokenizer.begin().to_vec()).filter(|ids| !ids.is_empty()).or_else(first)
 }
 
 /// Opens a model and makes it ready.

@@ -237,7 +237,10 @@ impl RopeTable {
     /// The same on a graphics processor; blocks that are there already stay where they are.
     fn upload(&self, gpu: &Gpu, segments: &Segments) -> Uploaded {
         let device = Device::Gpu(gpu.clone());
-        let is_here = |it: &Uploaded| it.table.device().gpu().is_some_and(|it| it.is_same(gpu));
+        let is_here = |it: &Uploaded| {
+            let is_whole = !it.table.is_spoiled() && !it.slots.is_spoiled();
+            is_whole && it.table.device().gpu().is_some_and(|it| it.is_same(gpu))
+        };
         let mut kept = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
         let before = kept.take().and_then(|it| it.downcast().ok()).map(|it| *it).filter(is_here);
         let n_ahead = segments.n_ahead();

@@ -111,7 +111,11 @@ impl Adapters {
         }
         let ready = match self.ready.iter().position(|(other, _)| *other == key) {
             Some(at) => self.ready.remove(at),
-            None => (key, Arc::new(combine(&self.base, &parts)?)),
+            None => {
+                let made = combine(&self.base, &parts)?;
+                self.base.device().check()?;
+                (key, Arc::new(made))
+            }
         };
         if self.ready.len() == N_READY_MAX {
             self.ready.remove(0);

@@ -70,6 +70,11 @@ impl Snapshots {
         Snapshots { bytes_max, entries, parts, n_bytes: 0, clock: 0 }
     }
 
+    /// Drops all.
+    pub(super) fn clear(&mut self) {
+        *self = Snapshots::new(self.bytes_max);
+    }
+
     /// How many there are, and their bytes.
     pub(super) fn usage(&self) -> (usize, usize) {
         (self.entries.len(), self.n_bytes)

@@ -36,6 +36,9 @@ impl Many {
         let row = self.n_rows as u32;
         self.groups.extend((0..n_groups as u32).map(|group| [row, group]));
         for tensor in tensors {
+            if let Some(tensor) = tensor.filter(|tensor| tensor.is_spoiled()) {
+                tensor.gpu_buffer().0.gpu().fail("a tensor was not written".into());
+            }
             let at = tensor.map_or(0, Tensor::cuda_address);
             self.rows.extend([at as u32, (at >> 32) as u32]);
         }

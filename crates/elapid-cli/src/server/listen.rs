@@ -5,7 +5,9 @@
 //! one waits for another to end.
 //!
 //! SIGINT or SIGTERM ends the server: no new connections, answers under way have a while to finish,
-//! a second signal ends them too.
+//! a second signal ends them too. So does an engine that is beyond help: for a while every request
+//! and `/health` get the reason, then the server ends with an exit code of its own, for whatever
+//! starts it again.
 
 use super::{App, Parts, router};
 use crate::report::{Done, Failure};
@@ -28,6 +30,12 @@ const N_CONNECTIONS_MAX: usize = 512;
 
 /// For answers under way when the server ends.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// For `/health` and `/metrics` to be asked when the engine is beyond help.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Exit code when the engine is beyond help: EX_UNAVAILABLE.
+const UNAVAILABLE: u8 = 69;
 
 /// Exit code after a second signal.
 const INTERRUPTED: i32 = 130;
@@ -76,8 +84,11 @@ async fn run(listener: TcpListener, app: Arc<App>, signals: &mut Signals) -> Exi
             ExitCode::SUCCESS
         }
         () = app.worker.broken() => {
-            eprintln!("stop    the engine failed too often; please report what is said above");
-            ExitCode::from(1)
+            let why = app.worker.board().broken.map(|why| why.message);
+            let why = why.unwrap_or("the engine has ended".into());
+            eprintln!("stop    nothing can be answered any more: {why}");
+            tokio::time::sleep(LINGER).await;
+            ExitCode::from(UNAVAILABLE)
         }
     };
     stop.send_replace(true);

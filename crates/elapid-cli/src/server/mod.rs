@@ -4,10 +4,11 @@
 //! |---------------|------------------------------------------------------------------------|
 //! | `listen.rs`   | connections, signals, the end                                          |
 //! | `security.rs` | who may ask                                                            |
-//! | `fields.rs`   | the body of a request; `params.rs`: fields that all routes share        |
-//! | `worker.rs`   | the one thread that owns the engine                                    |
-//! | `feed.rs`     | an answer as it grows; `ending.rs`: where code in the middle ends       |
-//! | `respond.rs`  | from answers to a response, whole or streamed                          |
+//! | `body.rs`     | the body of a request; `prompt.rs`: prompts in it;                     |
+//! |               | `params.rs`: fields that all routes share                              |
+//! | `worker.rs`   | the one thread that owns the engine; `ending.rs`: where code in the    |
+//! |               | middle of a file ends                                                  |
+//! | `answer.rs`   | from answers that grow to a response, whole or streamed                |
 //! | `openai/`     | `/v1/...`                                                              |
 //! | `llama/`      | `/completion`, `/infill` and what watches and helps                    |
 //! | `tabby.rs`    | what Tabby's editors ask besides                                       |
@@ -18,40 +19,37 @@
 //!
 //! Not here: what a model computes; the page at `/`, which uses these routes as anybody would.
 
+mod answer;
+mod body;
 mod ending;
 mod error;
-mod feed;
-mod fields;
-mod limits;
 pub mod listen;
 mod llama;
 mod openai;
 mod params;
-mod respond;
+mod prompt;
 mod security;
 mod tabby;
 mod worker;
 
-use crate::talk::load::{Chat, Loaded, LoadedAdapter};
+use crate::talk::load::{Chat, Loaded, LoadedAdapter, begin};
+use answer::Growing;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
-use elapid::generate::engine::Engine;
+use elapid::generate::engine::{Engine, Request as EngineRequest};
 use elapid::text::fim::FimTokens;
 use elapid::text::tokenizer::{Special, Tokenizer};
+use ending::Ending;
 use error::{Answered, ApiError};
-use feed::Feed;
-pub use limits::Limits;
-use params::Params;
 pub use security::Guard;
 use security::Verdict;
-use serde_json::Value;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use worker::Worker;
@@ -65,6 +63,20 @@ const PAGE_POLICY: &str = "default-src 'self'; script-src 'unsafe-inline'; \
 
 /// Requests whose text is cut into tokens at the same time: the rest of the machine answers.
 const N_PREPARING: usize = 2;
+
+/// Prompts in one request.
+const N_PROMPTS_MAX: usize = 64;
+
+/// How much one client may ask for.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Bytes of a body.
+    pub body_bytes_max: usize,
+    /// Tokens of an answer; a request for more gets this many.
+    pub n_tok_max: usize,
+    /// From a request to the end of its answer.
+    pub time_max: Duration,
+}
 
 /// What every route knows.
 pub struct App {
@@ -89,6 +101,9 @@ pub struct App {
     d_model: usize,
     family: String,
     device: String,
+    /// What the device is called on the command line, and the CPU beside it.
+    device_kind: &'static str,
+    cpu: String,
     /// Tokens guessed ahead where a request does not say.
     n_lookup: usize,
     preparing: Semaphore,
@@ -118,7 +133,8 @@ impl App {
         let (n_vocab, d_model, family) = (config.n_vocab, config.d_model, config.family.clone());
         let n_params = n_params(&engine);
         let settings = engine.settings().clone();
-        let device = engine.device().describe();
+        let (device, device_kind) = (engine.device().describe(), engine.device().kind());
+        let cpu = engine.device().host_device().describe();
         let (worker, thread) = Worker::start(engine)?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let app = App {
@@ -140,6 +156,8 @@ impl App {
             d_model,
             family,
             device,
+            device_kind,
+            cpu,
             n_lookup: parts.n_lookup,
             preparing: Semaphore::new(N_PREPARING),
             n_answers: AtomicU64::new(0),
@@ -189,28 +207,19 @@ impl App {
     }
 
     /// A token id from a request.
-    fn token_id(&self, name: &str, value: &Value) -> Answered<u32> {
-        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.filter(|id| (*id as usize) < self.n_vocab).ok_or_else(|| {
-            let n_vocab = self.n_vocab;
-            let words = format!("holds {value}, which is no token of this vocabulary of {n_vocab}");
-            ApiError::field(name, words)
-        })
+    fn token_id(&self, name: &str, id: u32) -> Answered<u32> {
+        let n_vocab = self.n_vocab;
+        let words = || format!("holds {id}, which is no token of this vocabulary of {n_vocab}");
+        Some(id).filter(|_| (id as usize) < n_vocab).ok_or_else(|| ApiError::field(name, words()))
     }
 
     /// What an empty prompt is.
     fn begin(&self) -> Answered<Vec<u32>> {
-        let tokenizer = &self.tokenizer;
-        if !tokenizer.begin().is_empty() {
-            return Ok(tokenizer.begin().to_vec());
-        }
-        // GPT-like vocabularies have one token for both ends.
-        let first = tokenizer.bos().or(tokenizer.eos()).map(|id| vec![id]);
-        let words = "the prompt is empty, and the model has no token that begins a text";
-        first.ok_or_else(|| ApiError::field("prompt", words))
+        let words = "is empty, and the model has no BOS token";
+        begin(&self.tokenizer).ok_or_else(|| ApiError::field("prompt", words))
     }
 
-    /// The ids of a text that a model goes on from.
+    /// The ids of a text that a model continues.
     fn encode_prompt(&self, text: &str) -> Answered<Vec<u32>> {
         match text.is_empty() {
             true => self.begin(),
@@ -235,21 +244,9 @@ impl App {
         Ok(n_max.min(self.limits.n_tok_max))
     }
 
-    /// Hands in one request for each prompt and choice; the time of all begins now.
-    async fn submit(
-        &self,
-        params: &Params,
-        prompts: &[(Vec<u32>, usize)],
-        n_choices: usize,
-    ) -> Answered<Vec<Feed>> {
-        let mut feeds = Vec::with_capacity(prompts.len() * n_choices);
-        for (prompt, n_max) in prompts {
-            for choice in 0..n_choices {
-                let request = params.request(prompt.clone(), *n_max, choice);
-                feeds.push(self.worker.submit(request, self.limits.time_max).await?);
-            }
-        }
-        Ok(feeds)
+    /// Hands requests in; the time of all begins now.
+    async fn submit(&self, requests: Vec<(EngineRequest, Ending)>) -> Answered<Growing> {
+        self.worker.submit(requests, self.limits.time_max).await
     }
 
     /// A name for an answer.
@@ -312,16 +309,16 @@ async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     let verdict = app.guard.check(request.method(), request.uri(), request.headers());
     let origin = match verdict {
         Err(error) => {
-            fields::discard(request).await;
+            body::discard(request).await;
             return error.into_response();
         }
         Ok(Verdict::Answer(response)) => {
-            fields::discard(request).await;
+            body::discard(request).await;
             return response;
         }
         Ok(Verdict::Pass(origin)) => origin,
     };
-    let request = match fields::gather(request, app.limits.body_bytes_max).await {
+    let request = match body::gather(request, app.limits.body_bytes_max).await {
         Ok(request) => request,
         Err(error) => return error.into_response(),
     };

@@ -1,17 +1,30 @@
 //! `POST /v1/embeddings`: a vector of length one for each text.
 
-use crate::serve::App;
-use crate::serve::error::{Answered, ApiError};
-use crate::serve::fields::{Fields, kind};
-use crate::serve::limits::N_INPUTS_MAX;
+use crate::server::App;
+use crate::server::body::{Body, Size};
+use crate::server::error::{Answered, ApiError};
+use crate::server::prompt::Prompt;
 use axum::Json;
 use axum::extract::State;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-pub async fn embeddings(State(app): State<Arc<App>>, fields: Fields) -> Answered<Json<Value>> {
-    let (model, _) = app.choose(fields.text("model")?)?;
-    let is_base64 = match fields.text("encoding_format")? {
+/// Texts in one request.
+const N_INPUTS_MAX: usize = 256;
+
+#[derive(Deserialize)]
+struct Fields {
+    model: Option<String>,
+    input: Option<Prompt>,
+    encoding_format: Option<String>,
+    dimensions: Option<Size>,
+}
+
+pub async fn embeddings(State(app): State<Arc<App>>, body: Body) -> Answered<Json<Value>> {
+    let fields: Fields = body.read()?;
+    let (model, _) = app.choose(fields.model.as_deref())?;
+    let is_base64 = match fields.encoding_format.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,
         Some(other) => {
@@ -19,60 +32,39 @@ pub async fn embeddings(State(app): State<Arc<App>>, fields: Fields) -> Answered
             return Err(ApiError::field("encoding_format", words));
         }
     };
-    let d_model = app.d_model as i64;
-    if fields.whole("dimensions", 1..=i64::MAX)?.is_some_and(|d| d != d_model) {
-        let words = format!("is not {d_model}, which is what this model gives; leave it out");
+    let d_model = app.d_model;
+    if fields.dimensions.is_some_and(|d| d.size() != d_model) {
+        let words = format!("is not {d_model}, which is what this model gives; omit it");
         return Err(ApiError::field("dimensions", words));
     }
-    let inputs = app.prepare(|| inputs(&app, &fields)).await?;
+    let input = fields.input.ok_or_else(|| ApiError::missing("input"))?;
+    let inputs = app.prepare(|| inputs(&app, input)).await?;
     let n_tok: usize = inputs.iter().map(Vec::len).sum();
     let deadline = tokio::time::Instant::now() + app.limits.time_max;
     let mut data = Vec::with_capacity(inputs.len());
     for (idx, ids) in inputs.into_iter().enumerate() {
         let vector = tokio::time::timeout_at(deadline, app.worker.embed(ids)).await;
         let vector = vector.map_err(|_| ApiError::late())??;
-        let vector = match is_base64 {
-            true => json!(base64(&vector)),
-            false => json!(vector),
-        };
+        let vector = if is_base64 { json!(base64(&vector)) } else { json!(vector) };
         data.push(json!({"object": "embedding", "index": idx, "embedding": vector}));
     }
     let usage = json!({"prompt_tokens": n_tok, "total_tokens": n_tok});
     Ok(Json(json!({"object": "list", "data": data, "model": model, "usage": usage})))
 }
 
-/// A text, a list of texts, a list of tokens, or a list of such lists.
-fn inputs(app: &App, fields: &Fields) -> Answered<Vec<Vec<u32>>> {
+fn inputs(app: &App, input: Prompt) -> Answered<Vec<Vec<u32>>> {
     const NAME: &str = "input";
-    let ids = |list: &[Value]| -> Answered<Vec<u32>> {
-        list.iter().map(|value| app.token_id(NAME, value)).collect()
-    };
-    let one = |value: &Value| match value {
-        Value::String(text) => app.encode_prompt(text),
-        Value::Array(list) => ids(list),
-        other => Err(ApiError::field(NAME, format!("holds {}, not a text", kind(other)))),
-    };
-    let all = match fields.get(NAME) {
-        None => return Err(ApiError::field(NAME, "is missing")),
-        Some(Value::Array(list)) if matches!(list.first(), Some(Value::Number(_))) => {
-            vec![ids(list)?]
+    let ids = |prompt: Prompt| {
+        prompt.check(NAME)?;
+        let (ids, context) = (prompt.ids(app, NAME)?, app.context);
+        if ids.len() > context {
+            let n = ids.len();
+            let words = format!("has {n} tokens, and the context of this server holds {context}");
+            return Err(ApiError::field(NAME, words).with_code("context_length_exceeded"));
         }
-        Some(Value::Array(list)) if list.len() > N_INPUTS_MAX => {
-            let words = format!("has {} texts, at most {N_INPUTS_MAX} are taken", list.len());
-            return Err(ApiError::field(NAME, words));
-        }
-        Some(Value::Array(list)) => list.iter().map(one).collect::<Answered<Vec<_>>>()?,
-        Some(other) => vec![one(other)?],
+        Ok(ids)
     };
-    if all.is_empty() || all.iter().any(Vec::is_empty) {
-        return Err(ApiError::field(NAME, "is empty"));
-    }
-    if let Some(ids) = all.iter().find(|ids| ids.len() > app.context) {
-        let (n, context) = (ids.len(), app.context);
-        let words = format!("has {n} tokens, and the context of this server holds {context}");
-        return Err(ApiError::field(NAME, words).with_code("context_length_exceeded"));
-    }
-    Ok(all)
+    input.split(NAME, N_INPUTS_MAX)?.0.into_iter().map(ids).collect()
 }
 
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";

@@ -3,7 +3,7 @@
 use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, between, line};
-use crate::server::{Guard, Limits, Parts, listen};
+use crate::server::{Guard, Settings, listen};
 use crate::talk::flags::cache_type;
 use crate::talk::load::{AdapterPath, LoadSettings, Loaded, load};
 use elapid::model::state::CacheType;
@@ -98,17 +98,15 @@ impl Serve {
         let about = self.about(&loaded, address);
         let sentence = self.sentence(&loaded, address);
         let context = loaded.engine.settings().context;
-        let parts = Parts {
-            limits: Limits {
-                body_bytes_max: self.max_body_mib << 20,
-                n_tok_max: self.max_tokens.unwrap_or(context),
-                time_max: Duration::from_secs(self.timeout_s as u64),
-            },
+        let settings = Settings {
+            body_bytes_max: self.max_body_mib << 20,
+            n_tok_max: self.max_tokens.unwrap_or(context),
+            time_max: Duration::from_secs(self.timeout_s as u64),
             guard: Guard::new(address, &self.host, &keys, &self.allow_origin),
             alias: self.alias.clone(),
             n_lookup: self.lookup,
         };
-        listen::serve(listener, loaded, parts, || {
+        listen::serve(listener, loaded, settings, || {
             eprintln!("{sentence}");
             if self.json {
                 line(about);

@@ -9,7 +9,7 @@
 //! and `/health` get the reason, then the server ends with an exit code of its own, for whatever
 //! starts it again.
 
-use super::{App, Parts, router};
+use super::{App, Settings, router};
 use crate::report::{Done, Failure};
 use crate::talk::load::Loaded;
 use axum::Router;
@@ -20,6 +20,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
@@ -44,7 +45,7 @@ const INTERRUPTED: i32 = 130;
 pub fn serve(
     listener: std::net::TcpListener,
     loaded: Loaded,
-    parts: Parts,
+    settings: Settings,
     on_ready: impl FnOnce(),
 ) -> Done<ExitCode> {
     let fail = |error: std::io::Error| {
@@ -53,13 +54,15 @@ pub fn serve(
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(2).thread_name("http").enable_all().build();
     let runtime = runtime.map_err(fail)?;
-    let (app, thread) = App::new(loaded, parts).map_err(fail)?;
+    let (app, thread) = App::new(loaded, settings).map_err(fail)?;
     let app = Arc::new(app);
     let done = runtime.block_on(async {
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener)?;
         // Handlers are in place before anybody is told where to connect.
-        let mut signals = Signals::new()?;
+        let (sender, mut signals) = mpsc::unbounded_channel();
+        let told = ctrlc::set_handler(move || _ = sender.send(()));
+        told.map_err(std::io::Error::other)?;
         on_ready();
         Ok(run(listener, app.clone(), &mut signals).await)
     });
@@ -72,13 +75,18 @@ pub fn serve(
     Ok(code)
 }
 
-async fn run(listener: TcpListener, app: Arc<App>, signals: &mut Signals) -> ExitCode {
+/// A signal is an item of `signals`.
+async fn run(
+    listener: TcpListener,
+    app: Arc<App>,
+    signals: &mut UnboundedReceiver<()>,
+) -> ExitCode {
     let (stop, stopping) = watch::channel(false);
-    let header_time = HEADER_TIME.min(app.limits.time_max);
+    let header_time = HEADER_TIME.min(app.settings.time_max);
     let accepting = accept(listener, router(app.clone()), header_time, stopping);
     let mut connections = tokio::spawn(accepting);
     let code = tokio::select! {
-        () = signals.next() => {
+        _ = signals.recv() => {
             let seconds = GRACE.as_secs();
             eprintln!("stop    answers under way have {seconds} s; once more ends them at once");
             ExitCode::SUCCESS
@@ -97,7 +105,7 @@ async fn run(listener: TcpListener, app: Arc<App>, signals: &mut Signals) -> Exi
         () = tokio::time::sleep(GRACE) => {
             eprintln!("stop    some answers were cut off");
         }
-        () = signals.next() => {
+        _ = signals.recv() => {
             eprintln!("stop    at once");
             std::process::exit(INTERRUPTED);
         }
@@ -158,41 +166,5 @@ async fn connection(
             _ = connection.as_mut() => return,
             Ok(()) = stopping.changed() => connection.as_mut().graceful_shutdown(),
         }
-    }
-}
-
-/// SIGINT and SIGTERM.
-struct Signals {
-    #[cfg(unix)]
-    terminate: tokio::signal::unix::Signal,
-    #[cfg(unix)]
-    interrupt: tokio::signal::unix::Signal,
-}
-
-#[cfg(unix)]
-impl Signals {
-    fn new() -> std::io::Result<Signals> {
-        use tokio::signal::unix::{SignalKind, signal};
-        let terminate = signal(SignalKind::terminate())?;
-        let interrupt = signal(SignalKind::interrupt())?;
-        Ok(Signals { terminate, interrupt })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
-}
-
-#[cfg(not(unix))]
-impl Signals {
-    fn new() -> std::io::Result<Signals> {
-        Ok(Signals {})
-    }
-
-    async fn next(&mut self) {
-        let _ = tokio::signal::ctrl_c().await;
     }
 }

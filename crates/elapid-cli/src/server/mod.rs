@@ -40,7 +40,9 @@ use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
-use elapid::generate::engine::{Engine, Request as EngineRequest};
+use elapid::generate::engine::Request as EngineRequest;
+use elapid::model::config::Config;
+use elapid::tensor::device::Device;
 use elapid::text::fim::FimTokens;
 use elapid::text::tokenizer::{Special, Tokenizer};
 use ending::Ending;
@@ -67,15 +69,20 @@ const N_PREPARING: usize = 2;
 /// Prompts in one request.
 const N_PROMPTS_MAX: usize = 64;
 
-/// How much one client may ask for.
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// Bytes of a body.
+/// What a server is made of besides the model.
+pub struct Settings {
+    /// Who may ask.
+    pub guard: Guard,
+    /// Bytes of a body, at most.
     pub body_bytes_max: usize,
     /// Tokens of an answer; a request for more gets this many.
     pub n_tok_max: usize,
     /// From a request to the end of its answer.
     pub time_max: Duration,
+    /// The model name reported to clients, if not its own.
+    pub alias: Option<String>,
+    /// Tokens guessed ahead where a request does not say.
+    pub n_lookup: usize,
 }
 
 /// What every route knows.
@@ -91,78 +98,53 @@ pub struct App {
     adapters: Vec<LoadedAdapter>,
     /// Scales of adapters where a request does not say, by number.
     scales: Mutex<Vec<f32>>,
-    limits: Limits,
-    guard: Guard,
+    settings: Settings,
     /// Tokens of prompt and answer together.
     context: usize,
     n_slots: usize,
-    n_vocab: usize,
     n_params: usize,
-    d_model: usize,
-    family: String,
-    device: String,
-    /// What the device is called on the command line, and the CPU beside it.
-    device_kind: &'static str,
-    cpu: String,
-    /// Tokens guessed ahead where a request does not say.
-    n_lookup: usize,
+    config: Config,
+    device: Device,
     preparing: Semaphore,
     n_answers: AtomicU64,
     started: Instant,
     created_s: u64,
 }
 
-/// What a server is made of besides the model.
-pub struct Parts {
-    /// How much one client may ask for.
-    pub limits: Limits,
-    /// Who may ask.
-    pub guard: Guard,
-    /// What the model is called before clients, if not as it calls itself.
-    pub alias: Option<String>,
-    /// Tokens guessed ahead where a request does not say.
-    pub n_lookup: usize,
-}
-
 impl App {
     /// What every route knows of a model, and the engine that answers for it.
-    fn new(loaded: Loaded, parts: Parts) -> std::io::Result<(App, std::thread::JoinHandle<()>)> {
+    fn new(
+        loaded: Loaded,
+        settings: Settings,
+    ) -> std::io::Result<(App, std::thread::JoinHandle<()>)> {
         let Loaded { name, path, engine, adapters, chat_source, chat, fim, .. } = loaded;
         let tokenizer = engine.tokenizer().clone();
-        let config = engine.model().config();
-        let (n_vocab, d_model, family) = (config.n_vocab, config.d_model, config.family.clone());
-        let n_params = n_params(&engine);
-        let settings = engine.settings().clone();
-        let (device, device_kind) = (engine.device().describe(), engine.device().kind());
-        let cpu = engine.device().host_device().describe();
+        let model = engine.model();
+        let (context, n_slots) = (engine.settings().context, engine.settings().n_slots);
+        let sizes = model.specs().iter().map(|spec| spec.shape.iter().product::<usize>());
+        let (n_params, config) = (sizes.sum(), model.config().clone());
+        let device = engine.device().clone();
         let (worker, thread) = Worker::start(engine)?;
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let app = App {
             worker,
             tokenizer,
-            name: parts.alias.unwrap_or(name),
+            name: settings.alias.clone().unwrap_or(name),
             path: path.display().to_string(),
             chat,
             chat_source,
             fim,
             scales: Mutex::new(adapters.iter().map(|adapter| adapter.scale).collect()),
             adapters,
-            limits: parts.limits,
-            guard: parts.guard,
-            context: settings.context,
-            n_slots: settings.n_slots,
-            n_vocab,
+            settings,
+            context,
+            n_slots,
             n_params,
-            d_model,
-            family,
+            config,
             device,
-            device_kind,
-            cpu,
-            n_lookup: parts.n_lookup,
             preparing: Semaphore::new(N_PREPARING),
             n_answers: AtomicU64::new(0),
             started: Instant::now(),
-            created_s: since.map_or(0, |since| since.as_secs()),
+            created_s: now_s(),
         };
         Ok((app, thread))
     }
@@ -208,7 +190,7 @@ impl App {
 
     /// A token id from a request.
     fn token_id(&self, name: &str, id: u32) -> Answered<u32> {
-        let n_vocab = self.n_vocab;
+        let n_vocab = self.config.n_vocab;
         let words = || format!("holds {id}, which is no token of this vocabulary of {n_vocab}");
         Some(id).filter(|_| (id as usize) < n_vocab).ok_or_else(|| ApiError::field(name, words()))
     }
@@ -241,12 +223,12 @@ impl App {
             return Err(error.with_code("context_length_exceeded"));
         }
         let n_max = wanted.unwrap_or(usize::MAX).min(context - n_prompt);
-        Ok(n_max.min(self.limits.n_tok_max))
+        Ok(n_max.min(self.settings.n_tok_max))
     }
 
     /// Hands requests in; the time of all begins now.
     async fn submit(&self, requests: Vec<(EngineRequest, Ending)>) -> Answered<Growing> {
-        self.worker.submit(requests, self.limits.time_max).await
+        self.worker.submit(requests, self.settings.time_max).await
     }
 
     /// A name for an answer.
@@ -254,11 +236,6 @@ impl App {
         let n = self.n_answers.fetch_add(1, Ordering::Relaxed);
         format!("{prefix}-{:x}-{n}", self.created_s)
     }
-}
-
-fn n_params(engine: &Engine) -> usize {
-    let specs = engine.model().specs().iter();
-    specs.map(|spec| spec.shape.iter().product::<usize>()).sum()
 }
 
 /// Seconds since 1970.
@@ -306,7 +283,7 @@ fn router(app: Arc<App>) -> Router {
 
 /// Lets a request in, and answers for handlers that panic.
 async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let verdict = app.guard.check(request.method(), request.uri(), request.headers());
+    let verdict = app.settings.guard.check(request.method(), request.uri(), request.headers());
     let origin = match verdict {
         Err(error) => {
             body::discard(request).await;
@@ -318,7 +295,7 @@ async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
         }
         Ok(Verdict::Pass(origin)) => origin,
     };
-    let request = match body::gather(request, app.limits.body_bytes_max).await {
+    let request = match body::gather(request, app.settings.body_bytes_max).await {
         Ok(request) => request,
         Err(error) => return error.into_response(),
     };

@@ -163,7 +163,7 @@ impl Params {
                 None => adapters,
             },
             n_top: 0,
-            n_lookup: common.n_lookup.map_or(app.n_lookup, Int::size),
+            n_lookup: common.n_lookup.map_or(app.settings.n_lookup, Int::size),
             special: Special::Plain,
         };
         let mode = if common.stream == Some(true) { Mode::Stream } else { Mode::Whole };

@@ -13,6 +13,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use elapid::tensor::gpu::Gpu;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -56,13 +57,14 @@ pub async fn complete(app: &Arc<App>, body: &Body) -> Answered<Response> {
 }
 
 pub async fn health(State(app): State<Arc<App>>) -> Json<Value> {
-    let is_cuda = app.device_kind == "cuda";
+    let (kind, cpu) = (app.device.kind(), app.device.host_device().describe());
+    let cuda: Vec<String> =
+        app.device.gpu().filter(|_| kind == "cuda").map(Gpu::name).into_iter().collect();
     Json(json!({
         "model": app.name, "chat_model": app.chat.is_some().then_some(&app.name),
-        "device": app.device_kind, "arch": std::env::consts::ARCH, "cpu_info": app.cpu,
+        "device": kind, "arch": std::env::consts::ARCH, "cpu_info": cpu,
         "cpu_count": std::thread::available_parallelism().map_or(1, usize::from),
-        "cuda_devices": is_cuda.then_some(&app.device).into_iter().collect::<Vec<_>>(),
-        "family": app.family,
+        "cuda_devices": cuda, "family": app.config.family,
         "version": {"git_describe": concat!("elapid ", env!("CARGO_PKG_VERSION"))},
     }))
 }

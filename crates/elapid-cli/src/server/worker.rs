@@ -18,13 +18,12 @@ use elapid::error::Error;
 use elapid::generate::engine::{Engine, Event, Finish, Reason, Refusal, Request, RequestId, Stats};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 
 /// Requests in a row that end in a panic before the server ends.
 const N_PANICS_MAX: usize = 3;
@@ -77,9 +76,8 @@ pub struct Board {
 pub struct Worker {
     commands: Sender<Command>,
     board: Arc<Mutex<Board>>,
-    /// Texts that wait for their vectors.
-    n_embedding: AtomicUsize,
-    n_embedding_max: usize,
+    /// Room for texts that wait for their vectors.
+    embedding: Semaphore,
     /// True when the engine is beyond help.
     broken: watch::Receiver<bool>,
 }
@@ -98,7 +96,7 @@ impl Worker {
     pub fn start(engine: Engine) -> std::io::Result<(Worker, JoinHandle<()>)> {
         let (commands, inbox) = mpsc::channel();
         let (broken_sender, broken) = watch::channel(false);
-        let n_embedding_max = engine.settings().n_waiting_max.max(1);
+        let embedding = Semaphore::new(engine.settings().n_waiting_max.max(1));
         let board = Arc::new(Mutex::default());
         let desk = Desk {
             engine,
@@ -111,8 +109,7 @@ impl Worker {
         };
         let thread = std::thread::Builder::new().name("engine".into()).stack_size(STACK_BYTES);
         let thread = thread.spawn(move || desk.run(&inbox))?;
-        let n_embedding = AtomicUsize::new(0);
-        Ok((Worker { commands, board, n_embedding, n_embedding_max, broken }, thread))
+        Ok((Worker { commands, board, embedding, broken }, thread))
     }
 
     /// Hands requests in, each with where its answer ends besides where the model ends it.
@@ -147,10 +144,7 @@ impl Worker {
 
     /// The vector of a text.
     pub async fn embed(&self, ids: Vec<u32>) -> Answered<Vec<f32>> {
-        let _counted = Counted::new(&self.n_embedding);
-        if self.n_embedding.load(Ordering::SeqCst) > self.n_embedding_max {
-            return Err(ApiError::full());
-        }
+        let _room = self.embedding.try_acquire().map_err(|_| ApiError::full())?;
         let (reply, answer) = oneshot::channel();
         self.commands.send(Command::Embed(ids, reply)).map_err(gone)?;
         answer.await.map_err(gone)?
@@ -172,22 +166,6 @@ impl Worker {
         let mut broken = self.broken.clone();
         // The sender goes away with the thread, which is the same.
         let _ = broken.wait_for(|broken| *broken).await;
-    }
-}
-
-/// Counts up, and down when it goes, however that happens.
-struct Counted<'a>(&'a AtomicUsize);
-
-impl Counted<'_> {
-    fn new(count: &AtomicUsize) -> Counted<'_> {
-        count.fetch_add(1, Ordering::SeqCst);
-        Counted(count)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

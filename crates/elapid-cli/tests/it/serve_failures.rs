@@ -1,7 +1,7 @@
 //! The real binary as a server when something fails: what belongs to a request ends that request
 //! alone, and what cannot be recovered is told to everybody before the process ends.
 
-use crate::common::http::{with_headers, words, world};
+use crate::common::http::{with_headers, words, world, world_of};
 use crate::common::server::{Client, Server};
 use crate::common::tiny::{Kind, Tiny, lines};
 use elapid::tensor::device::Device;
@@ -140,4 +140,39 @@ fn panics_without_an_answer_in_between_end_the_server() {
         assert_eq!(ask(&client, "fn main").0, status);
     }
     is_beyond_help(server, &client, "3 requests in a row failed");
+}
+
+/// Memory of the emulated GPU.
+const MEMORY_MIB: &str = "12";
+
+/// A model whose keys and values take 4 KiB a token, on a GPU with little memory.
+#[test]
+fn a_prompt_that_does_not_fit_a_gpu_is_told_so_and_the_next_one_is_answered() {
+    let gpu = Device::by_name("cuda", Precision::F32, 1);
+    if !gpu.is_ok_and(|gpu| gpu.describe().contains("emulator")) {
+        return eprintln!("skip: no emulated CUDA is found");
+    }
+    let w = world_of("serve-gpu", &Tiny { n_head: 32, ..Tiny::new(Kind::Attention) });
+    let memory = [("ELAPID_EMULATOR_MEMORY_MIB", MEMORY_MIB)];
+    let server = Server::start_with(&w.model, "--device cuda --context 8192", &memory);
+    let client = Client::new(&server);
+    let device = client.get("/v1/health").json();
+    assert_eq!(device["device"], "cuda");
+    assert_eq!(device["cuda_devices"].as_array().unwrap().len(), 1);
+    healthy_while(&server, || {
+        let (status, first) = ask(&client, "let mut count");
+        assert_eq!(status, 200, "{first}");
+        let long = lines(300, 7).join("\n");
+        for _ in 0..2 {
+            let (status, answer) = ask(&client, &long);
+            assert_eq!((status, &answer["error"]["code"]), (500, &json!("out_of_memory")));
+            let said = words(&answer);
+            assert!(said.contains("MiB were asked for"), "{said}");
+            for _ in 0..2 {
+                let (status, answer) = ask(&client, "let mut count");
+                assert_eq!((status, &answer["content"]), (200, &first["content"]), "{answer}");
+            }
+        }
+    });
+    assert_eq!(metric(&server, "elapid_out_of_memory_total"), "2");
 }

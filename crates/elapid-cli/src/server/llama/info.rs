@@ -22,7 +22,7 @@ pub async fn health(State(app): State<Arc<App>>) -> Answered<Json<Value>> {
 pub async fn props(State(app): State<Arc<App>>) -> Json<Value> {
     let text = |id: Option<u32>| id.and_then(|id| app.tokenizer.token(id)).unwrap_or_default();
     let params = Params::new(&app, Common::default(), &LLAMA, app.default_adapters());
-    let mut settings = params.map_or(Value::Null, |params| params.settings(app.limits.n_tok_max));
+    let mut settings = params.map_or(Value::Null, |params| params.settings(app.settings.n_tok_max));
     settings["seed"] = json!(u32::MAX);
     settings["n_predict"] = json!(-1);
     Json(json!({
@@ -39,9 +39,9 @@ pub async fn props(State(app): State<Arc<App>>) -> Json<Value> {
         "build_info": concat!("elapid ", env!("CARGO_PKG_VERSION")),
         "is_sleeping": false,
         "infill": app.fim.is_some(),
-        "n_vocab": app.n_vocab,
+        "n_vocab": app.config.n_vocab,
         "n_params": app.n_params,
-        "device": app.device,
+        "device": app.device.describe(),
     }))
 }
 
@@ -49,7 +49,7 @@ pub async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
     let running = app.worker.board().stats.running;
     let slot = |idx: usize| {
         let mut value = json!({
-            "id": idx, "n_ctx": app.context, "speculative": app.n_lookup > 0,
+            "id": idx, "n_ctx": app.context, "speculative": app.settings.n_lookup > 0,
             "is_processing": idx < running.len(),
         });
         if let Some(slot) = running.get(idx) {

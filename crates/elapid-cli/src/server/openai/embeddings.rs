@@ -32,7 +32,7 @@ pub async fn embeddings(State(app): State<Arc<App>>, body: Body) -> Answered<Jso
             return Err(ApiError::field("encoding_format", words));
         }
     };
-    let d_model = app.d_model;
+    let d_model = app.config.d_model;
     if fields.dimensions.is_some_and(|d| d.size() != d_model) {
         let words = format!("is not {d_model}, which is what this model gives; omit it");
         return Err(ApiError::field("dimensions", words));
@@ -40,7 +40,7 @@ pub async fn embeddings(State(app): State<Arc<App>>, body: Body) -> Answered<Jso
     let input = fields.input.ok_or_else(|| ApiError::missing("input"))?;
     let inputs = app.prepare(|| inputs(&app, input)).await?;
     let n_tok: usize = inputs.iter().map(Vec::len).sum();
-    let deadline = tokio::time::Instant::now() + app.limits.time_max;
+    let deadline = tokio::time::Instant::now() + app.settings.time_max;
     let mut data = Vec::with_capacity(inputs.len());
     for (idx, ids) in inputs.into_iter().enumerate() {
         let vector = tokio::time::timeout_at(deadline, app.worker.embed(ids)).await;

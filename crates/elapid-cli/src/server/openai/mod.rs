@@ -43,7 +43,7 @@ fn entry(app: &App, name: &str) -> Value {
     let mut entry = json!({
         "id": name, "object": "model", "created": app.created_s, "owned_by": "elapid",
         "meta": {
-            "n_vocab": app.n_vocab, "n_ctx": app.context, "n_embd": app.d_model,
+            "n_vocab": app.config.n_vocab, "n_ctx": app.context, "n_embd": app.config.d_model,
             "n_params": app.n_params,
         },
     });

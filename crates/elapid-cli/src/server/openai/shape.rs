@@ -91,22 +91,13 @@ impl Answers {
         })
     }
 
-    /// One choice; `key` is what holds its content. The first of `tokens` begins at `offset`.
-    fn choice(
-        &self,
-        idx: usize,
-        (key, content): (&str, Value),
-        (tokens, offset): (&[Token], usize),
-        reason: Option<&str>,
-    ) -> Value {
-        let is_told =
-            self.with_logprobs && (!tokens.is_empty() || reason.is_some_and(|_| key != "delta"));
+    /// Of tokens of which the first begins at `offset`, where they are asked for.
+    fn logprobs(&self, tokens: &[Token], offset: usize) -> Option<Value> {
         let tokenizer = &self.app.tokenizer;
-        let logprobs = is_told.then(|| match self.kind {
+        self.with_logprobs.then(|| match self.kind {
             Kind::Completion => of_completion(tokenizer, tokens, offset),
             Kind::Chat => of_chat(tokenizer, tokens),
-        });
-        json!({key: content, "index": idx, "logprobs": logprobs, "finish_reason": reason})
+        })
     }
 
     /// A piece of a stream.
@@ -116,14 +107,6 @@ impl Answers {
             chunk["usage"] = Value::Null;
         }
         chunk
-    }
-
-    /// What holds some text of a stream.
-    fn content(&self, text: &str) -> (&'static str, Value) {
-        match self.kind {
-            Kind::Completion => ("text", json!(text)),
-            Kind::Chat => ("delta", json!({"content": text})),
-        }
     }
 
     /// What the answers took. Answers to one prompt share its tokens.
@@ -141,7 +124,7 @@ impl Answers {
 
 impl Shape for Answers {
     fn whole(&self, answers: &[Answer]) -> Value {
-        let choice = |(idx, answer): (usize, &Answer)| {
+        let of_answer = |(idx, answer): (usize, &Answer)| {
             let content = match self.kind {
                 Kind::Completion => ("text", json!(format!("{}{}", self.echo(idx), answer.text))),
                 Kind::Chat => {
@@ -149,9 +132,14 @@ impl Shape for Answers {
                     ("message", json!({"role": "assistant", "content": content, "refusal": null}))
                 }
             };
-            self.choice(idx, content, (&answer.tokens, 0), Some(answer.end.stop.finish_reason()))
+            choice(
+                idx,
+                content,
+                self.logprobs(&answer.tokens, 0),
+                Some(answer.end.stop.finish_reason()),
+            )
         };
-        let mut object = self.object("", answers.iter().enumerate().map(choice).collect());
+        let mut object = self.object("", answers.iter().enumerate().map(of_answer).collect());
         let ends: Vec<&End> = answers.iter().map(|answer| &answer.end).collect();
         object["usage"] = self.usage(&ends);
         if let [end] = &ends[..] {
@@ -166,14 +154,17 @@ impl Shape for Answers {
             (Kind::Completion, "") => return None,
             (Kind::Completion, text) => ("text", json!(text)),
         };
-        Some(self.chunk(self.choice(idx, content, (&[], 0), None)))
+        Some(self.chunk(choice(idx, content, None, None)))
     }
 
     fn piece(&self, idx: usize, piece: &Piece) -> Value {
         let n_chars = piece.text.chars().count();
         let offset = self.offsets[idx].fetch_add(n_chars, Ordering::Relaxed);
-        let content = self.content(&piece.text);
-        self.chunk(self.choice(idx, content, (&piece.tokens, offset), None))
+        let content = match self.kind {
+            Kind::Completion => ("text", json!(piece.text)),
+            Kind::Chat => ("delta", json!({"content": piece.text})),
+        };
+        self.chunk(choice(idx, content, self.logprobs(&piece.tokens, offset), None))
     }
 
     fn last(&self, idx: usize, end: &End) -> Value {
@@ -181,8 +172,8 @@ impl Shape for Answers {
             Kind::Completion => ("text", json!("")),
             Kind::Chat => ("delta", json!({})),
         };
-        let choice = self.choice(idx, content, (&[], 0), Some(end.stop.finish_reason()));
-        let mut chunk = self.chunk(choice);
+        let reason = Some(end.stop.finish_reason());
+        let mut chunk = self.chunk(choice(idx, content, None, reason));
         chunk["timings"] = end.timings();
         chunk
     }
@@ -201,6 +192,16 @@ impl Shape for Answers {
     fn shows_tokens(&self) -> bool {
         self.with_logprobs
     }
+}
+
+/// One choice; `key` is what holds its content.
+fn choice(
+    idx: usize,
+    (key, content): (&str, Value),
+    logprobs: Option<Value>,
+    reason: Option<&str>,
+) -> Value {
+    json!({key: content, "index": idx, "logprobs": logprobs, "finish_reason": reason})
 }
 
 fn finite(logprob: f32) -> f32 {

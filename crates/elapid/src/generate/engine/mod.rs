@@ -339,11 +339,6 @@ impl Engine {
         self.adapters.names()
     }
 
-    /// Forgets an adapter; the numbers of the others stay. Requests that were taken keep it.
-    pub fn remove_adapter(&mut self, idx: usize) -> Result<()> {
-        self.adapters.remove(idx)
-    }
-
     /// Takes a request.
     pub fn submit(&mut self, request: Request) -> std::result::Result<RequestId, Refusal> {
         self.check(&request).map_err(Refusal::Bad)?;

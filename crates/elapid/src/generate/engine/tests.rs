@@ -581,13 +581,8 @@ fn adapters_are_chosen_and_scaled_per_request_and_share_the_base() {
         let [a, b] = [engine.adapters.base(), &weights].map(|weights| weights.tensor(id).bytes());
         assert_eq!(a.as_ptr(), b.as_ptr(), "no copy of the base");
     }
-    engine.remove_adapter(0).unwrap();
-    assert_eq!(engine.adapters(), [(1, "two")]);
-    let gone = engine.submit(with(&[(0, 1.0)])).unwrap_err();
-    assert!(matches!(gone, Refusal::Bad(error) if error.to_string().contains("1 two")));
-    let again = lora(&engine, 3, 2);
-    assert_eq!(engine.add_adapter("three", again).unwrap(), 2, "numbers are not given twice");
-    assert_ne!(ask(&mut engine, with(&[(2, 1.0)])).bits(), answers[1].bits());
+    let none = engine.submit(with(&[(2, 1.0)])).unwrap_err();
+    assert!(matches!(none, Refusal::Bad(error) if error.to_string().contains("0 one, 1 two")));
 }
 
 /// An engine of the attention model with other weights.

@@ -222,6 +222,16 @@ impl Buffer {
         self.spoiled.load(Ordering::Relaxed)
     }
 
+    fn wgpu(&self) -> &::wgpu::Buffer {
+        let Some(Memory::Wgpu(memory)) = &self.memory else { panic!("no buffer of wgpu") };
+        memory
+    }
+
+    fn cuda(&self) -> &cuda::Memory {
+        let Some(Memory::Cuda(memory)) = &self.memory else { panic!("no buffer of CUDA") };
+        memory
+    }
+
     /// Where it lies, if CUDA has it.
     pub(crate) fn cuda_address(&self) -> Option<u64> {
         match &self.memory {
@@ -424,18 +434,18 @@ impl Gpu {
     /// was to write is spoiled then, and also if it fails.
     fn attempt<'a>(
         &self,
-        mut all: impl Iterator<Item = &'a Buffer>,
-        written: impl Iterator<Item = &'a Buffer>,
+        all: impl IntoIterator<Item = &'a Buffer>,
+        written: impl IntoIterator<Item = &'a Buffer>,
         work: impl FnOnce(),
     ) {
         if !self.is_broken() {
-            match all.any(Buffer::is_spoiled) {
+            match all.into_iter().any(Buffer::is_spoiled) {
                 true => self.fail("a tensor is used that an earlier failure left unwritten".into()),
                 false => work(),
             }
         }
         if self.is_broken() {
-            written.for_each(|buffer| buffer.spoiled.store(true, Ordering::Relaxed));
+            written.into_iter().for_each(|buffer| buffer.spoiled.store(true, Ordering::Relaxed));
         }
     }
 
@@ -529,10 +539,9 @@ impl Gpu {
         if bytes.is_empty() {
             return;
         }
-        self.attempt([to].into_iter(), [to].into_iter(), || match (&self.0.backend, &to.memory) {
-            (Backend::Wgpu(wgpu), Some(Memory::Wgpu(memory))) => wgpu.upload(memory, offset, bytes),
-            (Backend::Cuda(cuda), Some(Memory::Cuda(memory))) => cuda.upload(memory, offset, bytes),
-            _ => unreachable!("a buffer of another device"),
+        self.attempt([to], [to], || match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.upload(to.wgpu(), offset, bytes),
+            Backend::Cuda(cuda) => cuda.upload(to.cuda(), offset, bytes),
         });
     }
 
@@ -543,16 +552,9 @@ impl Gpu {
         if bytes.is_empty() {
             return;
         }
-        self.attempt([from].into_iter(), [].into_iter(), || {
-            match (&self.0.backend, &from.memory) {
-                (Backend::Wgpu(wgpu), Some(Memory::Wgpu(memory))) => {
-                    wgpu.download(memory, offset, bytes);
-                }
-                (Backend::Cuda(cuda), Some(Memory::Cuda(memory))) => {
-                    cuda.download(memory, offset, bytes);
-                }
-                _ => unreachable!("a buffer of another device"),
-            }
+        self.attempt([from], [], || match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.download(from.wgpu(), offset, bytes),
+            Backend::Cuda(cuda) => cuda.download(from.cuda(), offset, bytes),
         });
     }
 
@@ -562,16 +564,9 @@ impl Gpu {
         if n_bytes == 0 {
             return;
         }
-        self.attempt([from.0, to.0].into_iter(), [to.0].into_iter(), || {
-            match (&self.0.backend, &from.0.memory, &to.0.memory) {
-                (Backend::Wgpu(wgpu), Some(Memory::Wgpu(a)), Some(Memory::Wgpu(b))) => {
-                    wgpu.copy((a, from.1), (b, to.1), n_bytes);
-                }
-                (Backend::Cuda(cuda), Some(Memory::Cuda(a)), Some(Memory::Cuda(b))) => {
-                    cuda.copy((a, from.1), (b, to.1), n_bytes);
-                }
-                _ => unreachable!("a buffer of another device"),
-            }
+        self.attempt([from.0, to.0], [to.0], || match &self.0.backend {
+            Backend::Wgpu(it) => it.copy((from.0.wgpu(), from.1), (to.0.wgpu(), to.1), n_bytes),
+            Backend::Cuda(it) => it.copy((from.0.cuda(), from.1), (to.0.cuda(), to.1), n_bytes),
         });
     }
 
@@ -580,16 +575,9 @@ impl Gpu {
         if n_bytes == 0 {
             return;
         }
-        self.attempt([buffer].into_iter(), [buffer].into_iter(), || {
-            match (&self.0.backend, &buffer.memory) {
-                (Backend::Wgpu(wgpu), Some(Memory::Wgpu(memory))) => {
-                    wgpu.fill(memory, offset, n_bytes, word);
-                }
-                (Backend::Cuda(cuda), Some(Memory::Cuda(memory))) => {
-                    cuda.fill(memory, offset, n_bytes, word);
-                }
-                _ => unreachable!("a buffer of another device"),
-            }
+        self.attempt([buffer], [buffer], || match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.fill(buffer.wgpu(), offset, n_bytes, word),
+            Backend::Cuda(cuda) => cuda.fill(buffer.cuda(), offset, n_bytes, word),
         });
     }
 

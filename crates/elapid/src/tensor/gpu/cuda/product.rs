@@ -51,7 +51,7 @@ impl Cuda {
         let sums = is_written.then_some(vector_buffer);
         let out = product.out.gpu_buffer().0;
         let (mut at, written) = (None, sums.into_iter().chain([out]));
-        gpu.attempt([vector_buffer].into_iter(), written, || at = address(tensor, first));
+        gpu.attempt([vector_buffer], written, || at = address(tensor, first));
         let Some(at) = at else { return true };
         product.k > 0 && self.product_and(gpu, product, Some(vector(at)))
     }
@@ -70,7 +70,7 @@ impl Cuda {
         assert!(to == DType::F32 || to == dtype, "a product of {from} into {into}");
         let all = [&a.tensor, &b.tensor, &*out].into_iter().map(|tensor| tensor.gpu_buffer().0);
         let mut is_done = true;
-        gpu.attempt(all, [out.gpu_buffer().0].into_iter(), || {
+        gpu.attempt(all, [out.gpu_buffer().0], || {
             let (Some(a), Some(b), Some(at)) =
                 (stored(&a, (m, k)), stored(&b, (k, n)), address(out, out_first))
             else {

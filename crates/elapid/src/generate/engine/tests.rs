@@ -205,8 +205,8 @@ fn what_was_read_for_one_request_serves_another_on_its_way_and_after_a_cancel() 
 #[test]
 fn other_adapters_and_other_scales_share_no_snapshots() {
     let prompt = tokens(256, 6);
-    let of = |adapters: &[(u64, f32)]| {
-        let bits: Vec<(u64, u32)> = adapters.iter().map(|it| (it.0, it.1.to_bits())).collect();
+    let of = |adapters: &[(usize, f32)]| {
+        let bits: Vec<(usize, u32)> = adapters.iter().map(|it| (it.0, it.1.to_bits())).collect();
         snapshots::keys(&bits, &prompt)
     };
     let lists =
@@ -624,15 +624,15 @@ fn adapters_that_do_not_fit_or_do_not_add_up_are_refused() {
 #[test]
 fn an_embedding_is_the_mean_of_hidden_rows_brought_to_length_one() {
     for family in FAMILIES {
-        let engine = engine(family);
+        let mut engine = engine(family);
         let ids = tokens(300, 1);
         let got = engine.embed(&ids).unwrap();
         let length: f32 = got.iter().map(|x| x * x).sum();
         assert!((length - 1.0).abs() < 1e-5);
         let tape = Tape::off();
         let batch = Batch::from_sequences(&[&ids]);
-        let weights = engine.adapters.base();
-        let out = engine.model.forward(&tape, weights, &batch, None, Default::default()).unwrap();
+        let weights = engine.adapters.base().share();
+        let out = engine.model.forward(&tape, &weights, &batch, None, Default::default()).unwrap();
         let mut want = vec![0.0f32; got.len()];
         for row in out.hidden.value().f32().chunks(got.len()) {
             want.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);

@@ -26,6 +26,7 @@ impl Prompt {
             Prompt::List(list) if !list.is_empty() && !list.iter().any(Prompt::is_id) => {
                 Ok((at_most(name, list, n_max)?, true))
             }
+            Prompt::Id(_) => Err(ApiError::field(name, "is a number, not a text or a list")),
             one => Ok((vec![one], false)),
         }
     }

@@ -446,8 +446,11 @@ impl Iterator for Tokens<'_> {
                     Event::Token(token) => self.waiting.push_back(token),
                     Event::Done(finish) => {
                         self.is_over = true;
-                        if let Reason::Failed(words) = finish.reason {
-                            return Some(Err(Error::input(words, "the weights may be damaged")));
+                        if let Reason::Failed(error) = finish.reason {
+                            let error = Arc::try_unwrap(error);
+                            return Some(Err(error.unwrap_or_else(|error| {
+                                Error::input(error.to_string(), &error.hint())
+                            })));
                         }
                         if let (false, Some(last)) =
                             (finish.text.is_empty(), self.waiting.back_mut())

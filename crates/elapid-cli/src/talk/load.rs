@@ -28,7 +28,7 @@ pub fn load(path: &Path, settings: &LoadSettings) -> Done<Generator> {
     let device = settings.compute.open()?;
     let mut of_engine = settings.generator.clone();
     if let (None, Some(most)) = (of_engine.context, settings.context_max) {
-        of_engine.context = Some(model.model().config().n_ctx.map_or(most, |n| n.min(most)));
+        of_engine.context = Some(model.info()?.n_ctx.map_or(most, |n| n.min(most)));
     }
     let mut generator = Generator::new(Arc::new(model), &device, &of_engine)?;
     for AdapterPath { path, scale } in &settings.adapters {

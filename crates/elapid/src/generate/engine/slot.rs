@@ -15,7 +15,7 @@ use super::constraint::{Progress, Rule};
 use super::lookup::Lookup;
 use super::snapshots::{Key, PIECE, Snapshots};
 use super::stops::{Seen, Stops};
-use super::{Event, Finish, Reason, Request, RequestId, Token};
+use super::{Event, Finish, Reason, Request, RequestId, Running, Token};
 use crate::error::{Error, Result};
 use crate::generate::sample;
 use crate::model::state::State;
@@ -50,6 +50,8 @@ pub(super) struct Slot {
     before: Option<State>,
     /// Why it is over, once it is.
     ended: Option<Reason>,
+    /// Whether its prompt is read a second time, because there was no memory: no snapshot is kept.
+    pub(super) is_second_try: bool,
 }
 
 /// What a slot does next.
@@ -87,6 +89,7 @@ impl Slot {
             guesses: Vec::new(),
             before: None,
             ended: None,
+            is_second_try: false,
             request,
             tokens,
         }
@@ -123,20 +126,40 @@ impl Slot {
         }
     }
 
+    /// How far it is.
+    pub(super) fn running(&self) -> Running {
+        let (n_prompt, n_read, n_tok) = (self.n_prompt, self.n_read(), self.n_tok());
+        Running { id: self.id, n_prompt, n_read, n_tok, n_max: self.n_max }
+    }
+
     /// Whether nothing is left to do; where no answer is wanted that is when the prompt is read.
     pub(super) fn is_over(&self) -> bool {
         self.ended.is_some() || self.n_max == 0 && self.phase() == Phase::Answers
     }
 
-    /// Ends it, in words.
-    pub(super) fn fail(&mut self, error: &Error) {
-        self.ended = Some(Reason::Failed(error.to_string()));
+    /// Ends it.
+    pub(super) fn fail(&mut self, error: &Arc<Error>) {
+        self.ended = Some(Reason::Failed(error.clone()));
+    }
+
+    pub(super) fn is_out_of_memory(&self) -> bool {
+        let Some(Reason::Failed(error)) = &self.ended else { return false };
+        matches!(**error, Error::OutOfMemory { .. })
+    }
+
+    /// Begins to read its prompt, or fails because there is no state for it.
+    pub(super) fn start(&mut self, state: Result<State>) {
+        match state {
+            Ok(state) => self.state = Some(state),
+            Err(error) => self.fail(&Arc::new(error)),
+        }
     }
 
     /// Keeps a snapshot, where there is a place for one.
     pub(super) fn keep(&self, snapshots: &mut Snapshots) {
         let n_seen = self.n_seen();
-        if let Some(state) = self.state.as_ref().filter(|_| n_seen.is_multiple_of(PIECE)) {
+        let is_place = n_seen.is_multiple_of(PIECE) && !self.is_second_try;
+        if let Some(state) = self.state.as_ref().filter(|_| is_place) {
             snapshots.keep(&self.keys[..n_seen / PIECE], state);
         }
     }
@@ -198,7 +221,7 @@ impl Slot {
                     id
                 }),
                 Err(error) => {
-                    self.fail(&error);
+                    self.fail(&Arc::new(error));
                     None
                 }
             };

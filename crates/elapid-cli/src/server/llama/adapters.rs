@@ -1,9 +1,9 @@
 //! `GET` and `POST /lora-adapters`: how strongly adapters act where a request does not say.
 
-use crate::serve::App;
-use crate::serve::error::{Answered, ApiError};
-use crate::serve::fields::Raw;
-use crate::serve::params::scales;
+use crate::server::App;
+use crate::server::body::Body;
+use crate::server::error::Answered;
+use crate::server::params::{Scale, scales};
 use axum::Json;
 use axum::extract::State;
 use serde_json::{Value, json};
@@ -13,11 +13,8 @@ pub async fn adapters(State(app): State<Arc<App>>) -> Json<Value> {
     Json(list(&app))
 }
 
-pub async fn set_adapters(State(app): State<Arc<App>>, Raw(body): Raw) -> Answered<Json<Value>> {
-    let Value::Array(items) = &body else {
-        return Err(ApiError::bad(r#"the body is a list like [{"id": 0, "scale": 1.0}]"#));
-    };
-    let wanted = scales(&app, "body", items)?;
+pub async fn set_adapters(State(app): State<Arc<App>>, body: Body) -> Answered<Json<Value>> {
+    let wanted = scales(&app, "body", &body.read_any::<Vec<Scale>>("body")?)?;
     {
         let mut scales = app.scales.lock().unwrap_or_else(PoisonError::into_inner);
         scales.fill(0.0);

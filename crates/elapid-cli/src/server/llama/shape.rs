@@ -3,27 +3,55 @@
 //! `response_fields` chooses from them: `timings/prompt_ms` is a field of a field, and comes back
 //! under this name.
 
-use crate::serve::App;
-use crate::serve::error::{Answered, ApiError};
-use crate::serve::feed::{Answer, End, Piece};
-use crate::serve::fields::Fields;
-use crate::serve::params::{N_TOP_MAX, Params};
-use crate::serve::respond::Shape;
+use crate::server::App;
+use crate::server::answer::{Answer, End, Growing, Piece, Shape};
+use crate::server::body::{Int, Num, Texts};
+use crate::server::ending::Ending;
+use crate::server::error::Answered;
+use crate::server::params::{Params, Top};
 use elapid::Special;
 use elapid::Token;
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Names in `response_fields`.
 const N_FIELDS_MAX: usize = 128;
 
+/// What both routes have besides what all routes have.
+#[derive(Deserialize)]
+pub struct Fields {
+    /// Less than zero is to the end of the context.
+    n_predict: Option<Int<-2, { u32::MAX as i64 }>>,
+    max_tokens: Option<Int<-2, { u32::MAX as i64 }>>,
+    /// Zero is none.
+    t_max_predict_ms: Option<Num<-1, 1_000_000_000>>,
+    n_indent: Option<Int<0, 4096>>,
+    n_probs: Option<Top>,
+    response_fields: Option<Texts>,
+    return_tokens: Option<bool>,
+}
+
+impl Fields {
+    fn n_wanted(&self) -> Option<usize> {
+        self.n_predict.or(self.max_tokens).and_then(|n| usize::try_from(n.0).ok())
+    }
+
+    /// An ending, with what the request says of it.
+    pub fn ending(&self, ending: Ending) -> Ending {
+        let ms = self.t_max_predict_ms.map(|ms| ms.0).filter(|ms| *ms > 0.0);
+        let time_max = ms.map(|ms| Duration::from_secs_f64(ms / 1e3));
+        ending.with_indent(self.n_indent.map_or(0, Int::size)).with_time(time_max)
+    }
+}
+
 /// The answers of one request.
 pub struct Answers {
-    pub app: Arc<App>,
-    pub model: String,
+    app: Arc<App>,
     pub params: Params,
     /// By number, with the tokens that may follow.
-    pub prompts: Vec<(Vec<u32>, usize)>,
+    prompts: Vec<(Vec<u32>, usize)>,
     /// Whether a list is answered, however short.
     pub is_list: bool,
     /// Whether something before the prompt was left out.
@@ -34,28 +62,41 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Reads what a request says about the form of its answer.
-    pub fn new(app: &Arc<App>, fields: &Fields, params: &mut Params) -> Answered<Answers> {
-        let n_probs = fields.whole("n_probs", 0..=N_TOP_MAX)?.unwrap_or(0) as usize;
-        params.n_top = n_probs;
+    /// Answers to these prompts, in the form that the request asks for.
+    pub fn new(
+        app: &Arc<App>,
+        params: Params,
+        fields: &mut Fields,
+        prompts: Vec<Vec<u32>>,
+    ) -> Answered<Answers> {
+        let n_probs = fields.n_probs.map_or(0, Top::size);
+        let with_n_max =
+            |ids: Vec<u32>| app.n_max(ids.len(), fields.n_wanted()).map(|n_max| (ids, n_max));
         Ok(Answers {
             app: app.clone(),
-            model: app.name.clone(),
-            params: params.clone(),
-            prompts: Vec::new(),
+            params: params.with_top(n_probs),
+            prompts: prompts.into_iter().map(with_n_max).collect::<Answered<_>>()?,
             is_list: false,
             truncated: false,
-            wanted: fields.texts("response_fields", N_FIELDS_MAX)?,
+            wanted: Texts::list(fields.response_fields.take(), "response_fields", N_FIELDS_MAX)?,
             n_probs,
-            with_tokens: fields.flag("return_tokens")?.unwrap_or(false),
+            with_tokens: fields.return_tokens == Some(true),
         })
+    }
+
+    /// Hands one request in for each prompt.
+    pub async fn submit(&self, ending: impl Fn() -> Ending) -> Answered<Growing> {
+        let requests = self.prompts.iter();
+        let requests =
+            requests.map(|(ids, n_max)| (self.params.request(ids.clone(), *n_max, 0), ending()));
+        self.app.submit(requests.collect()).await
     }
 
     fn ended(&self, idx: usize, end: &End) -> Value {
         let (stop_type, word) = end.stop.stop_type();
         let (prompt, n_max) = &self.prompts[idx];
         json!({
-            "index": idx, "id_slot": -1, "stop": true, "model": self.model,
+            "index": idx, "id_slot": -1, "stop": true, "model": self.app.name,
             "tokens_predicted": end.n_tok, "tokens_evaluated": end.n_prompt,
             "tokens_cached": end.n_cached, "truncated": self.truncated,
             "generation_settings": self.params.settings(*n_max),
@@ -138,33 +179,7 @@ impl Shape for Answers {
         self.choose(value)
     }
 
-    fn done(&self) -> Option<&'static str> {
-        None
-    }
-
     fn shows_tokens(&self) -> bool {
         self.n_probs > 0 || self.with_tokens
     }
-}
-
-/// `n_predict`: none and -1 are to the end of the context.
-pub fn n_predict(fields: &Fields) -> Answered<Option<usize>> {
-    let name = match fields.get("n_predict").is_some() {
-        true => "n_predict",
-        false => "max_tokens",
-    };
-    let n = fields.whole(name, -2..=i64::from(u32::MAX))?;
-    Ok(n.and_then(|n| usize::try_from(n).ok()))
-}
-
-/// `t_max_predict_ms`: zero is none.
-pub fn time_max(fields: &Fields) -> Answered<Option<std::time::Duration>> {
-    let ms = fields.number("t_max_predict_ms", -1.0..=1e9)?.filter(|ms| *ms > 0.0);
-    Ok(ms.map(|ms| std::time::Duration::from_secs_f64(ms / 1e3)))
-}
-
-/// `n_indent`.
-pub fn n_indent(fields: &Fields) -> Answered<usize> {
-    let n = fields.whole("n_indent", 0..=4096)?.unwrap_or(0);
-    usize::try_from(n).map_err(|_| ApiError::field("n_indent", "is below 0"))
 }

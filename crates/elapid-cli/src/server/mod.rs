@@ -4,10 +4,11 @@
 //! |---------------|------------------------------------------------------------------------|
 //! | `listen.rs`   | connections, signals, the end                                          |
 //! | `security.rs` | who may ask                                                            |
-//! | `fields.rs`   | the body of a request; `params.rs`: fields that all routes share        |
-//! | `worker.rs`   | the one thread that owns the engine                                    |
-//! | `feed.rs`     | an answer as it grows; `ending.rs`: where code in the middle ends       |
-//! | `respond.rs`  | from answers to a response, whole or streamed                          |
+//! | `body.rs`     | the body of a request; `prompt.rs`: prompts in it;                     |
+//! |               | `params.rs`: fields that all routes share                              |
+//! | `worker.rs`   | the one thread that owns the engine; `ending.rs`: where code in the    |
+//! |               | middle of a file ends                                                  |
+//! | `answer.rs`   | from answers that grow to a response, whole or streamed                |
 //! | `openai/`     | `/v1/...`                                                              |
 //! | `llama/`      | `/completion`, `/infill` and what watches and helps                    |
 //! | `tabby.rs`    | what Tabby's editors ask besides                                       |
@@ -18,40 +19,39 @@
 //!
 //! Not here: what a model computes; the page at `/`, which uses these routes as anybody would.
 
+mod answer;
+mod body;
 mod ending;
 mod error;
-mod feed;
-mod fields;
-mod limits;
 pub mod listen;
 mod llama;
 mod openai;
 mod params;
-mod respond;
+mod prompt;
 mod security;
 mod tabby;
 mod worker;
 
+use answer::Growing;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
-use elapid::Engine;
+use elapid::Device;
 use elapid::FimTokens;
+use elapid::ModelInfo;
+use elapid::Request as EngineRequest;
 use elapid::{Chat, Generator, LoadedAdapter};
 use elapid::{Special, Tokenizer};
+use ending::Ending;
 use error::{Answered, ApiError};
-use feed::Feed;
-pub use limits::Limits;
-use params::Params;
 pub use security::Guard;
 use security::Verdict;
-use serde_json::Value;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use worker::Worker;
@@ -66,6 +66,25 @@ const PAGE_POLICY: &str = "default-src 'self'; script-src 'unsafe-inline'; \
 /// Requests whose text is cut into tokens at the same time: the rest of the machine answers.
 const N_PREPARING: usize = 2;
 
+/// Prompts in one request.
+const N_PROMPTS_MAX: usize = 64;
+
+/// What a server is made of besides the model.
+pub struct Settings {
+    /// Who may ask.
+    pub guard: Guard,
+    /// Bytes of a body, at most.
+    pub body_bytes_max: usize,
+    /// Tokens of an answer; a request for more gets this many.
+    pub n_tok_max: usize,
+    /// From a request to the end of its answer.
+    pub time_max: Duration,
+    /// The model name reported to clients, if not its own.
+    pub alias: Option<String>,
+    /// Tokens guessed ahead where a request does not say.
+    pub n_lookup: usize,
+}
+
 /// What every route knows.
 pub struct App {
     worker: Worker,
@@ -79,72 +98,48 @@ pub struct App {
     adapters: Vec<LoadedAdapter>,
     /// Scales of adapters where a request does not say, by number.
     scales: Mutex<Vec<f32>>,
-    limits: Limits,
-    guard: Guard,
+    settings: Settings,
     /// Tokens of prompt and answer together.
     context: usize,
     n_slots: usize,
-    n_vocab: usize,
-    n_params: usize,
-    d_model: usize,
-    family: String,
-    device: String,
-    /// Tokens guessed ahead where a request does not say.
-    n_lookup: usize,
+    info: ModelInfo,
+    device: Device,
     preparing: Semaphore,
     n_answers: AtomicU64,
     started: Instant,
     created_s: u64,
 }
 
-/// What a server is made of besides the model.
-pub struct Parts {
-    /// How much one client may ask for.
-    pub limits: Limits,
-    /// Who may ask.
-    pub guard: Guard,
-    /// What the model is called before clients, if not as it calls itself.
-    pub alias: Option<String>,
-    /// Tokens guessed ahead where a request does not say.
-    pub n_lookup: usize,
-}
-
 impl App {
     /// What every route knows of a model, and the engine that answers for it.
-    fn new(loaded: Generator, parts: Parts) -> std::io::Result<(App, std::thread::JoinHandle<()>)> {
-        let Generator { name, path, engine, adapters, chat_source, chat, fim, .. } = loaded;
+    fn new(
+        loaded: Generator,
+        settings: Settings,
+    ) -> std::io::Result<(App, std::thread::JoinHandle<()>)> {
+        let Generator { name, path, engine, adapters, chat_source, chat, fim, info, .. } = loaded;
         let tokenizer = engine.tokenizer().clone();
-        let config = engine.model().config();
-        let (n_vocab, d_model, family) = (config.n_vocab, config.d_model, config.family.clone());
-        let n_params = n_params(&engine);
-        let settings = engine.settings().clone();
-        let device = engine.device().describe();
+        let (context, n_slots) = (engine.settings().context, engine.settings().n_slots);
+        let device = engine.device().clone();
         let (worker, thread) = Worker::start(engine)?;
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let app = App {
             worker,
             tokenizer,
-            name: parts.alias.unwrap_or(name),
+            name: settings.alias.clone().unwrap_or(name),
             path: path.display().to_string(),
             chat,
             chat_source,
             fim,
             scales: Mutex::new(adapters.iter().map(|adapter| adapter.scale).collect()),
             adapters,
-            limits: parts.limits,
-            guard: parts.guard,
-            context: settings.context,
-            n_slots: settings.n_slots,
-            n_vocab,
-            n_params,
-            d_model,
-            family,
+            settings,
+            context,
+            n_slots,
+            info,
             device,
-            n_lookup: parts.n_lookup,
             preparing: Semaphore::new(N_PREPARING),
             n_answers: AtomicU64::new(0),
             started: Instant::now(),
-            created_s: since.map_or(0, |since| since.as_secs()),
+            created_s: now_s(),
         };
         Ok((app, thread))
     }
@@ -189,28 +184,19 @@ impl App {
     }
 
     /// A token id from a request.
-    fn token_id(&self, name: &str, value: &Value) -> Answered<u32> {
-        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.filter(|id| (*id as usize) < self.n_vocab).ok_or_else(|| {
-            let n_vocab = self.n_vocab;
-            let words = format!("holds {value}, which is no token of this vocabulary of {n_vocab}");
-            ApiError::field(name, words)
-        })
+    fn token_id(&self, name: &str, id: u32) -> Answered<u32> {
+        let n_vocab = self.info.n_vocab;
+        let words = || format!("holds {id}, which is no token of this vocabulary of {n_vocab}");
+        Some(id).filter(|_| (id as usize) < n_vocab).ok_or_else(|| ApiError::field(name, words()))
     }
 
     /// What an empty prompt is.
     fn begin(&self) -> Answered<Vec<u32>> {
-        let tokenizer = &self.tokenizer;
-        if !tokenizer.begin().is_empty() {
-            return Ok(tokenizer.begin().to_vec());
-        }
-        // GPT-like vocabularies have one token for both ends.
-        let first = tokenizer.bos().or(tokenizer.eos()).map(|id| vec![id]);
-        let words = "the prompt is empty, and the model has no token that begins a text";
-        first.ok_or_else(|| ApiError::field("prompt", words))
+        let words = "is empty, and the model has no BOS token";
+        elapid::empty_prompt(&self.tokenizer).ok_or_else(|| ApiError::field("prompt", words))
     }
 
-    /// The ids of a text that a model goes on from.
+    /// The ids of a text that a model continues.
     fn encode_prompt(&self, text: &str) -> Answered<Vec<u32>> {
         match text.is_empty() {
             true => self.begin(),
@@ -232,24 +218,12 @@ impl App {
             return Err(error.with_code("context_length_exceeded"));
         }
         let n_max = wanted.unwrap_or(usize::MAX).min(context - n_prompt);
-        Ok(n_max.min(self.limits.n_tok_max))
+        Ok(n_max.min(self.settings.n_tok_max))
     }
 
-    /// Hands in one request for each prompt and choice; the time of all begins now.
-    async fn submit(
-        &self,
-        params: &Params,
-        prompts: &[(Vec<u32>, usize)],
-        n_choices: usize,
-    ) -> Answered<Vec<Feed>> {
-        let mut feeds = Vec::with_capacity(prompts.len() * n_choices);
-        for (prompt, n_max) in prompts {
-            for choice in 0..n_choices {
-                let request = params.request(prompt.clone(), *n_max, choice);
-                feeds.push(self.worker.submit(request, self.limits.time_max).await?);
-            }
-        }
-        Ok(feeds)
+    /// Hands requests in; the time of all begins now.
+    async fn submit(&self, requests: Vec<(EngineRequest, Ending)>) -> Answered<Growing> {
+        self.worker.submit(requests, self.settings.time_max).await
     }
 
     /// A name for an answer.
@@ -257,11 +231,6 @@ impl App {
         let n = self.n_answers.fetch_add(1, Ordering::Relaxed);
         format!("{prefix}-{:x}-{n}", self.created_s)
     }
-}
-
-fn n_params(engine: &Engine) -> usize {
-    let specs = engine.model().specs().iter();
-    specs.map(|spec| spec.shape.iter().product::<usize>()).sum()
 }
 
 /// Seconds since 1970.
@@ -309,19 +278,19 @@ fn router(app: Arc<App>) -> Router {
 
 /// Lets a request in, and answers for handlers that panic.
 async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let verdict = app.guard.check(request.method(), request.uri(), request.headers());
+    let verdict = app.settings.guard.check(request.method(), request.uri(), request.headers());
     let origin = match verdict {
         Err(error) => {
-            fields::discard(request).await;
+            body::discard(request).await;
             return error.into_response();
         }
         Ok(Verdict::Answer(response)) => {
-            fields::discard(request).await;
+            body::discard(request).await;
             return response;
         }
         Ok(Verdict::Pass(origin)) => origin,
     };
-    let request = match fields::gather(request, app.limits.body_bytes_max).await {
+    let request = match body::gather(request, app.settings.body_bytes_max).await {
         Ok(request) => request,
         Err(error) => return error.into_response(),
     };

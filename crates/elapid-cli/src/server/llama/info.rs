@@ -1,26 +1,28 @@
 //! `GET /health`, `/props`, `/slots`: what this server is and what it is doing.
 
-use crate::serve::App;
-use crate::serve::fields::Fields;
-use crate::serve::params::{LLAMA, Params};
-use crate::serve::worker::Slot;
+use crate::server::App;
+use crate::server::error::Answered;
+use crate::server::params::{Common, LLAMA, Params};
 use axum::Json;
 use axum::extract::State;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::sync::Arc;
 
-pub async fn health(State(app): State<Arc<App>>) -> Json<Value> {
+/// 200 while requests are answered; 503 with the reason once none will be.
+pub async fn health(State(app): State<Arc<App>>) -> Answered<Json<Value>> {
     let board = app.worker.board();
-    let n_busy = board.slots.iter().flatten().count();
+    if let Some(why) = board.broken {
+        return Err(why);
+    }
+    let n_busy = board.stats.running.len();
     let n_idle = app.n_slots.saturating_sub(n_busy);
-    Json(json!({"status": "ok", "slots_idle": n_idle, "slots_processing": n_busy}))
+    Ok(Json(json!({"status": "ok", "slots_idle": n_idle, "slots_processing": n_busy})))
 }
 
 pub async fn props(State(app): State<Arc<App>>) -> Json<Value> {
     let text = |id: Option<u32>| id.and_then(|id| app.tokenizer.token(id)).unwrap_or_default();
-    let fields = Fields::new(Map::new());
-    let params = Params::read(&app, &fields, &LLAMA, app.default_adapters());
-    let mut settings = params.map_or(Value::Null, |params| params.settings(app.limits.n_tok_max));
+    let params = Params::new(&app, Common::default(), &LLAMA, app.default_adapters());
+    let mut settings = params.map_or(Value::Null, |params| params.settings(app.settings.n_tok_max));
     settings["seed"] = json!(u32::MAX);
     settings["n_predict"] = json!(-1);
     Json(json!({
@@ -37,20 +39,20 @@ pub async fn props(State(app): State<Arc<App>>) -> Json<Value> {
         "build_info": concat!("elapid ", env!("CARGO_PKG_VERSION")),
         "is_sleeping": false,
         "infill": app.fim.is_some(),
-        "n_vocab": app.n_vocab,
-        "n_params": app.n_params,
-        "device": app.device,
+        "n_vocab": app.info.n_vocab,
+        "n_params": app.info.n_params,
+        "device": app.device.describe(),
     }))
 }
 
 pub async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
-    let board = app.worker.board();
-    let slot = |(idx, slot): (usize, &Option<Slot>)| {
+    let running = app.worker.board().stats.running;
+    let slot = |idx: usize| {
         let mut value = json!({
-            "id": idx, "n_ctx": app.context, "speculative": app.n_lookup > 0,
-            "is_processing": slot.is_some(),
+            "id": idx, "n_ctx": app.context, "speculative": app.settings.n_lookup > 0,
+            "is_processing": idx < running.len(),
         });
-        if let Some(slot) = slot {
+        if let Some(slot) = running.get(idx) {
             value["id_task"] = json!(slot.id.0);
             value["n_prompt_tokens"] = json!(slot.n_prompt);
             value["n_prompt_tokens_processed"] = json!(slot.n_read);
@@ -61,5 +63,5 @@ pub async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
         }
         value
     };
-    Json(board.slots.iter().enumerate().map(slot).collect())
+    Json((0..app.n_slots).map(slot).collect())
 }

@@ -5,9 +5,11 @@
 //! one waits for another to end.
 //!
 //! SIGINT or SIGTERM ends the server: no new connections, answers under way have a while to finish,
-//! a second signal ends them too.
+//! a second signal ends them too. So does an engine that is beyond help: for a while every request
+//! and `/health` get the reason, then the server ends with an exit code of its own, for whatever
+//! starts it again.
 
-use super::{App, Parts, router};
+use super::{App, Settings, router};
 use crate::report::{Done, Failure};
 use axum::Router;
 use elapid::Generator;
@@ -18,6 +20,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
@@ -29,6 +32,12 @@ const N_CONNECTIONS_MAX: usize = 512;
 /// For answers under way when the server ends.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// For `/health` and `/metrics` to be asked when the engine is beyond help.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Exit code when the engine is beyond help: EX_UNAVAILABLE.
+const UNAVAILABLE: u8 = 69;
+
 /// Exit code after a second signal.
 const INTERRUPTED: i32 = 130;
 
@@ -36,7 +45,7 @@ const INTERRUPTED: i32 = 130;
 pub fn serve(
     listener: std::net::TcpListener,
     loaded: Generator,
-    parts: Parts,
+    settings: Settings,
     on_ready: impl FnOnce(),
 ) -> Done<ExitCode> {
     let fail = |error: std::io::Error| {
@@ -45,13 +54,15 @@ pub fn serve(
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(2).thread_name("http").enable_all().build();
     let runtime = runtime.map_err(fail)?;
-    let (app, thread) = App::new(loaded, parts).map_err(fail)?;
+    let (app, thread) = App::new(loaded, settings).map_err(fail)?;
     let app = Arc::new(app);
     let done = runtime.block_on(async {
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener)?;
         // Handlers are in place before anybody is told where to connect.
-        let mut signals = Signals::new()?;
+        let (sender, mut signals) = mpsc::unbounded_channel();
+        let told = ctrlc::set_handler(move || _ = sender.send(()));
+        told.map_err(std::io::Error::other)?;
         on_ready();
         Ok(run(listener, app.clone(), &mut signals).await)
     });
@@ -64,20 +75,28 @@ pub fn serve(
     Ok(code)
 }
 
-async fn run(listener: TcpListener, app: Arc<App>, signals: &mut Signals) -> ExitCode {
+/// A signal is an item of `signals`.
+async fn run(
+    listener: TcpListener,
+    app: Arc<App>,
+    signals: &mut UnboundedReceiver<()>,
+) -> ExitCode {
     let (stop, stopping) = watch::channel(false);
-    let header_time = HEADER_TIME.min(app.limits.time_max);
+    let header_time = HEADER_TIME.min(app.settings.time_max);
     let accepting = accept(listener, router(app.clone()), header_time, stopping);
     let mut connections = tokio::spawn(accepting);
     let code = tokio::select! {
-        () = signals.next() => {
+        _ = signals.recv() => {
             let seconds = GRACE.as_secs();
             eprintln!("stop    answers under way have {seconds} s; once more ends them at once");
             ExitCode::SUCCESS
         }
         () = app.worker.broken() => {
-            eprintln!("stop    the engine failed too often; please report what is said above");
-            ExitCode::from(1)
+            let why = app.worker.board().broken.map(|why| why.message);
+            let why = why.unwrap_or("the engine has ended".into());
+            eprintln!("stop    nothing can be answered any more: {why}");
+            tokio::time::sleep(LINGER).await;
+            ExitCode::from(UNAVAILABLE)
         }
     };
     stop.send_replace(true);
@@ -86,7 +105,7 @@ async fn run(listener: TcpListener, app: Arc<App>, signals: &mut Signals) -> Exi
         () = tokio::time::sleep(GRACE) => {
             eprintln!("stop    some answers were cut off");
         }
-        () = signals.next() => {
+        _ = signals.recv() => {
             eprintln!("stop    at once");
             std::process::exit(INTERRUPTED);
         }
@@ -147,41 +166,5 @@ async fn connection(
             _ = connection.as_mut() => return,
             Ok(()) = stopping.changed() => connection.as_mut().graceful_shutdown(),
         }
-    }
-}
-
-/// SIGINT and SIGTERM.
-struct Signals {
-    #[cfg(unix)]
-    terminate: tokio::signal::unix::Signal,
-    #[cfg(unix)]
-    interrupt: tokio::signal::unix::Signal,
-}
-
-#[cfg(unix)]
-impl Signals {
-    fn new() -> std::io::Result<Signals> {
-        use tokio::signal::unix::{SignalKind, signal};
-        let terminate = signal(SignalKind::terminate())?;
-        let interrupt = signal(SignalKind::interrupt())?;
-        Ok(Signals { terminate, interrupt })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
-}
-
-#[cfg(not(unix))]
-impl Signals {
-    fn new() -> std::io::Result<Signals> {
-        Ok(Signals {})
-    }
-
-    async fn next(&mut self) {
-        let _ = tokio::signal::ctrl_c().await;
     }
 }

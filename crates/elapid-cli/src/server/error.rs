@@ -8,20 +8,18 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use elapid::Error;
-use elapid::Refusal;
 use serde_json::{Value, json};
 use std::fmt::Display;
 
 /// Characters of a message, at most: values come from strangers and may be megabytes long.
 const N_CHAR_MAX: usize = 800;
 
-/// Seconds after which a client that was turned away may come again.
+/// Seconds after which a client that was turned away may try again.
 const RETRY_AFTER_S: u32 = 1;
 
 /// Why a request is not answered.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ApiError {
-    /// The status of the response.
     pub status: StatusCode,
     /// What is wrong and what to do.
     pub message: String,
@@ -55,21 +53,41 @@ impl ApiError {
         ApiError { param, ..ApiError::bad(format!("`{name}`: {problem}")) }
     }
 
+    pub fn missing(name: &str) -> ApiError {
+        ApiError::field(name, "is missing")
+    }
+
     /// Something that should not have happened.
     pub fn internal(message: impl Display) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
+    /// The server answers nothing now.
+    pub fn unavailable(message: impl Display) -> ApiError {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    }
+
     /// Too many requests wait.
     pub fn full() -> ApiError {
-        let words = "too many requests are waiting; come again in a moment";
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, words).with_code("queue_full")
+        ApiError::unavailable("too many requests are waiting; try again in a moment")
+            .with_code("queue_full")
     }
 
     /// The time of a request is over.
     pub fn late() -> ApiError {
         let words = "the answer took longer than this server allows (--timeout-s)";
         ApiError::new(StatusCode::REQUEST_TIMEOUT, words).with_code("timeout")
+    }
+
+    /// An error of the engine; of this status unless it is no fault of the request.
+    pub fn of(error: &Error, status: StatusCode) -> ApiError {
+        let words = format!("{error}; {}", error.hint());
+        match error {
+            Error::OutOfMemory { .. } => ApiError::internal(words).with_code("out_of_memory"),
+            Error::DeviceLost { .. } => ApiError::unavailable(words).with_code("device_lost"),
+            Error::Panic { .. } => ApiError::internal(words),
+            _ => ApiError::new(status, words),
+        }
     }
 
     /// The same with one word for programs.
@@ -84,7 +102,6 @@ impl ApiError {
             403 => "permission_error",
             404 => "not_found_error",
             408 => "timeout_error",
-            429 => "rate_limit_error",
             503 => "unavailable_error",
             500..=599 => "server_error",
             _ => "invalid_request_error",
@@ -102,16 +119,7 @@ impl ApiError {
 impl From<Error> for ApiError {
     /// An error of the engine that a request brought about.
     fn from(error: Error) -> ApiError {
-        ApiError::bad(error.to_string().replace("\n\nhint: ", "; "))
-    }
-}
-
-impl From<Refusal> for ApiError {
-    fn from(refusal: Refusal) -> ApiError {
-        match refusal {
-            Refusal::Full => ApiError::full(),
-            Refusal::Bad(error) => error.into(),
-        }
+        ApiError::of(&error, StatusCode::BAD_REQUEST)
     }
 }
 
@@ -120,7 +128,7 @@ impl IntoResponse for ApiError {
         let mut response = (self.status, Json(self.json())).into_response();
         let headers = response.headers_mut();
         match self.status {
-            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
+            StatusCode::SERVICE_UNAVAILABLE => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));
             }
             StatusCode::UNAUTHORIZED => {

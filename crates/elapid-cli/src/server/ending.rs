@@ -12,7 +12,7 @@
 //! The time is counted from the end of the prompt, and a first line is always given whole, as
 //! llama.cpp does it: half a line is of no use to anybody.
 
-use super::feed::Stop;
+use super::answer::Stop;
 use std::time::Duration;
 
 /// The rules, and the text so far.

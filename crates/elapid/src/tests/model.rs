@@ -1,6 +1,7 @@
 //! Whole models of every family: what must hold whatever the layers are.
 //! (tidy: allow long: a list of tests, and of keys that mean nothing)
 
+use crate::eval::golden::check_directory;
 use crate::model::config::{Config, FAMILIES};
 use crate::model::state::{CacheType, State};
 use crate::model::weights::{Role, Weights};
@@ -114,6 +115,24 @@ fn every_family_has_a_golden_set() {
     for family in FAMILIES.iter().filter(|family| **family != "elapid") {
         assert!(sets.iter().any(|(_, c)| c["model_type"] == **family), "{family} has no set");
     }
+}
+
+#[test]
+fn every_golden_set_holds() {
+    let device = Device::cpu(2).unwrap();
+    let sets = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../golden/sets");
+    let mut n_sets = 0;
+    for entry in std::fs::read_dir(sets).unwrap() {
+        let dir = entry.unwrap().path();
+        let (found, _) = check_directory(&dir, None, &device).unwrap();
+        for one in &found {
+            let (what, error) = (&one.quantity, one.error);
+            assert!(one.holds(), "{}: {what} is off by {error}", dir.display());
+        }
+        assert!(found.iter().any(|one| one.quantity == "logits"), "{}", dir.display());
+        n_sets += 1;
+    }
+    assert!(n_sets >= 25, "{n_sets} sets");
 }
 
 #[test]

@@ -148,10 +148,9 @@ pub use tensor::failpoint::{hit as hit_failpoint, install as install_failpoints}
 pub use tensor::gpu::Precision;
 pub use tensor::gpu::profile::KernelTime;
 pub use tensor::shelf::MemoryUse;
-pub use text::chat::{ChatOptions, ChatTemplate, Message};
+pub use text::chat::{ChatOptions, ChatTemplate, DateTime, Message};
 pub use text::fim::{FimContext, FimFile, FimTokens};
-pub use text::tokenizer::BpeTrainer;
-pub use text::tokenizer::{Special, Tokenizer};
+pub use text::tokenizer::{BpeTrainer, Special, Tokenizer};
 pub use train::method::{Coverage, Form as LoraForm, LoraSettings, Method, Scaling};
 pub use train::optim::OptimizerKind;
 pub use train::plan::{Fixed, Probe, Trial, foretell};

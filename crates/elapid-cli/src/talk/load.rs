@@ -2,8 +2,8 @@
 
 use crate::compute::Compute;
 use crate::report::Done;
-use elapid::Message;
 use elapid::Model;
+use elapid::{DateTime, Message};
 use elapid::{Generator, GeneratorSettings};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -74,8 +74,8 @@ impl FromStr for AdapterPath {
 }
 
 /// The time, in UTC: templates print the date.
-pub fn now() -> jiff::civil::DateTime {
-    jiff::tz::TimeZone::UTC.to_datetime(jiff::Timestamp::now())
+pub fn now() -> DateTime {
+    jiff::tz::Offset::UTC.to_datetime(jiff::Timestamp::now())
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@
 //! | file          | is                                                                     |
 //! |---------------|------------------------------------------------------------------------|
 //! | `interval.rs` | how sure the figures are; two models compared                          |
-//! | `fim_score.rs` | fill in the middle: how often the very text that was cut out comes back |
+//! | `fim_score.rs`   | fill in the middle: how often the very text that was cut out comes back |
 //!
 //! Not here: which documents (`data/`).
 

@@ -16,16 +16,6 @@ use crate::tensor::cpu::{Mat, MatMut, Scope};
 use crate::tensor::rng::Rng;
 use rayon::prelude::*;
 
-/// Directions of a table.
-pub struct Components {
-    /// (k, d): orthonormal rows, the most important first. Rows past d are small random numbers.
-    pub directions: Tensor,
-    /// Variance along each of the d directions, falling.
-    pub variances: Vec<f64>,
-    /// Mean of the rows: d numbers.
-    pub mean: Vec<f32>,
-}
-
 /// Rows that are decoded and multiplied at a time.
 const N_ROWS: usize = 2048;
 /// Deviation of rows past d, times the root of d: a hundredth of a direction's length.
@@ -37,11 +27,31 @@ const ORTHOGONAL: f64 = 1e-12;
 /// Added to the diagonal, relative to the mean variance: no row vanishes.
 const SHIFT: f64 = 1e-10;
 
-/// The first `k` directions of the rows of `table`, in any dtype; `seed` is for rows past d.
-pub fn principal_components(table: &Tensor, k: usize, seed: u64) -> Result<Components> {
+/// The first `k` directions of the rows of `table`, in any dtype: (k, d), orthonormal rows, the
+/// most important first. Rows past d are small random numbers of `seed`.
+pub fn principal_components(table: &Tensor, k: usize, seed: u64) -> Result<Tensor> {
     let (_, d) = table.dims2();
-    let mean = mean(table);
-    let mut c = covariance(table, &mean);
+    let axes = axes(table)?;
+    let mut directions = Tensor::uninit(table.device(), &[k, d]);
+    let rng = Rng::new(seed, 0);
+    for (row, out) in directions.f32_mut().chunks_exact_mut(d.max(1)).enumerate() {
+        match axes.get(row) {
+            Some(vector) => put_unit(vector, out),
+            None => {
+                for (col, out) in out.iter_mut().enumerate() {
+                    let normal = rng.normal((row * d + col) as u64);
+                    *out = (normal * SMALL / (d as f64).sqrt()) as f32;
+                }
+            }
+        }
+    }
+    Ok(directions)
+}
+
+/// All d directions, each as long as the variance along it, the longest first.
+fn axes(table: &Tensor) -> Result<Vec<Vec<f64>>> {
+    let (_, d) = table.dims2();
+    let mut c = covariance(table, &mean(table));
     if c.iter().any(|x| !x.is_finite()) {
         let problem = "a table with numbers that are not finite has no principal components";
         return Err(Error::input(problem, "the weights may be damaged"));
@@ -52,22 +62,7 @@ pub fn principal_components(table: &Tensor, k: usize, seed: u64) -> Result<Compo
     let mut rows: Vec<Vec<f64>> = c.chunks_exact(d.max(1)).map(<[f64]>::to_vec).collect();
     table.device().expect_cpu().run(|| orthogonalise(&mut rows))?;
     rows.sort_by(|a, b| dot(b, b).total_cmp(&dot(a, a)));
-    let mut directions = Tensor::uninit(table.device(), &[k, d]);
-    let rng = Rng::new(seed, 0);
-    for (row, out) in directions.f32_mut().chunks_exact_mut(d.max(1)).enumerate() {
-        match rows.get(row) {
-            Some(vector) => put_unit(vector, out),
-            None => {
-                for (col, out) in out.iter_mut().enumerate() {
-                    let normal = rng.normal((row * d + col) as u64);
-                    *out = (normal * SMALL / (d as f64).sqrt()) as f32;
-                }
-            }
-        }
-    }
-    // Rounding may leave a zero a little below.
-    let variances = rows.iter().map(|row| (dot(row, row).sqrt() - shift).max(0.0)).collect();
-    Ok(Components { directions, variances, mean })
+    Ok(rows)
 }
 
 /// The unit vector; of it and its opposite, the one whose largest number is positive.
@@ -175,6 +170,10 @@ mod tests {
         y.iter_mut().zip(x).for_each(|(y, x)| *y -= factor * x);
     }
 
+    fn variances(table: &Tensor) -> Vec<f64> {
+        axes(table).unwrap().iter().map(|axis| dot(axis, axis).sqrt()).collect()
+    }
+
     /// n rows around a mean, in the span of the first of d random orthogonal directions; the
     /// deviation along direction i is `size(i)`.
     fn planted(n: usize, d: usize, size: impl Fn(usize) -> f64) -> (Vec<f32>, Vec<Vec<f64>>) {
@@ -208,13 +207,13 @@ mod tests {
         let (rows, basis) = planted(n, d, |i| if i < k { 2.0 - 0.2 * i as f64 } else { 0.01 });
         let table = Tensor::from_f32(&device, &[n, d], &rows);
         let found = principal_components(&table, k, 0).unwrap();
-        assert!(found.mean.iter().all(|mean| (mean - 3.0).abs() < 0.1));
-        for row in found.directions.f32().chunks(d) {
+        assert!(mean(&table).iter().all(|mean| (mean - 3.0).abs() < 0.1));
+        for row in found.f32().chunks(d) {
             let row: Vec<f64> = row.iter().map(|x| *x as f64).collect();
             let inside: f64 = basis[..k].iter().map(|b| dot(&row, b).powi(2)).sum();
             assert!((inside - 1.0).abs() < 1e-4, "{inside}");
         }
-        for (i, variance) in found.variances[..k].iter().enumerate() {
+        for (i, variance) in variances(&table)[..k].iter().enumerate() {
             let want = (2.0 - 0.2 * i as f64).powi(2);
             assert!((variance / want - 1.0).abs() < 0.1, "{variance} {want}");
         }
@@ -225,8 +224,9 @@ mod tests {
         let device = Device::cpu(2).unwrap();
         let (n, d, k) = (3000, 33, 9);
         let (rows, _) = planted(n, d, |i| 1.0 / (1.0 + i as f64));
-        let found = principal_components(&Tensor::from_f32(&device, &[n, d], &rows), k, 0).unwrap();
-        let w = found.directions.f32();
+        let table = Tensor::from_f32(&device, &[n, d], &rows);
+        let found = principal_components(&table, k, 0).unwrap();
+        let (w, mean, variances) = (found.f32(), mean(&table), variances(&table));
         for i in 0..k {
             for j in 0..k {
                 let along: f32 = (0..d).map(|col| w[i * d + col] * w[j * d + col]).sum();
@@ -236,16 +236,16 @@ mod tests {
         }
         let mut lost = 0.0;
         for row in rows.chunks(d) {
-            let x: Vec<f64> = (0..d).map(|j| (row[j] - found.mean[j]) as f64).collect();
+            let x: Vec<f64> = (0..d).map(|j| (row[j] - mean[j]) as f64).collect();
             lost += dot(&x, &x);
             for direction in w.chunks(d) {
                 let along: f64 = (0..d).map(|j| x[j] * direction[j] as f64).sum();
                 lost -= along * along;
             }
         }
-        let want: f64 = found.variances[k..].iter().sum();
+        let want: f64 = variances[k..].iter().sum();
         assert!((lost / n as f64 / want - 1.0).abs() < 1e-3, "{} {want}", lost / n as f64);
-        assert!(found.variances.is_sorted_by(|a, b| a >= b));
+        assert!(variances.is_sorted_by(|a, b| a >= b));
     }
 
     #[test]
@@ -255,12 +255,12 @@ mod tests {
         for rows in [[1.0f32; 12], [1.0, 1.0, 0.0, 2.0, 2.0, 0.0, 3.0, 3.0, 0.0, 4.0, 4.0, 0.0]] {
             let table = Tensor::from_f32(&device, &[4, 3], &rows);
             let found = principal_components(&table, 5, 1).unwrap();
-            let w = found.directions.f32();
+            let w = found.f32();
             for row in w[..9].chunks(3) {
                 assert!((row.iter().map(|x| x * x).sum::<f32>() - 1.0).abs() < 1e-5, "{row:?}");
             }
             assert!(w[9..].iter().all(|x| *x != 0.0 && x.abs() < 0.05), "{:?}", &w[9..]);
-            assert_eq!(found.variances.len(), 3);
+            assert_eq!(variances(&table).len(), 3);
         }
     }
 
@@ -270,7 +270,7 @@ mod tests {
         let run = |n_threads: usize, rows: &[f32]| {
             let device = Device::cpu(n_threads).unwrap();
             let table = Tensor::from_f32(&device, &[2500, 40], rows);
-            principal_components(&table, 50, 2).map(|found| found.directions.f32().to_vec())
+            principal_components(&table, 50, 2).map(|found| found.f32().to_vec())
         };
         let want = run(1, &rows).unwrap();
         assert!(want == run(2, &rows).unwrap() && want == run(3, &rows).unwrap());

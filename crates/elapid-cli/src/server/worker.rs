@@ -361,11 +361,12 @@ impl Desk {
                 if let Ok(Piece { end: Some(end), .. }) = &piece {
                     self.count(end);
                 }
-                job.send(piece);
+                // First, so that whoever hears of a failure finds `/health` true.
                 match reason {
                     Reason::Failed(error) => self.note_failure(&error),
                     _ => self.n_panics = 0,
                 }
+                job.send(piece);
             }
         }
     }

@@ -24,14 +24,15 @@ mod prepare;
 use crate::commands::train::Checkpointing;
 use crate::compute::Compute;
 use crate::files;
+use crate::report::live::{Live, Output};
 use crate::report::{Done, Failure, count, line};
-use crate::run_report::live::{Live, Mode};
 use crate::source::left_out;
 use crate::source::walk::{self, Walk};
 use config::{Origin, RunConfig};
 use data::{Data, Facts};
-use elapid::model::config::preset::Size;
-use elapid::tensor::device::Device;
+use elapid::Device;
+use elapid::Model;
+use elapid::Size;
 use plan::Plan;
 use prepare::Prepared;
 use serde_json::json;
@@ -81,7 +82,7 @@ impl Wishes {
     }
 
     fn live(&self) -> Live {
-        Live::new(if self.json { Mode::Json } else { Mode::for_people() })
+        Live::new(if self.json { Output::json() } else { Output::for_people() })
     }
 }
 
@@ -108,7 +109,7 @@ fn prepare_run(dir: PathBuf, mut config: RunConfig, wishes: &Wishes) -> Done<dri
     config.place = Some(wishes.compute.place(&device));
     let (mut prepared, plan) = set_up(&mut config, &data, &device, wishes, &mut live)?;
     data.write(&dir)?;
-    prepare::keep_texts(&prepared.checkpoint, &config, &dir)?;
+    prepare::keep_texts(prepared.session.model(), &config, &dir)?;
     write_json(&dir.join("plan.json"), &plan)?;
     prepared.follow(&config);
     // Last: a directory with a configuration can be gone on with.
@@ -149,7 +150,7 @@ fn collect(
     live: &mut Live,
 ) -> Done<Data> {
     let chat = match &config.origin {
-        Origin::Base { model, .. } => Some(walk::chat_of(&files::open(model)?)?),
+        Origin::Base { model, .. } => Some(walk::chat_of(&Model::open(model)?)?),
         Origin::Scratch { .. } => None,
     };
     let (template, options) = chat.unwrap_or_default();
@@ -195,7 +196,7 @@ fn set_up(
     let opened = prepare::open(config, data, None)?;
     prepare::check_least(config, &opened, plan::limit(wishes))?;
     let mut prepared = prepare::prepare(config, data, opened, device)?;
-    say_model(config, data, &prepared, device, live);
+    say_model(config, data, &prepared, device, live)?;
     let plan = plan::plan(config, &mut prepared, device, wishes)?;
     for (kind, text) in plan.lines() {
         live.line(kind, &text);
@@ -209,8 +210,8 @@ fn say_model(
     prepared: &Prepared,
     device: &Device,
     live: &mut Live,
-) {
-    let n_tok = prepared.training.loader.n_tok_epoch();
+) -> Done<()> {
+    let n_tok = prepared.training.n_tok_epoch();
     let n_bytes: usize = data.training.iter().map(|document| document.n_bytes()).sum();
     live.line(
         "data",
@@ -223,14 +224,14 @@ fn say_model(
             data.facts.split,
         ),
     );
-    let model = prepared.checkpoint.model().config();
+    let model = prepared.session.model().info()?;
     let coverage = &prepared.coverage;
     live.line(
         "model",
         &format!(
             "{}, {} layers, d_model {}, vocabulary {}, {} parameters",
             model.family,
-            model.layers.len(),
+            model.n_layer,
             model.d_model,
             model.n_vocab,
             count(coverage.n_all as f64),
@@ -244,6 +245,7 @@ fn say_model(
     live.line("method", &format!("{method}, {coverage}"));
     let precision = if device.kind() == "cuda" { "" } else { ", f32" }; // CUDA says its own
     live.line("device", &format!("{}{precision}", device.describe()));
+    Ok(())
 }
 
 /// A directory of its own: the one asked for, new or empty, or the first of runs/1, runs/2, ...
@@ -269,7 +271,10 @@ fn claim(out: Option<&Path>) -> Done<PathBuf> {
             let mut names = (1u32..).map(|n| parent.join(n.to_string()));
             let fresh = names.find_map(|path| match std::fs::create_dir(&path) {
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => None,
-                Err(error) => Some(Err(files::cannot_write(&path, &error))),
+                Err(error) => Some(Err(Failure::new(
+                    format!("cannot write {}: {error}", path.display()),
+                    "check the free disk space and the permissions",
+                ))),
                 Ok(()) => Some(Ok(path)),
             });
             fresh.expect("numbers do not end")?

@@ -2,13 +2,8 @@
 
 use crate::common::tiny::{Kind, Tiny, lines};
 use crate::common::{self, Scratch};
-use elapid::files::safetensors;
-use elapid::model::lora::{Lora, Module};
-use elapid::model::peft;
-use elapid::tensor::Tensor;
-use elapid::tensor::device::Device;
 use serde_json::{Value, json};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -227,26 +222,9 @@ fn an_answer_can_be_held_to_a_form() {
 
 /// An adapter of the first feed-forward of a tiny model.
 fn adapter(dir: &Path) {
-    let device = Device::cpu(1).unwrap();
     let numbers = |n: usize| (0..n).map(|k| (k % 7) as f32 - 3.0).collect::<Vec<f32>>();
-    let module = Module {
-        param: "layers.0.feed_forward.down.weight".into(),
-        a: Tensor::from_f32(&device, &[1, 48], &numbers(48)),
-        b: Tensor::from_f32(&device, &[32, 1], &numbers(32)),
-        alpha: 1.0,
-        magnitude: None,
-    };
-    let lora = Lora { modules: vec![module], rslora: false, base: None };
-    let (config, tensors) = peft::write(&lora, None).unwrap();
-    let mut bytes = Vec::new();
-    let mut sink = |piece: &[u8]| {
-        bytes.extend_from_slice(piece);
-        Ok(())
-    };
-    safetensors::write(&[], &tensors, &mut sink).unwrap();
-    std::fs::create_dir_all(dir).unwrap();
-    std::fs::write(dir.join("adapter_config.json"), config).unwrap();
-    std::fs::write(dir.join("adapter_model.safetensors"), bytes).unwrap();
+    let module = "layers.0.feed_forward.down";
+    crate::common::tensors::adapter(dir, module, numbers(48), numbers(32));
 }
 
 #[test]
@@ -337,6 +315,11 @@ fn an_interrupt_keeps_what_was_written_and_says_130() {
     for flags in ["", " --json"] {
         let args = format!("-n 1000000 --temperature 0 --context 2000000{flags}");
         let mut command = elapid(&w.args(&args));
+        let release = Path::new(&w.model).join("release");
+        if !flags.is_empty() {
+            // Nothing is printed until the end: it waits in the middle.
+            command.env("ELAPID_FAIL", format!("engine.answer#20=wait:{}", release.display()));
+        }
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut out = child.stdout.take().unwrap();
         let mut written = Vec::new();
@@ -344,11 +327,12 @@ fn an_interrupt_keeps_what_was_written_and_says_130() {
             written.resize(64, 0);
             out.read_exact(&mut written).unwrap();
         } else {
-            // Nothing is printed until the end: long enough to be in the middle of it.
-            std::thread::sleep(std::time::Duration::from_millis(700));
+            let said = BufReader::new(child.stderr.as_mut().unwrap()).lines();
+            assert!(said.map_while(Result::ok).any(|line| line == "fail point engine.answer"));
         }
         let id = child.id().to_string();
         assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+        std::fs::write(&release, "").unwrap();
         out.read_to_end(&mut written).unwrap();
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));

@@ -23,17 +23,22 @@
 //! | file          | is                                                                     |
 //! |---------------|------------------------------------------------------------------------|
 //! | `interval.rs` | how sure the figures are; two models compared                          |
-//! | `middle.rs`   | fill in the middle: how often the very text that was cut out comes back |
+//! | `fim_score.rs`   | fill in the middle: how often the very text that was cut out comes back |
 //!
 //! Not here: which documents (`data/`).
 
+#[cfg(feature = "fs")]
+pub mod bench;
+#[cfg(feature = "fs")]
+pub mod convert;
+mod fim_score;
+#[cfg(feature = "fs")]
 pub mod golden;
 mod interval;
-mod middle;
 pub mod parity;
 
+pub use fim_score::{FimDoc, FimReport, FimSettings, Subject, fim_exact_match};
 pub use interval::{Comparison, Interval, Resampled, Verdict, compare};
-pub use middle::{FimDoc, FimReport, FimSettings, Subject, fim_exact_match};
 
 use crate::data::Encoded;
 use crate::error::{Error, Result};
@@ -185,6 +190,14 @@ pub fn measure(
         rest = after;
     }
     Ok(scores)
+}
+
+impl crate::train::Training {
+    /// How well the model of a training predicts these documents.
+    pub fn score(&self, docs: &[Encoded], settings: &EvalSettings) -> Result<Vec<DocScore>> {
+        let (model, weights) = (&self.trainer.model, &self.trainer.weights);
+        measure(model, weights, docs, settings, &mut |_, _| {})
+    }
 }
 
 /// Tokens of a document that are scored: learned ones, but for the first.

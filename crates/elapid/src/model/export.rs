@@ -8,12 +8,12 @@ use super::params::{Target, targets};
 use crate::error::{Error, Result};
 use crate::files::gguf::{self, Item};
 use crate::files::{Outgoing, Sink, safetensors};
+use crate::model::config::FeedForwardConfig;
 use crate::model::config::gguf::{self as gguf_config, Arch, FREQUENCIES};
-use crate::model::config::{FeedForwardConfig, MixerConfig};
 use crate::model::weights::{ParamId, Role, Weights};
 use crate::tensor::DType;
+use crate::tensor::quant::mix::ArchFacts;
 pub use crate::tensor::quant::mix::Mix;
-use crate::tensor::quant::mix::{ArchFacts, StoredType};
 use crate::text::vocab;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
@@ -201,11 +201,8 @@ impl<'a> Export<'a> {
             FeedForwardConfig::Experts(c) => Some(c.n_expert),
             _ => None,
         });
-        let dims = layers.first().and_then(|layer| match &layer.mixer {
-            MixerConfig::Attention(c) | MixerConfig::Parallel(_, c) => Some(&c.dims),
-            _ => None,
-        });
-        let n_gqa = dims.map(|dims| dims.n_head / dims.n_kv_head.max(1));
+        let attention = layers.first().and_then(|layer| layer.mixer.attention());
+        let n_gqa = attention.map(|c| c.dims.n_head / c.dims.n_kv_head.max(1));
         let Form::Gguf(arch) = self.form else { panic!("an export for GGUF") };
         let grouped = n_gqa.is_some_and(|n| n > 1) && n_expert != Some(8);
         let is_70b =
@@ -214,8 +211,7 @@ impl<'a> Export<'a> {
             ArchFacts { n_layer: layers.len(), n_expert: n_expert.unwrap_or(0), n_gqa, is_70b };
         let tensors = self.targets.iter();
         let tensors: Vec<_> = tensors.map(|t| (t.name.clone(), t.shape.clone())).collect();
-        let types = mix.choose(&tensors, &facts);
-        types.into_iter().map(dtype_of).collect()
+        mix.choose(&tensors, &facts)
     }
 
     fn general(
@@ -274,15 +270,6 @@ fn kept(target: &Target) -> DType {
     target.dtype.filter(|_| !is_small).unwrap_or(DType::F32)
 }
 
-fn dtype_of(stored: StoredType) -> DType {
-    match stored {
-        StoredType::F32 => DType::F32,
-        StoredType::F16 => DType::F16,
-        StoredType::BF16 => DType::BF16,
-        StoredType::Block(block) => DType::Block(block),
-    }
-}
-
 fn pretty(map: &Map<String, Value>) -> Vec<u8> {
     let mut text = serde_json::to_string_pretty(map).expect("strings and numbers are JSON");
     text.push('\n');
@@ -297,7 +284,7 @@ fn config_bytes(checkpoint: &Checkpoint, dtype: Option<DType>) -> Vec<u8> {
         Some(DType::F32) => "float32",
         Some(DType::F16) => "float16",
         Some(DType::BF16) => "bfloat16",
-        Some(DType::Block(_)) | None => return text.as_bytes().to_vec(),
+        Some(DType::U32 | DType::Block(_)) | None => return text.as_bytes().to_vec(),
     };
     // The text is changed in place: a file with a bare Infinity is not JSON and must pass, too.
     for key in ["\"torch_dtype\"", "\"dtype\""] {

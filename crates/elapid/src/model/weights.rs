@@ -5,7 +5,7 @@
 
 use crate::error::Result;
 use crate::files::TensorFile;
-use crate::model::config::DeltaInit;
+use crate::model::mixers::DeltaInit;
 use crate::model::params::{self, Order};
 use crate::model::place::{Map, Part, Place};
 pub use crate::ops::linear::Arithmetic;
@@ -311,6 +311,14 @@ impl Weights {
     pub fn tensor_mut(&mut self, id: ParamId) -> &mut Tensor {
         self.put_in_order(id);
         &mut self.params[id.0].tensor
+    }
+
+    /// The numbers of several, to change; ids in their order.
+    pub fn tensors_mut(&mut self, ids: &[ParamId]) -> Vec<&mut Tensor> {
+        ids.iter().for_each(|&id| self.put_in_order(id));
+        let params = self.params.iter_mut().enumerate();
+        let wanted = params.filter(|(idx, _)| ids.binary_search(&ParamId(*idx)).is_ok());
+        wanted.map(|(_, param)| &mut param.tensor).collect()
     }
 
     /// Whether it is trained.

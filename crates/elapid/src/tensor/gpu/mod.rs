@@ -1,4 +1,4 @@
-//! Graphics processors: buffers, kernels and launches, the same for wgpu and CUDA.
+//! GPUs: buffers, kernels and launches, the same for wgpu and CUDA.
 //!
 //! An op describes its work once and has its kernels in both languages beside it:
 //!
@@ -21,19 +21,21 @@
 //! | several kernels in | variables of other names at the same    | each between                  |
 //! | one file           | bindings                                | `#ifdef ENTRY_name`, `#endif` |
 //!
-//! Work runs in the order of launches. What goes wrong is kept, everything after it does nothing,
-//! and `check` tells: as with CUDA itself, an op has no error to return.
+//! Work runs in the order of launches. An op has no error to return, as with CUDA itself: after a
+//! failure all work is skipped until `check` reports it to whoever ends a step with it. From then on
+//! the device works again, unless it is lost. What was to be written in between is spoiled: using it
+//! is a failure, and caches make it anew (`Tensor::is_spoiled`).
 //!
-//! Not here: any op, and anything about models.
+//! Matrix products (`product.rs`, for few rows `vector.rs`), and the decoding of stored matrices and
+//! casts (`decode.rs`), are here and not among the ops: tensors themselves and most ops need them.
+//!
+//! Not here: all other ops, and anything about models.
 
-#[cfg(not(target_family = "wasm"))]
-pub mod cuda;
-#[cfg(target_family = "wasm")]
-#[path = "no_cuda.rs"]
 pub mod cuda;
 mod decode;
 pub mod graph;
 mod many;
+mod opaque;
 pub mod product;
 pub mod profile;
 #[cfg(test)]
@@ -43,26 +45,36 @@ mod wgpu;
 mod work;
 
 use crate::error::{Error, Result};
-use crate::tensor::cpu::{Cpu, MemoryUse};
+use crate::tensor::cpu::Cpu;
+use crate::tensor::shelf::{MemoryUse, Shelf, class};
 use crate::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use self::cuda::list as list_cuda;
-pub(crate) use self::many::Many;
+pub(crate) use self::many::Row;
+use self::opaque::Opaque;
 pub use self::wgpu::list as list_wgpu;
 pub use self::work::{Const, N_ROUNDS_MAX, Word, Work};
 
 /// A kernel of an op, in both languages.
 pub struct Kernel {
-    /// Name of the function; unique in the engine, with the constants where it has several texts.
+    /// Name of the function.
     pub entry: &'static str,
     /// Source for wgpu.
     pub wgsl: &'static str,
     /// Source for CUDA.
     pub cuda: &'static str,
+}
+
+impl Kernel {
+    /// Of each static another: what is compiled is kept under it, and not under the entry, which
+    /// several texts may share.
+    fn id(&'static self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
 }
 
 /// An argument of a kernel.
@@ -100,7 +112,7 @@ impl Precision {
     }
 }
 
-/// A graphics processor; clones share it.
+/// A GPU; clones share it.
 #[derive(Clone)]
 pub struct Gpu(Arc<Inner>);
 
@@ -108,58 +120,116 @@ struct Inner {
     backend: Backend,
     /// Threads for what only the host can do.
     host: Arc<Cpu>,
-    shelf: Mutex<Shelf>,
+    shelf: Mutex<Shelf<Memory>>,
+    /// Where buffers come from while a graph is recorded.
+    recording: Mutex<Option<Arc<graph::Reserve>>>,
     failure: Failure,
     precision: Precision,
+    caps: Caps,
+}
+
+/// What a GPU can do: ops ask for this and not for the kind of device.
+#[derive(Clone, Copy, Debug)]
+pub struct Caps {
+    /// Whether a thread reads and writes eight numbers at a time.
+    pub wide_loads: bool,
+    /// Whether the 32 threads of a warp exchange numbers, and have registers to share a task.
+    pub warps: bool,
+    /// Whether kernels multiply matrices in bf16 by tensor cores.
+    pub tensor_cores: bool,
+    /// Whether work can be recorded and started again as one (`Graph`).
+    pub graphs: bool,
+    /// Whether a kernel may follow addresses, so that one launch serves many tensors (`many.rs`).
+    pub addresses: bool,
+    /// Most bytes of shared memory for a group of threads.
+    pub shared_bytes_max: usize,
+    /// Most bytes of one argument of a kernel.
+    pub binding_bytes_max: usize,
+    /// What the first byte of an argument is a multiple of.
+    pub offset_align: usize,
+    /// Most rounds of loops in a thread: software Vulkan ends them without a word.
+    pub n_rounds_max: usize,
 }
 
 enum Backend {
-    Wgpu(Box<wgpu::Wgpu>),
+    Wgpu(Opaque<wgpu::Wgpu>),
     Cuda(Box<cuda::Cuda>),
 }
 
 /// Memory of one buffer.
 pub(crate) enum Memory {
-    Wgpu(::wgpu::Buffer),
+    Wgpu(Opaque<::wgpu::Buffer>),
     Cuda(cuda::Memory),
 }
 
-/// Free buffers by class.
-type Free = HashMap<usize, Vec<Memory>>;
-
-/// Free buffers, and the accounts.
-#[derive(Default)]
-struct Shelf {
-    free: Free,
-    usage: MemoryUse,
-    /// Where buffers come from while a graph is recorded.
-    recording: Option<Arc<graph::Reserve>>,
+/// What a failure means for the work after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// There is no memory for this; for less there may be.
+    Memory,
+    /// This cannot be done.
+    Refused,
+    /// Nothing can be done any more.
+    Lost,
 }
 
-/// The first thing that went wrong.
+/// The first thing that went wrong since the last `check`, and the loss of the device for good.
 #[derive(Clone, Default)]
-pub(crate) struct Failure(Arc<Mutex<Option<String>>>);
+pub(crate) struct Failure(Arc<Kept>);
+
+#[derive(Default)]
+struct Kept {
+    problem: Mutex<Option<(Fault, String)>>,
+    /// Whether there is one: every launch asks.
+    is_set: AtomicBool,
+}
 
 impl Failure {
-    pub(crate) fn set(&self, problem: String) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(problem);
+    fn lock(&self) -> MutexGuard<'_, Option<(Fault, String)>> {
+        self.0.problem.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn get(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn set(&self, problem: String) {
+        self.set_as(Fault::Refused, problem);
+    }
+
+    pub(crate) fn set_as(&self, fault: Fault, problem: String) {
+        let mut kept = self.lock();
+        match &mut *kept {
+            Some(first) if fault == Fault::Lost => first.0 = Fault::Lost,
+            Some(_) => {}
+            None => *kept = Some((fault, problem)),
+        }
+        self.0.is_set.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.is_set.load(Ordering::SeqCst)
     }
 
     /// Forgets what went wrong with something that was only tried.
     pub(crate) fn clear(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.lock().take();
+        self.0.is_set.store(false, Ordering::SeqCst);
+    }
+
+    /// What went wrong; it is over then, unless the device is lost.
+    fn take(&self) -> Option<(Fault, String)> {
+        let problem = self.lock().clone();
+        if !matches!(problem, Some((Fault::Lost, _))) {
+            self.clear();
+        }
+        problem
     }
 }
 
-/// A buffer on a graphics processor that returns to its pool.
+/// A buffer on a GPU that returns to its pool.
 pub(crate) struct Buffer {
     /// There until the buffer is dropped, unless none could be had.
     memory: Option<Memory>,
     class: usize,
+    /// Whether it should have been written and was not, because something had failed.
+    spoiled: AtomicBool,
     gpu: Gpu,
     /// The graph it was taken for: it returns there.
     reserve: Option<Arc<graph::Reserve>>,
@@ -168,6 +238,21 @@ pub(crate) struct Buffer {
 impl Buffer {
     pub(crate) fn gpu(&self) -> &Gpu {
         &self.gpu
+    }
+
+    /// Whether a failure kept it from being written.
+    pub(crate) fn is_spoiled(&self) -> bool {
+        self.spoiled.load(Ordering::Relaxed)
+    }
+
+    fn wgpu(&self) -> &::wgpu::Buffer {
+        let Some(Memory::Wgpu(memory)) = &self.memory else { panic!("no buffer of wgpu") };
+        memory
+    }
+
+    fn cuda(&self) -> &cuda::Memory {
+        let Some(Memory::Cuda(memory)) = &self.memory else { panic!("no buffer of CUDA") };
+        memory
     }
 
     /// Where it lies, if CUDA has it.
@@ -183,19 +268,18 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         let mut shelf = self.gpu.shelf();
-        shelf.usage.live -= self.class;
         match &self.reserve {
-            Some(reserve) => reserve.give(self.class, memory),
-            None => shelf.free.entry(self.class).or_default().push(memory),
+            Some(reserve) => {
+                shelf.usage.live -= self.class;
+                reserve.give(self.class, memory);
+            }
+            None => shelf.give(self.class, memory),
         }
     }
 }
 
-/// Bytes in the class that holds `n_bytes`: eight classes per power of two, whole words of 256.
-fn class(n_bytes: usize) -> usize {
-    let n_lines = n_bytes.div_ceil(256).max(1);
-    n_lines.next_multiple_of((n_lines.next_power_of_two() / 16).max(1)) * 256
-}
+/// Buffers are whole lines of this many bytes.
+const LINE: usize = 256;
 
 /// A launch with its arguments resolved.
 pub(crate) struct Launch<'a> {
@@ -231,7 +315,7 @@ impl Gpu {
     ) -> Result<Gpu> {
         let failure = Failure::default();
         let backend = wgpu::Wgpu::new(index, failure.clone(), bytes_max, features)?;
-        Ok(Gpu::with(Backend::Wgpu(Box::new(backend)), host, failure, Precision::F32))
+        Ok(Gpu::with(Backend::Wgpu(Opaque::new(backend)), host, failure, Precision::F32))
     }
 
     /// The `index`-th GPU that CUDA finds.
@@ -242,12 +326,33 @@ impl Gpu {
     }
 
     fn with(backend: Backend, host: Arc<Cpu>, failure: Failure, precision: Precision) -> Gpu {
-        let shelf = Mutex::default();
-        Gpu(Arc::new(Inner { backend, host, shelf, failure, precision }))
+        let caps = match &backend {
+            Backend::Wgpu(wgpu) => wgpu.caps(),
+            Backend::Cuda(cuda) => cuda.caps(),
+        };
+        let (shelf, recording) = (Mutex::default(), Mutex::default());
+        Gpu(Arc::new(Inner { backend, host, shelf, recording, failure, precision, caps }))
     }
 
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+    fn shelf(&self) -> MutexGuard<'_, Shelf<Memory>> {
         self.0.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn recording(&self) -> MutexGuard<'_, Option<Arc<graph::Reserve>>> {
+        self.0.recording.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it can do.
+    pub fn caps(&self) -> &Caps {
+        &self.0.caps
+    }
+
+    /// As `Device::by_name` takes it.
+    pub(crate) fn kind(&self) -> &'static str {
+        match &self.0.backend {
+            Backend::Wgpu(_) => "wgpu",
+            Backend::Cuda(_) => "cuda",
+        }
     }
 
     /// Whether both are handles of one device.
@@ -278,8 +383,8 @@ impl Gpu {
         self.0.precision
     }
 
-    /// The CUDA side, where it is one.
-    pub fn as_cuda(&self) -> Option<&cuda::Cuda> {
+    /// The CUDA side, where it is one. Ops ask `caps`.
+    pub(crate) fn as_cuda(&self) -> Option<&cuda::Cuda> {
         match &self.0.backend {
             Backend::Cuda(cuda) => Some(cuda),
             Backend::Wgpu(_) => None,
@@ -288,15 +393,12 @@ impl Gpu {
 
     /// Most bytes of one argument of a kernel.
     pub fn binding_bytes_max(&self) -> usize {
-        match &self.0.backend {
-            Backend::Wgpu(wgpu) => wgpu.binding_bytes_max(),
-            Backend::Cuda(_) => usize::MAX,
-        }
+        self.0.caps.binding_bytes_max
     }
 
-    /// Work for kernels that on CUDA take eight numbers at a time.
+    /// Work for kernels that take eight numbers at a time where they can.
     pub fn each_eight(&self, n: usize) -> Work {
-        Work::each(if self.as_cuda().is_some() { n.div_ceil(8) } else { n })
+        Work::each(if self.0.caps.wide_loads { n.div_ceil(8) } else { n })
     }
 
     /// Ranges of numbers, none of which takes more bytes than a binding may have.
@@ -310,11 +412,7 @@ impl Gpu {
 
     /// What the first byte of an argument is a multiple of.
     pub fn offset_align(&self) -> usize {
-        match &self.0.backend {
-            Backend::Wgpu(wgpu) => wgpu.offset_align(),
-            // Four numbers in one read.
-            Backend::Cuda(_) => 16,
-        }
+        self.0.caps.offset_align
     }
 
     /// Runs of rows that fit into a binding, for kernels that go row by row: each begins where an
@@ -332,30 +430,58 @@ impl Gpu {
     /// Says that a kernel goes through so many rounds of loops: a failure where the driver would
     /// end them before.
     pub fn expect_rounds(&self, kernel: &Kernel, n_rounds: usize) {
-        let Backend::Wgpu(wgpu) = &self.0.backend else { return };
-        if wgpu.is_software() && n_rounds > N_ROUNDS_MAX {
+        let n_max = self.0.caps.n_rounds_max;
+        if n_rounds > n_max {
             self.0.failure.set(format!(
-                "`{}` needs {n_rounds} rounds of its loops, and a processor that plays a graphics \
-                 processor may end them after {N_ROUNDS_MAX}",
+                "kernel `{}` needs {n_rounds} loop iterations; software Vulkan stops after {n_max}",
                 kernel.entry
             ));
         }
     }
 
-    /// Tells what went wrong since the beginning, if anything did; waits for nothing.
+    /// Reports what went wrong since the last call, if anything did; waits only if so. The device
+    /// works again afterwards, unless it is lost.
     pub fn check(&self) -> Result<()> {
-        match self.0.failure.get() {
-            None => Ok(()),
-            Some(problem) => Err(Error::Device {
-                problem: format!("{}: {problem}", self.name()),
-                hint: "try a smaller `--batch` or `--context`, or `--device cpu`".into(),
-            }),
+        if !self.is_broken() {
+            return Ok(());
         }
+        if let Backend::Cuda(cuda) = &self.0.backend {
+            cuda.find_loss();
+        }
+        let Some((fault, problem)) = self.0.failure.take() else { return Ok(()) };
+        let device = self.name();
+        Err(match fault {
+            Fault::Memory => Error::OutOfMemory { device, problem },
+            Fault::Lost => Error::DeviceLost { device, problem },
+            Fault::Refused => Error::Device {
+                problem: format!("{device}: {problem}"),
+                hint: "use a smaller batch or a shorter context, or the CPU".into(),
+            },
+        })
     }
 
-    /// Whether nothing is done any more because something went wrong.
+    /// Whether work is skipped because something went wrong.
     fn is_broken(&self) -> bool {
-        self.0.failure.get().is_some()
+        self.0.failure.is_set()
+    }
+
+    /// Does work on these buffers, unless something has failed or one of them is spoiled. What it
+    /// was to write is spoiled then, and also if it fails.
+    fn attempt<'a>(
+        &self,
+        all: impl IntoIterator<Item = &'a Buffer>,
+        written: impl IntoIterator<Item = &'a Buffer>,
+        work: impl FnOnce(),
+    ) {
+        if !self.is_broken() {
+            match all.into_iter().any(Buffer::is_spoiled) {
+                true => self.fail("a tensor is used that an earlier failure left unwritten".into()),
+                false => work(),
+            }
+        }
+        if self.is_broken() {
+            written.into_iter().for_each(|buffer| buffer.spoiled.store(true, Ordering::Relaxed));
+        }
     }
 
     /// Its name.
@@ -381,11 +507,8 @@ impl Gpu {
 
     /// Gives buffers that nobody uses back to the system.
     pub fn trim(&self) {
-        let mut shelf = self.shelf();
-        let free: Vec<Memory> = shelf.free.drain().flat_map(|(_, list)| list).collect();
-        shelf.usage.reserved = shelf.usage.live;
-        drop(shelf);
-        free.into_iter().for_each(|memory| self.release(memory));
+        let free = self.shelf().drain();
+        free.into_values().flatten().for_each(|memory| self.release(memory));
     }
 
     fn release(&self, memory: Memory) {
@@ -397,27 +520,19 @@ impl Gpu {
 
     /// A buffer with unspecified contents.
     pub(crate) fn take(&self, n_bytes: usize) -> Buffer {
-        let class = class(n_bytes);
-        let mut shelf = self.shelf();
-        let reserve = shelf.recording.clone().filter(|reserve| reserve.is_mine());
+        let class = class(n_bytes, LINE);
+        let reserve = self.recording().clone().filter(|reserve| reserve.is_mine());
         let found = match &reserve {
             Some(reserve) => reserve.take(class),
-            None => shelf.free.get_mut(&class).and_then(Vec::pop),
+            None => self.shelf().take(class),
         };
-        let is_new = found.is_none();
-        drop(shelf);
+        let n_new = if found.is_none() { class } else { 0 };
         let memory = found.or_else(|| self.allocate(class));
         if memory.is_some() {
-            let mut shelf = self.shelf();
-            let usage = &mut shelf.usage;
-            usage.live += class;
-            usage.live_max = usage.live_max.max(usage.live);
-            if is_new {
-                usage.reserved += class;
-                usage.n_alloc += 1;
-            }
+            self.shelf().count(class, n_new);
         }
-        let buffer = Buffer { memory, class, gpu: self.clone(), reserve };
+        let spoiled = AtomicBool::new(memory.is_none());
+        let buffer = Buffer { memory, class, spoiled, gpu: self.clone(), reserve };
         if cfg!(debug_assertions) {
             // Not a number in every format: who reads before writing is found out in tests.
             self.fill(&buffer, 0, n_bytes.next_multiple_of(4), u32::MAX);
@@ -431,78 +546,62 @@ impl Gpu {
             return None;
         }
         let once = || match &self.0.backend {
-            Backend::Wgpu(wgpu) => wgpu.allocate(n_bytes).map(Memory::Wgpu),
+            Backend::Wgpu(wgpu) => wgpu.allocate(n_bytes).map(|it| Memory::Wgpu(Opaque::new(it))),
             Backend::Cuda(cuda) => cuda.allocate(n_bytes).map(Memory::Cuda),
         };
         let got = once().or_else(|_| {
             self.trim();
             once()
         });
-        got.map_err(|problem| self.0.failure.set(problem)).ok()
+        got.map_err(|problem| self.0.failure.set_as(Fault::Memory, problem)).ok()
     }
 
     /// Bytes from the host.
     pub(crate) fn upload(&self, to: &Buffer, offset: usize, bytes: &[u8]) {
-        let Some(memory) = &to.memory else { return };
         assert!(offset + bytes.len() <= to.class, "upload past a buffer");
-        if bytes.is_empty() || self.is_broken() {
+        if bytes.is_empty() {
             return;
         }
-        match (&self.0.backend, memory) {
-            (Backend::Wgpu(wgpu), Memory::Wgpu(memory)) => wgpu.upload(memory, offset, bytes),
-            (Backend::Cuda(cuda), Memory::Cuda(memory)) => cuda.upload(memory, offset, bytes),
-            _ => unreachable!("a buffer of another device"),
-        }
+        self.attempt([to], [to], || match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.upload(to.wgpu(), offset, bytes),
+            Backend::Cuda(cuda) => cuda.upload(to.cuda(), offset, bytes),
+        });
     }
 
     /// Bytes to the host: waits for all work. Where something went wrong they are all ones.
     pub(crate) fn download(&self, from: &Buffer, offset: usize, bytes: &mut [u8]) {
         bytes.fill(0xff);
-        let Some(memory) = &from.memory else { return };
         assert!(offset + bytes.len() <= from.class, "download past a buffer");
-        if bytes.is_empty() || self.is_broken() {
+        if bytes.is_empty() {
             return;
         }
-        match (&self.0.backend, memory) {
-            (Backend::Wgpu(wgpu), Memory::Wgpu(memory)) => wgpu.download(memory, offset, bytes),
-            (Backend::Cuda(cuda), Memory::Cuda(memory)) => cuda.download(memory, offset, bytes),
-            _ => unreachable!("a buffer of another device"),
-        }
+        self.attempt([from], [], || match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.download(from.wgpu(), offset, bytes),
+            Backend::Cuda(cuda) => cuda.download(from.cuda(), offset, bytes),
+        });
     }
 
     /// Copies between two buffers; offsets and length in whole words of four bytes.
     pub(crate) fn copy(&self, from: (&Buffer, usize), to: (&Buffer, usize), n_bytes: usize) {
-        let (Some(source), Some(target)) = (&from.0.memory, &to.0.memory) else { return };
         assert!(from.1 + n_bytes <= from.0.class && to.1 + n_bytes <= to.0.class, "copy past end");
-        if n_bytes == 0 || self.is_broken() {
+        if n_bytes == 0 {
             return;
         }
-        match (&self.0.backend, source, target) {
-            (Backend::Wgpu(wgpu), Memory::Wgpu(a), Memory::Wgpu(b)) => {
-                wgpu.copy((a, from.1), (b, to.1), n_bytes);
-            }
-            (Backend::Cuda(cuda), Memory::Cuda(a), Memory::Cuda(b)) => {
-                cuda.copy((a, from.1), (b, to.1), n_bytes);
-            }
-            _ => unreachable!("a buffer of another device"),
-        }
+        self.attempt([from.0, to.0], [to.0], || match &self.0.backend {
+            Backend::Wgpu(it) => it.copy((from.0.wgpu(), from.1), (to.0.wgpu(), to.1), n_bytes),
+            Backend::Cuda(it) => it.copy((from.0.cuda(), from.1), (to.0.cuda(), to.1), n_bytes),
+        });
     }
 
     /// Sets words of four bytes.
     pub(crate) fn fill(&self, buffer: &Buffer, offset: usize, n_bytes: usize, word: u32) {
-        let Some(memory) = &buffer.memory else { return };
-        if n_bytes == 0 || self.is_broken() {
+        if n_bytes == 0 {
             return;
         }
-        match (&self.0.backend, memory) {
-            (Backend::Wgpu(wgpu), Memory::Wgpu(memory)) => {
-                wgpu.fill(memory, offset, n_bytes, word);
-            }
-            (Backend::Cuda(cuda), Memory::Cuda(memory)) => {
-                cuda.fill(memory, offset, n_bytes, word);
-            }
-            _ => unreachable!("a buffer of another device"),
-        }
+        self.attempt([buffer], [buffer], || match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.fill(buffer.wgpu(), offset, n_bytes, word),
+            Backend::Cuda(cuda) => cuda.fill(buffer.cuda(), offset, n_bytes, word),
+        });
     }
 
     /// Starts a kernel. Nothing in `args` may be both read and written by different arguments.
@@ -522,8 +621,22 @@ impl Gpu {
         // What begins off the alignment of a binding is copied: a row of a stacked tensor.
         let align = self.offset_align();
         let copies: Vec<Option<Tensor>> = args.iter().map(|arg| arg.aligned(align)).collect();
+        let (all, written) = (args.iter().map(Arg::buffer), args.iter().filter_map(Arg::written));
+        self.attempt(all, written, || self.start(kernel, work, consts, (args, &copies), params));
+    }
+
+    /// Resolves arguments, or their copies, and hands the launch over.
+    fn start(
+        &self,
+        kernel: &'static Kernel,
+        work: Work,
+        consts: &[Const],
+        (args, copies): (&[Arg], &[Option<Tensor>]),
+        params: &[Word],
+    ) {
+        let align = self.offset_align();
         let mut resolved = Vec::with_capacity(args.len());
-        for (arg, copy) in args.iter().zip(&copies) {
+        for (arg, copy) in args.iter().zip(copies) {
             let (tensor, writes) = match arg {
                 Arg::In(tensor) => (copy.as_ref().unwrap_or(tensor), false),
                 Arg::Out(tensor) | Arg::Window(tensor, _) => (&**tensor, true),
@@ -536,9 +649,6 @@ impl Gpu {
                 (offset, n_bytes) = (bytes.start, bytes.len());
             }
             resolved.push(Resolved { memory, offset, n_bytes, dtype, writes });
-        }
-        if self.is_broken() {
-            return;
         }
         graph::note(self, args);
         let launch = Launch { kernel, work, consts, args: &resolved, params };
@@ -565,6 +675,17 @@ impl Gpu {
 }
 
 impl Arg<'_> {
+    fn buffer(&self) -> &Buffer {
+        match self {
+            Arg::In(tensor) => tensor.gpu_buffer().0,
+            Arg::Out(tensor) | Arg::Window(tensor, _) => tensor.gpu_buffer().0,
+        }
+    }
+
+    fn written(&self) -> Option<&Buffer> {
+        (!matches!(self, Arg::In(_))).then(|| self.buffer())
+    }
+
     /// A copy of an input whose first byte is off the alignment.
     fn aligned(&self, align: usize) -> Option<Tensor> {
         match self {
@@ -583,7 +704,7 @@ impl Arg<'_> {
 impl Drop for Inner {
     fn drop(&mut self) {
         let shelf = self.shelf.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for memory in shelf.free.drain().flat_map(|(_, list)| list) {
+        for memory in shelf.drain().into_values().flatten() {
             if let (Backend::Cuda(cuda), Memory::Cuda(memory)) = (&self.backend, memory) {
                 cuda.free(memory);
             }

@@ -11,7 +11,8 @@
 //! | `blas.rs`    | matrix products of what lies somewhere, by cuBLASLt              |
 //! | `profile.rs` | time of kernels                                                  |
 //!
-//! Failures of calls end in `Failure`, as with wgpu.
+//! Failures of calls end in `Failure`, as with wgpu. A context that has failed for good says so at
+//! every call: `find_loss` asks it.
 
 mod blas;
 mod context;
@@ -24,11 +25,10 @@ use self::context::{Context, Pinned, words};
 use self::module::{Functions, PARAMS_MAX};
 use self::profile::Profile;
 use super::profile::KernelTime;
-use super::{Failure, Launch};
+use super::{Caps, Failure, Fault, Launch};
 use crate::error::Result;
 use cudarc::driver::{result, sys};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::ThreadId;
 
@@ -40,7 +40,6 @@ pub struct Cuda {
     /// Opened by the first product.
     blas: Mutex<Option<Blas>>,
     profile: Mutex<Option<Profile>>,
-    n_launches: AtomicU64,
     /// Small reads of the host go through it.
     staging: Mutex<Pinned>,
     /// What a graph being recorded must keep; nothing where none is.
@@ -77,6 +76,14 @@ pub(super) struct Recording<'a> {
 
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
+        // Still recording: a panic came through here.
+        if lock(&self.cuda.recording).take().is_some() {
+            // SAFETY: the stream records since `record`; the graph is destroyed once, right here.
+            let _ = unsafe {
+                result::stream::end_capture(self.cuda.context.stream)
+                    .and_then(|graph| result::graph::destroy(graph))
+            };
+        }
         *lock(&self.cuda.recorder) = None;
     }
 }
@@ -123,7 +130,6 @@ impl Cuda {
             functions,
             blas: Mutex::default(),
             profile: Mutex::default(),
-            n_launches: AtomicU64::new(0),
             staging: Mutex::new(staging),
             recording: Mutex::default(),
             turns: RwLock::default(),
@@ -135,6 +141,21 @@ impl Cuda {
 
     pub(super) fn name(&self) -> String {
         format!("{}, CUDA", self.context.device.name)
+    }
+
+    pub(super) fn caps(&self) -> Caps {
+        Caps {
+            wide_loads: true,
+            warps: true,
+            tensor_cores: true,
+            graphs: true,
+            addresses: true,
+            shared_bytes_max: self.context.device.shared_bytes_max as usize,
+            binding_bytes_max: usize::MAX,
+            // Four numbers in one read.
+            offset_align: 16,
+            n_rounds_max: usize::MAX,
+        }
     }
 
     /// What it is.
@@ -153,9 +174,21 @@ impl Cuda {
         got.map_err(|error| {
             let last = self.functions.last();
             let after = if last.is_empty() { String::new() } else { format!(", after `{last}`") };
-            self.failure.set(format!("{what}{after}: {}", words(&error)));
+            let is_memory = error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+            let fault = if is_memory { Fault::Memory } else { Fault::Refused };
+            self.failure.set_as(fault, format!("{what}{after}: {}", words(&error)));
         })
         .ok()
+    }
+
+    /// Asks whether anything can be done after a failure.
+    pub(super) fn find_loss(&self) {
+        let _turn = self.turn();
+        self.context.enter();
+        // SAFETY: the stream is ours.
+        if let Err(error) = unsafe { result::stream::synchronize(self.context.stream) } {
+            self.failure.set_as(Fault::Lost, words(&error));
+        }
     }
 
     pub(super) fn allocate(&self, n_bytes: usize) -> std::result::Result<Memory, String> {
@@ -169,7 +202,7 @@ impl Cuda {
                 let (asked, free, total) = (mib(n_bytes), mib(free), mib(total));
                 let problem = words(&error);
                 Err(format!(
-                    "{asked} MiB of memory are asked for, {free} of {total} free: {problem}"
+                    "{asked} MiB were asked for, {free} of {total} MiB are free: {problem}"
                 ))
             }
         }
@@ -310,9 +343,8 @@ impl Cuda {
         );
     }
 
-    /// Counts what `start` starts and, where somebody asked for it, takes its time.
+    /// Starts something and, where somebody asked for it, takes its time.
     fn timed(&self, name: impl Fn() -> String, start: impl FnOnce()) {
-        self.n_launches.fetch_add(1, Ordering::Relaxed);
         let mut profile = lock(&self.profile);
         let Some(profile) = &mut *profile else {
             drop(profile);
@@ -323,11 +355,6 @@ impl Cuda {
         }
         let measured = profile.measure(name(), start);
         self.tell("cannot take the time", measured);
-    }
-
-    /// Launches so far, of kernels and products.
-    pub(super) fn n_launches(&self) -> u64 {
-        self.n_launches.load(Ordering::Relaxed)
     }
 
     pub(super) fn profile_start(&self) {

@@ -19,9 +19,8 @@ fn address(tensor: &Tensor, first: usize) -> Option<CUdeviceptr> {
 fn stored(operand: &Operand, (rows, cols): (usize, usize)) -> Option<Stored> {
     let transposed = operand.is_transposed;
     let (rows, cols) = if transposed { (cols, rows) } else { (rows, cols) };
-    let (row, matrix) = (operand.stride, operand.matrix);
     let (at, dtype) = (address(&operand.tensor, operand.first)?, operand.tensor.dtype());
-    Some(Stored { at, dtype, rows, cols, row, matrix, transposed })
+    Some(Stored { at, dtype, rows, cols, row: operand.stride, transposed })
 }
 
 impl Cuda {
@@ -36,6 +35,7 @@ impl Cuda {
         product: Product,
         epilogue: Epilogue,
     ) -> bool {
+        let is_written = matches!(epilogue, Epilogue::Sums(..));
         let (tensor, first, n, vector): (&Tensor, _, _, fn(_) -> _) = match epilogue {
             Epilogue::Bias(tensor, first) => (tensor, first, product.n, Vector::Bias),
             Epilogue::Sums(tensor, first) => {
@@ -46,51 +46,48 @@ impl Cuda {
         let (n_elem, dtype) = (tensor.n_elem(), tensor.dtype());
         assert!(first + n <= n_elem, "product: numbers {first} and {n} of {n_elem}");
         assert_eq!(dtype, product.out.dtype(), "product: dtype of the epilogue's numbers");
-        let Some(at) = address(tensor, first) else { return true };
+        let vector_buffer = tensor.gpu_buffer().0;
+        let sums = is_written.then_some(vector_buffer);
+        let out = product.out.gpu_buffer().0;
+        let (mut at, written) = (None, sums.into_iter().chain([out]));
+        gpu.attempt([vector_buffer], written, || at = address(tensor, first));
+        let Some(at) = at else { return true };
         product.k > 0 && self.product_and(gpu, product, Some(vector(at)))
     }
 
     fn product_and(&self, gpu: &Gpu, product: Product, vector: Option<Vector>) -> bool {
-        let Product { out, out_first, out_stride, out_matrix, n_batch, a, b, m, n, k, .. } =
-            product;
-        let (alpha, beta) = (product.alpha, product.beta);
+        let Product { out, out_first, out_stride, a, b, m, n, k, alpha, beta } = product;
         out.expect_unique();
         if k == 0 {
-            empty(out, [n_batch, m, n], beta);
+            empty(out, m * n, beta);
             return true;
         }
         let (dtype, to) = (a.tensor.dtype(), out.dtype());
         let (from, into) = (dtype.name(), to.name());
         assert!(to == DType::F32 || to == dtype, "a product of {from} into {into}");
-        let (Some(a), Some(b), Some(at)) =
-            (stored(&a, (m, k)), stored(&b, (k, n)), address(out, out_first))
-        else {
-            return true;
-        };
-        if gpu.is_broken() {
-            return true;
-        }
-        let out = Stored {
-            at,
-            dtype: to,
-            rows: m,
-            cols: n,
-            row: out_stride,
-            matrix: out_matrix,
-            transposed: false,
-        };
-        let tf32 = gpu.precision() == Precision::Tf32;
-        self.multiply(&Multiply { a, b, out, vector, alpha, beta, n_batch, tf32 })
+        let all = [&a.tensor, &b.tensor, &*out].into_iter().map(|tensor| tensor.gpu_buffer().0);
+        let mut is_done = true;
+        gpu.attempt(all, [out.gpu_buffer().0], || {
+            let (Some(a), Some(b), Some(at)) =
+                (stored(&a, (m, k)), stored(&b, (k, n)), address(out, out_first))
+            else {
+                return;
+            };
+            let out =
+                Stored { at, dtype: to, rows: m, cols: n, row: out_stride, transposed: false };
+            let tf32 = gpu.precision() == Precision::Tf32;
+            is_done = self.multiply(&Multiply { a, b, out, vector, alpha, beta, tf32 });
+        });
+        is_done
     }
 }
 
 /// A sum of nothing, as for an expert without tokens.
-fn empty(out: &mut Tensor, size: [usize; 3], beta: f32) {
+fn empty(out: &mut Tensor, n_elem: usize, beta: f32) {
     if beta == 1.0 {
         return;
     }
     assert_eq!(beta, 0.0, "a product over nothing is added to");
-    let n_elem = size.iter().product::<usize>();
     assert_eq!(out.n_elem(), n_elem, "a product over nothing sets a part");
     out.fill_zero();
 }

@@ -11,13 +11,14 @@
 //!
 //! Times of kernels are taken by the adapter's own queries, each kernel in a pass of its own.
 //!
-//! Errors that nobody asked for, and the loss of the device, end in `Failure`.
+//! Errors that nobody asked for end in `Failure`. Commands that were recorded are lost with them, so
+//! that they count as the loss of the device; memory that could not be had does not.
 
 // tidy: allow unsafe (wgpu's own checks of loops are left out)
 mod probe;
 mod profile;
 
-use super::{Const, Failure, Kernel, Launch, Memory, Resolved, Work};
+use super::{Caps, Const, Failure, Fault, Kernel, Launch, Memory, N_ROUNDS_MAX, Resolved, Work};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 use profile::Profile;
@@ -63,7 +64,7 @@ pub struct Wgpu {
 
 #[derive(PartialEq, Eq, Hash)]
 struct Key {
-    entry: &'static str,
+    kernel: usize,
     threads: u32,
     consts: Vec<Const>,
     writes: Vec<bool>,
@@ -199,11 +200,13 @@ impl Wgpu {
             hint: "use `--device cpu`".into(),
         })?;
         let told = failure.clone();
-        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| told.set(error.to_string())));
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
+            told.set_as(Fault::Lost, error.to_string());
+        }));
         let told = failure.clone();
         device.set_device_lost_callback(move |reason, message| {
             if reason != wgpu::DeviceLostReason::Destroyed {
-                told.set(format!("the device was lost: {message}"));
+                told.set_as(Fault::Lost, message.to_string());
             }
         });
         let (pipelines, pending) = (Mutex::default(), Mutex::default());
@@ -237,16 +240,19 @@ impl Wgpu {
         format!("{} ({:?})", self.info.name, self.info.backend)
     }
 
-    pub(super) fn is_software(&self) -> bool {
-        self.info.device_type == wgpu::DeviceType::Cpu
-    }
-
-    pub(super) fn binding_bytes_max(&self) -> usize {
-        self.limits.max_storage_buffer_binding_size as usize
-    }
-
-    pub(super) fn offset_align(&self) -> usize {
-        self.limits.min_storage_buffer_offset_alignment as usize
+    pub(super) fn caps(&self) -> Caps {
+        let is_software = self.info.device_type == wgpu::DeviceType::Cpu;
+        Caps {
+            wide_loads: false,
+            warps: false,
+            tensor_cores: false,
+            graphs: false,
+            addresses: false,
+            shared_bytes_max: self.limits.max_compute_workgroup_storage_size as usize,
+            binding_bytes_max: self.limits.max_storage_buffer_binding_size as usize,
+            offset_align: self.limits.min_storage_buffer_offset_alignment as usize,
+            n_rounds_max: if is_software { N_ROUNDS_MAX } else { usize::MAX },
+        }
     }
 
     pub(super) fn allocate(&self, n_bytes: usize) -> std::result::Result<wgpu::Buffer, String> {
@@ -254,20 +260,32 @@ impl Wgpu {
         if n_bytes as u64 > max {
             let mib = |n: u64| n >> 20;
             let asked = mib(n_bytes as u64);
-            return Err(format!("a buffer of {asked} MiB is asked for, {} MiB allowed", mib(max)));
+            return Err(format!("a buffer of {asked} MiB was asked for, {} MiB allowed", mib(max)));
         }
+        let usage = wgpu::BufferUsages::STORAGE
+            | wgpu::BufferUsages::COPY_SRC
+            | wgpu::BufferUsages::COPY_DST;
+        self.made(n_bytes, || {
+            self.device.create_buffer(&wgpu::BufferDescriptor {
+                label: None,
+                size: n_bytes as u64,
+                usage,
+                mapped_at_creation: false,
+            })
+        })
+    }
+
+    /// A buffer, unless there is no memory for it.
+    fn made(
+        &self,
+        n_bytes: usize,
+        make: impl FnOnce() -> wgpu::Buffer,
+    ) -> std::result::Result<wgpu::Buffer, String> {
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-        let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
-            label: None,
-            size: n_bytes as u64,
-            usage: wgpu::BufferUsages::STORAGE
-                | wgpu::BufferUsages::COPY_SRC
-                | wgpu::BufferUsages::COPY_DST,
-            mapped_at_creation: false,
-        });
+        let buffer = make();
         match pollster::block_on(scope.pop()) {
             None => Ok(buffer),
-            Some(error) => Err(format!("{} MiB of memory are not there: {error}", n_bytes >> 20)),
+            Some(error) => Err(format!("{} MiB were asked for: {error}", n_bytes >> 20)),
         }
     }
 
@@ -284,12 +302,17 @@ impl Wgpu {
             padded = [bytes, &[0; 3][..4 - bytes.len() % 4]].concat();
             &padded
         };
-        let from = self.device.create_buffer_init(&wgpu::util::BufferInitDescriptor {
-            label: None,
-            contents: whole,
-            usage: wgpu::BufferUsages::COPY_SRC,
+        let made = self.made(whole.len(), || {
+            self.device.create_buffer_init(&wgpu::util::BufferInitDescriptor {
+                label: None,
+                contents: whole,
+                usage: wgpu::BufferUsages::COPY_SRC,
+            })
         });
-        self.copy((&from, 0), (to, offset), whole.len());
+        match made {
+            Ok(from) => self.copy((&from, 0), (to, offset), whole.len()),
+            Err(problem) => self.failure.set_as(Fault::Memory, problem),
+        }
     }
 
     pub(super) fn copy(
@@ -318,12 +341,18 @@ impl Wgpu {
         // Whole words around what is wanted.
         let begin = offset / 4 * 4;
         let n_bytes = (offset + bytes.len() - begin).next_multiple_of(4);
-        let staging = self.device.create_buffer(&wgpu::BufferDescriptor {
-            label: None,
-            size: n_bytes as u64,
-            usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
-            mapped_at_creation: false,
-        });
+        let make = || {
+            self.device.create_buffer(&wgpu::BufferDescriptor {
+                label: None,
+                size: n_bytes as u64,
+                usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            })
+        };
+        let staging = match self.made(n_bytes, make) {
+            Ok(staging) => staging,
+            Err(problem) => return self.failure.set_as(Fault::Memory, problem),
+        };
         self.copy((from, begin), (&staging, 0), n_bytes);
         self.flush();
         let slice = staging.slice(..);
@@ -334,7 +363,7 @@ impl Wgpu {
             }
         });
         self.wait();
-        if self.failure.get().is_none() {
+        if !self.failure.is_set() {
             match slice.get_mapped_range() {
                 Ok(view) => bytes.copy_from_slice(&view[offset - begin..][..bytes.len()]),
                 Err(error) => self.failure.set(format!("cannot read a buffer: {error}")),
@@ -352,7 +381,7 @@ impl Wgpu {
                 unreachable!("a buffer of another device")
             };
             let n_bytes = arg.n_bytes.next_multiple_of(4).max(4) as u64;
-            (buffer, arg.offset as u64, NonZeroU64::new(n_bytes))
+            (&**buffer, arg.offset as u64, NonZeroU64::new(n_bytes))
         });
         let params = (uniforms, at as u64, NonZeroU64::new(SLOT as u64));
         let entries: Vec<wgpu::BindGroupEntry> = buffers
@@ -396,7 +425,7 @@ impl Wgpu {
     /// Made once for each kernel and its constants.
     fn pipeline(&self, launch: &Launch) -> Arc<Pipeline> {
         let key = Key {
-            entry: launch.kernel.entry,
+            kernel: launch.kernel.id(),
             threads: launch.work.threads,
             consts: launch.consts.to_vec(),
             writes: launch.args.iter().map(|arg| arg.writes).collect(),

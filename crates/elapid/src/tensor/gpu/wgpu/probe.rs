@@ -1,6 +1,7 @@
 //! First kernels, which show that what not every adapter has comes out right.
 
 use super::*;
+use crate::tensor::gpu::opaque::Opaque;
 
 impl Wgpu {
     /// Whether every number in f16 comes out right: not those alone that a driver may round to
@@ -17,7 +18,7 @@ impl Wgpu {
             return false;
         };
         self.upload(&from, 0, bytemuck::cast_slice(&all));
-        let (from, to) = (Memory::Wgpu(from), Memory::Wgpu(to));
+        let (from, to) = (Memory::Wgpu(Opaque::new(from)), Memory::Wgpu(Opaque::new(to)));
         for first in (0..all.len()).step_by(n) {
             let (input, output) = ((&from, DType::F16, false), (&to, DType::F32, true));
             let args = &[(input, 2), (output, 8)].map(|((memory, dtype, writes), bytes)| {
@@ -34,7 +35,7 @@ impl Wgpu {
             let want = half::f16::from_bits(all[at / (2 * n) * n + at % n]).to_f32();
             got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan())
         };
-        self.failure.get().is_none() && got.iter().enumerate().all(is_right)
+        !self.failure.is_set() && got.iter().enumerate().all(is_right)
     }
 
     /// Whether sums over a group come out right.
@@ -47,7 +48,7 @@ impl Wgpu {
         let n = 256;
         let n_bytes = 3 * n * size_of::<f32>();
         let Ok(buffer) = self.allocate(n_bytes) else { return false };
-        let memory = Memory::Wgpu(buffer);
+        let memory = Memory::Wgpu(Opaque::new(buffer));
         let out = Resolved { memory: &memory, offset: 0, n_bytes, dtype: DType::F32, writes: true };
         let (work, args) = (Work::groups(1, n), &[out]);
         self.launch(&Launch { kernel: &PROBE, work, consts: &[], args, params: &[] });
@@ -61,7 +62,7 @@ impl Wgpu {
             let [group_sum, group_max, got_lanes] = [0, 1, 2].map(|it| got[it * n + thread]);
             group_sum == sum && group_max == (n - 1) as f32 && got_lanes == lanes_sum(thread)
         };
-        self.failure.get().is_none() && (0..n).all(is_right)
+        !self.failure.is_set() && (0..n).all(is_right)
     }
 }
 

@@ -743,7 +743,7 @@ fn wrong_configs_get_errors_that_name_the_key_and_the_value() {
     let error = |key: &str, value: Value| {
         let mut config = good.clone();
         config[key] = value;
-        Config::from_json("config.json", &config.to_string()).unwrap_err().to_string()
+        Config::from_json("config.json", &config.to_string()).unwrap_err().report()
     };
     for (key, value, part) in [
         ("model_type", json!("xyz"), "supported are mamba, mamba2"),
@@ -802,5 +802,5 @@ fn a_token_outside_the_vocabulary_is_an_error() {
     let tape = Tape::off();
     let options = ForwardOptions::default();
     let result = f.model.forward(&tape, &f.weights, &batch, None, options);
-    assert!(result.err().unwrap().to_string().contains("is outside the vocabulary"));
+    assert!(result.err().unwrap().report().contains("is outside the vocabulary"));
 }

@@ -1,6 +1,6 @@
-//! What the machine says of itself: processor, memory there is, memory this process holds.
+//! What the machine says of itself: CPU, memory there is, memory this process holds.
 
-/// The name of the processor, where the system tells.
+/// The name of the CPU, where the system tells.
 pub fn processor() -> Option<String> {
     let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = info.lines().find(|line| line.starts_with("model name"))?;

@@ -75,7 +75,7 @@ fn what_is_there_is_replaced_only_by_force_and_then_wholly() {
     std::fs::write(format!("{out}/tokenizer.json"), "{}").unwrap();
     std::fs::write(format!("{out}/notes.txt"), "mine").unwrap();
     let text = refusal(&["convert", &set("llama_gqa_untied"), &out]);
-    assert!(text.contains("is there already") && text.contains("--force"), "{text}");
+    assert!(text.contains("already exists") && text.contains("--force"), "{text}");
     json(&["convert", &set("llama_gqa_untied"), &out, "--force", "--json"]);
     assert!(!Path::new(&out).join("tokenizer.json").exists(), "of the old model");
     assert!(Path::new(&out).join("notes.txt").exists(), "of nobody's model");

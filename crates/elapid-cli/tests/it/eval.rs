@@ -225,7 +225,7 @@ fn what_cannot_be_measured_is_refused_with_a_hint() {
 }
 
 #[test]
-fn a_trained_model_of_others_foresees_its_own_kind_of_text() {
+fn a_trained_model_of_others_predicts_its_own_kind_of_text() {
     let model = root().join("../shared/realdata/models/stories260K/hf");
     if !model.exists() {
         return;

@@ -37,7 +37,7 @@ fn refusal(args: &[&str]) -> String {
     common::refusal(&elapid(args).output().unwrap())
 }
 
-/// A model, and prompts that it can go on with.
+/// A model, and prompts that it can continue.
 struct World {
     _dir: Scratch,
     model: String,
@@ -358,7 +358,7 @@ fn a_chat_over_a_pipe_answers_each_line() {
     let (answers, words) = chat(&w, "", "hello\nagain\n\n/undo\nagain\n");
     assert_eq!(answers.len(), 3, "{answers:?}");
     assert_eq!(answers[1], answers[2], "what was taken back was never said");
-    assert!(words.contains("taken back: again"), "{words}");
+    assert!(words.contains("removed: again"), "{words}");
     assert_eq!(words.matches("speed   ").count(), 3, "{words}");
     let first = ok(&[
         "generate",
@@ -407,13 +407,13 @@ fn a_chat_takes_commands_and_says_what_it_does_not_know() {
     assert_eq!((&answers[0], &answers[1]), (&briefed[0], &plain[0]));
     for part in [
         "temperature 2\n",
-        "error: /set depth: there is no such setting",
-        "error: there is no command /dance",
+        "error: /set depth: unknown setting",
+        "error: unknown command /dance",
         "cannot read nowhere.json",
         "context ",
         "/retry ",
         "no adapters",
-        "error: there is no adapter \"x\"",
+        "error: no adapter \"x\" is loaded",
     ] {
         assert!(words.contains(part), "{part}: {words}");
     }

@@ -71,7 +71,7 @@ fn a_run_killed_at_any_moment_goes_on_to_the_bit() {
         let (args, wait) = match is_run {
             true => (vec!["train", "--resume", "killed", "--threads", "1"], millis),
             false => {
-                // Before that there is no run yet. It takes longer to begin one than to go on.
+                // Before that there is no run yet. It takes longer to start one than to resume.
                 let _ = std::fs::remove_dir_all(&killed);
                 (train("killed", flags), millis + 400 * (n_killed + 1))
             }
@@ -130,7 +130,7 @@ fn a_run_that_diverges_goes_back_halves_the_rate_and_says_so() {
     let flags = "--steps 40 --save-every 5 --lr 30 --clip 0 --warmup 30 --weight-decay 0";
     let output = run(&train("run", flags), &dir.0);
     let text = stderr(&output);
-    assert!(text.contains("the rate is halved"), "{text}");
+    assert!(text.contains("learning rate halved"), "{text}");
     // What comes of it is no worse than what was there before, and is there.
     assert!(dir.0.join("run/model/model.safetensors").is_file(), "{text}");
     let summary: Value =
@@ -275,7 +275,7 @@ fn a_second_interrupt_ends_at_once_and_the_run_goes_on() {
     // After this line the second step begins.
     wait_for("checkpoints/step-0000000001.elapid");
     interrupt();
-    wait_for("once more stops at once");
+    wait_for("press Ctrl-C again");
     interrupt();
     let code = child.wait().unwrap().code();
     let said = std::fs::read_to_string(&errors).unwrap();

@@ -140,11 +140,11 @@ pub use model::state::CacheType;
 #[cfg(feature = "fs")]
 pub use session::{Batches, Session, Snapshot, Tokens};
 pub use tensor::SharedBytes;
-pub use tensor::cpu::MemoryUse;
 pub use tensor::device::Device;
 pub use tensor::devices::DeviceInfo;
 pub use tensor::gpu::Precision;
 pub use tensor::gpu::profile::KernelTime;
+pub use tensor::shelf::MemoryUse;
 pub use text::chat::{ChatOptions, ChatTemplate, Message, Moment};
 pub use text::fim::{FimContext, FimFile, FimTokens};
 pub use text::tokenizer::{Special, Tokenizer};

@@ -133,7 +133,7 @@ impl Bench {
         if let Some(path) = &self.receipt {
             let text = json!({
                 "version": env!("CARGO_PKG_VERSION"), "commit": commit(),
-                "machine": machine::processor(), "figures": figures,
+                "machine": machine::cpu(), "figures": figures,
             });
             let written = std::fs::write(path, format!("{text:#}\n"));
             written.map_err(|error| {

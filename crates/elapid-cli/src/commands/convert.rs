@@ -1,7 +1,8 @@
 //! `elapid convert` and `elapid quantize`: a model in another form, and the receipt that it is the
 //! same.
 
-use crate::report::{Done, Failure, Progress, between, count, line, mebibytes, n_threads_default};
+use crate::report::live::progress;
+use crate::report::{Done, Failure, between, count, line, mebibytes, n_threads_default};
 use elapid::Adapter;
 use elapid::Device;
 use elapid::Form;
@@ -194,9 +195,8 @@ fn convert(
             stored(&info.dtype_bytes)
         ));
     }
-    let mut progress = Progress::new("write");
-    let mut on_bytes = |done, total| progress.update(done, total);
-    let done = model.convert(output, form, mix, &common.device()?, &mut on_bytes)?;
+    let mut progress = progress("write", "{binary_bytes} of {binary_total_bytes}");
+    let done = model.convert(output, form, mix, &common.device()?, &mut progress)?;
     drop(progress);
     Ok(common.receipt(output, form.name(), mix, &done))
 }

@@ -1,6 +1,7 @@
 //! `elapid eval`: how well a model predicts text, and whether it is better than another.
 
 use crate::compute::Compute;
+use crate::report::live::progress;
 use crate::report::{Done, between, count, line};
 use crate::source::walk::{Walk, chat_of, collect, divide};
 use elapid::Adapter;
@@ -13,10 +14,8 @@ use elapid::{
 };
 use elapid::{Document, Ends};
 use serde_json::{Value, json};
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
 
 /// Evaluate a model on text: loss, perplexity, bits per byte, top-1 accuracy.
 ///
@@ -155,18 +154,16 @@ impl Eval {
     ) -> Done<Measured> {
         let settings = self.settings(&model);
         let mut session = Session::new(model, device)?;
-        let mut shown = Shown::new("eval", "tokens");
-        let mut progress = |done, of| shown.update(done, of);
-        let scores = session.score(&source.documents, &settings, &mut progress)?;
-        drop(shown);
+        let mut told = progress("eval", "{human_pos} of {human_len} tokens");
+        let scores = session.score(&source.documents, &settings, &mut told)?;
+        drop(told);
         let summary = Summary::of(&scores)?;
         let fim = match self.fim {
             None => None,
             Some(n_holes) => {
                 let settings = FimSettings::new(n_holes, settings.context);
-                let mut shown = Shown::new("fim", "holes");
-                let mut progress = |done, of| shown.update(done, of);
-                Some(session.score_infill(&source.documents, &settings, &mut progress)?)
+                let mut told = progress("fim", "{human_pos} of {human_len} holes");
+                Some(session.score_infill(&source.documents, &settings, &mut told)?)
             }
         };
         let n_params = session.model().n_params();
@@ -362,42 +359,4 @@ fn fim_json(fim: &FimReport) -> Value {
         "n_holes": fim.n_holes(), "n_exact": fim.n_exact(),
         "files": files.collect::<Value>(), "skipped": skipped.collect::<Value>(),
     })
-}
-
-/// How far the work is, on a terminal: one line on stderr that is written again and again.
-struct Shown {
-    kind: &'static str,
-    unit: &'static str,
-    is_terminal: bool,
-    begin: Instant,
-    last: Option<Instant>,
-}
-
-impl Shown {
-    fn new(kind: &'static str, unit: &'static str) -> Shown {
-        let is_terminal = std::io::stderr().is_terminal();
-        Shown { kind, unit, is_terminal, begin: Instant::now(), last: None }
-    }
-
-    fn update(&mut self, done: usize, of: usize) {
-        let now = Instant::now();
-        let is_soon = self.last.is_some_and(|last| (now - last).as_millis() < 200);
-        if !self.is_terminal || is_soon {
-            return;
-        }
-        self.last = Some(now);
-        let (done, of) = (done as f64, of as f64);
-        let left = (of - done) * (now - self.begin).as_secs_f64() / done.max(1.0);
-        let (n_done, n_of, percent) = (count(done), count(of), 100.0 * done / of);
-        let text = format!("{n_done} of {n_of} {}  {percent:.0}%  eta {left:.0} s", self.unit);
-        let _ = write!(std::io::stderr(), "\r{:<8}{text}\x1b[K", self.kind);
-    }
-}
-
-impl Drop for Shown {
-    fn drop(&mut self) {
-        if self.last.is_some() {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
-        }
-    }
 }

@@ -63,9 +63,11 @@ impl Data {
         self.facts.gzip = compress::gzip_bits_per_byte(&self.held_out);
         if limit < ZSTD_BYTES {
             self.facts.zstd_dictionary = "zstd was not measured: it needs too much memory".into();
-        } else if let Some(zstd) = compress::zstd_bits_per_byte(&self.training, &self.held_out) {
-            self.facts.zstd = Some(zstd.bits_per_byte);
-            self.facts.zstd_dictionary = zstd.dictionary.describe().into();
+        } else if let Some((bits_per_byte, dictionary)) =
+            compress::zstd_bits_per_byte(&self.training, &self.held_out)
+        {
+            self.facts.zstd = Some(bits_per_byte);
+            self.facts.zstd_dictionary = dictionary.into();
         }
     }
 

@@ -5,11 +5,11 @@ use super::drive::Run;
 use super::write_json;
 use crate::files;
 use crate::machine;
+use crate::report::data::{Fact, HeldOut, LanguageRow, PlanRow, ReportData, Summary, Unit};
+use crate::report::metrics;
+use crate::report::page;
+use crate::report::samples::{self, Sample};
 use crate::report::{Done, Failure, mebibytes};
-use crate::run_report::data::{Fact, HeldOut, LanguageRow, PlanRow, ReportData, Summary, Unit};
-use crate::run_report::html;
-use crate::run_report::metrics;
-use crate::run_report::samples::{self, Sample};
 use elapid::Method;
 use elapid::Special;
 use elapid::{Comparison, DocScore, Verdict, compare};
@@ -131,10 +131,10 @@ pub fn finish(run: &mut Run, peak: u64, elapsed: &dyn Fn() -> f64) -> Done<ExitC
     let summary = summarise(run, (&before, &after), comparison.as_ref(), spent)?;
     write_json(&run.dir.join(SUMMARY), &summary)?;
     let report = ReportData::gather(&run.dir, summary.clone())?;
-    files::write_bytes(&run.dir.join(html::FILE), html::html(&report).as_bytes())?;
+    files::write_bytes(&run.dir.join(page::FILE), page::html(&report)?.as_bytes())?;
     say(run, &summary, comparison.as_ref(), spent);
     run.live.line("model", &format!("{}", place.display()));
-    run.live.line("report", &format!("{}", run.dir.join(html::FILE).display()));
+    run.live.line("report", &format!("{}", run.dir.join(page::FILE).display()));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -270,7 +270,7 @@ fn summarise(
         plan: plan_rows(run, spent)?,
         config: json!(config),
         machine: vec![
-            fact("CPU", machine::processor().unwrap_or_default()),
+            fact("CPU", machine::cpu().unwrap_or_default()),
             fact("elapid", env!("CARGO_PKG_VERSION")),
             fact("seed", config.seed),
             fact("frozen weights", &run.prepared.frozen_hash),

@@ -24,8 +24,8 @@ mod prepare;
 use crate::commands::train::Checkpointing;
 use crate::compute::Compute;
 use crate::files;
+use crate::report::live::{Live, Output};
 use crate::report::{Done, Failure, count, line};
-use crate::run_report::live::{Live, Mode};
 use crate::source::left_out;
 use crate::source::walk::{self, Walk};
 use config::{Origin, RunConfig};
@@ -82,7 +82,7 @@ impl Wishes {
     }
 
     fn live(&self) -> Live {
-        Live::new(if self.json { Mode::Json } else { Mode::for_people() })
+        Live::new(if self.json { Output::json() } else { Output::for_people() })
     }
 }
 

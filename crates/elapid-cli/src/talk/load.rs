@@ -8,7 +8,6 @@ use elapid::{Message, Moment};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// How a model is to be loaded.
 #[derive(Clone, Debug, Default)]
@@ -76,23 +75,20 @@ impl FromStr for AdapterPath {
 
 /// The time, in UTC: templates print the date.
 pub fn now() -> Moment {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    moment(seconds)
+    moment(jiff::Timestamp::now())
 }
 
-/// Seconds since 1970 as a date (proleptic Gregorian; years that begin in March, Hinnant's way).
-fn moment(seconds: u64) -> Moment {
-    let (days, second) = (seconds / 86_400, (seconds % 86_400) as u32);
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let leaps = day_of_era / 1_460 + day_of_era / 146_096 - day_of_era / 36_524;
-    let year_of_era = (day_of_era - leaps) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * day_of_year + 2) / 153;
-    let day = (day_of_year - (153 * from_march + 2) / 5 + 1) as u32;
-    let month = (if from_march < 10 { from_march + 3 } else { from_march - 9 }) as u32;
-    let year = (era * 400 + year_of_era) as i32 + i32::from(month <= 2);
-    Moment { year, month, day, hour: second / 3600, minute: second / 60 % 60, second: second % 60 }
+fn moment(time: jiff::Timestamp) -> Moment {
+    let time = jiff::tz::Offset::UTC.to_datetime(time);
+    let number = |number: i8| u32::from(number.unsigned_abs());
+    Moment {
+        year: time.year().into(),
+        month: number(time.month()),
+        day: number(time.day()),
+        hour: number(time.hour()),
+        minute: number(time.minute()),
+        second: number(time.second()),
+    }
 }
 
 #[cfg(test)]
@@ -112,7 +108,8 @@ mod tests {
     #[test]
     fn seconds_become_dates() {
         let date = |seconds| {
-            let Moment { year, month, day, hour, minute, second } = moment(seconds);
+            let time = jiff::Timestamp::from_second(seconds).unwrap();
+            let Moment { year, month, day, hour, minute, second } = moment(time);
             format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
         };
         assert_eq!(date(0), "1970-01-01 00:00:00");

@@ -19,12 +19,12 @@
 //! files of a directory as one, in that order. It begins with `session_log` START at the first step
 //! to come: a reader then forgets what older files say of that step and later ones. So a killed
 //! run leaves no doubled points. A rollback says the same in the middle of a file. A record torn
-//! by a kill ends its file for the reader, which goes on with the next one.
+//! by a kill ends its file for the reader, which continues with the next one.
 //!
 //! Not here: reading such files; images, text and histograms.
 
-use crate::report::{Done, Failure};
-use crate::run_report::metrics::{EvalRecord, StepRecord};
+use crate::report::metrics::{EvalRecord, StepRecord};
+use crate::report::{Done, cannot_write};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -43,13 +43,10 @@ impl Events {
     /// run, the checkpoint's step + 1 for a resumed one. `wall` is the time since 1970.
     pub fn create(dir: &Path, wall: Duration, next_step: u64) -> Done<Events> {
         // A clock set back, or a second run within a second, must not sort before the old files.
-        let stamp = match latest_stamp(dir) {
-            Some(latest) => wall.as_secs().max(latest + 1),
-            None => wall.as_secs(),
-        };
+        let stamp = wall.as_secs().max(latest_stamp(dir).map_or(0, |latest| latest + 1));
         let path = dir.join(format!("{PREFIX}{stamp:010}.elapid"));
         let file = OpenOptions::new().write(true).create_new(true).open(&path);
-        let file = file.map_err(|error| cannot_write(&path, &error))?;
+        let file = file.map_err(|error| cannot_write(&path, error))?;
         let mut events = Events { path, file };
         let mut version = event(wall, 0);
         put_bytes(&mut version, 3, b"brain.Event:2");
@@ -67,7 +64,6 @@ impl Events {
         self.put(&data)
     }
 
-    /// The curves under `train/`.
     pub fn step(&mut self, wall: Duration, record: &StepRecord) -> Done<()> {
         let values = [
             ("train/loss", record.loss),
@@ -78,13 +74,10 @@ impl Events {
         self.scalars(wall, record.step, &values)
     }
 
-    /// The curves under `eval/`.
     pub fn eval(&mut self, wall: Duration, record: &EvalRecord) -> Done<()> {
-        let values = [
-            ("eval/loss", record.loss as f32),
-            ("eval/bits_per_byte", record.bits_per_byte as f32),
-        ];
-        self.scalars(wall, record.step, &values)
+        let EvalRecord { step, loss, bits_per_byte, .. } = *record;
+        let values = [("eval/loss", loss as f32), ("eval/bits_per_byte", bits_per_byte as f32)];
+        self.scalars(wall, step, &values)
     }
 
     fn scalars(&mut self, wall: Duration, step: u64, values: &[(&str, f32)]) -> Done<()> {
@@ -102,14 +95,8 @@ impl Events {
     }
 
     fn put(&mut self, data: &[u8]) -> Done<()> {
-        let framed = frame(data);
-        self.file.write_all(&framed).map_err(|error| cannot_write(&self.path, &error))
+        self.file.write_all(&frame(data)).map_err(|error| cannot_write(&self.path, error))
     }
-}
-
-fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
-    let hint = "look at the space on the disk and at the rights of the directory";
-    Failure::new(format!("cannot write {}: {error}", path.display()), hint)
 }
 
 /// The stamp of the newest event file in a directory.
@@ -150,11 +137,8 @@ fn put_varint(data: &mut Vec<u8>, mut n: u64) {
 
 fn frame(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
-    let mut framed = length.to_vec();
-    framed.extend(masked_crc(&length).to_le_bytes());
-    framed.extend(data);
-    framed.extend(masked_crc(data).to_le_bytes());
-    framed
+    let crc = |bytes| masked_crc(bytes).to_le_bytes();
+    [&length[..], &crc(&length), data, &crc(data)].concat()
 }
 
 fn masked_crc(bytes: &[u8]) -> u32 {
@@ -176,7 +160,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run_report::scratch;
+    use crate::report::scratch;
 
     fn hex(bytes: &[u8]) -> String {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()

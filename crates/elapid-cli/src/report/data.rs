@@ -7,16 +7,14 @@
 //! Not here: how any of it looks.
 
 use crate::report::Done;
-use crate::run_report::metrics::{self, EvalRecord, NoteRecord, Record, StepRecord};
-use crate::run_report::samples::{self, Sample};
+use crate::report::metrics::{self, EvalRecord, NoteRecord, Record, StepRecord};
+use crate::report::samples::{self, Sample};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// A report before it is drawn.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Default)]
 pub struct ReportData {
-    /// What is known once.
     pub summary: Summary,
     /// What happened, in order.
     pub records: Vec<Record>,
@@ -34,13 +32,12 @@ pub struct Summary {
     pub outcome: String,
     /// What was trained on what: model, method, data, device, one line each.
     pub facts: Vec<Fact>,
-    /// The measurements that count.
     pub held_out: HeldOut,
     /// Held-out files by language.
     pub languages: Vec<LanguageRow>,
     /// Files that were not learned from.
     pub left_out: Vec<LeftOut>,
-    /// What was foreseen before the run against what was measured.
+    /// What was predicted before the run against what was measured.
     pub plan: Vec<PlanRow>,
     /// The resolved configuration.
     pub config: serde_json::Value,
@@ -48,12 +45,10 @@ pub struct Summary {
     pub machine: Vec<Fact>,
 }
 
-/// A name and what stands behind it.
+/// "device": "cpu, 2 threads, f32".
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fact {
-    /// "device".
     pub name: String,
-    /// "cpu, 2 threads, f32".
     pub value: String,
 }
 
@@ -61,9 +56,7 @@ pub struct Fact {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HeldOut {
-    /// Files.
     pub n_files: u64,
-    /// Their bytes.
     pub n_bytes: u64,
     /// How they were chosen: "newest tenth by commit date".
     pub split: String,
@@ -79,19 +72,14 @@ pub struct HeldOut {
     pub zstd: Option<f64>,
 }
 
-/// Held-out files of one language.
+/// Held-out files of one language, in bits per byte.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LanguageRow {
-    /// "Rust".
     pub language: String,
-    /// Held-out files.
     pub n_files: u64,
-    /// Their bytes.
     pub n_bytes: u64,
-    /// Bits per byte before training.
     pub before: Option<f64>,
-    /// Bits per byte after.
     pub after: Option<f64>,
     /// Share of tokens whose likeliest guess was right, after, 1 is all.
     pub top1: Option<f64>,
@@ -102,24 +90,18 @@ pub struct LanguageRow {
 pub struct LeftOut {
     /// "near duplicate".
     pub reason: String,
-    /// Files.
     pub n_files: u64,
-    /// Their bytes.
     pub n_bytes: u64,
     /// Some of their names.
     pub examples: Vec<String>,
 }
 
-/// One line of the plan.
+/// One line of the plan, such as "activations".
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanRow {
-    /// "activations".
     pub name: String,
-    /// What the numbers count.
     pub unit: Unit,
-    /// What was foreseen.
     pub planned: Option<f64>,
-    /// What was found.
     pub measured: Option<f64>,
 }
 
@@ -127,16 +109,13 @@ pub struct PlanRow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
-    /// Parameters, steps.
     Count,
-    /// Memory.
     Bytes,
-    /// Time.
     Seconds,
 }
 
 /// A completion before and after training.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Serialize)]
 pub(super) struct Completion<'a> {
     pub first: &'a Sample,
     pub last: &'a Sample,
@@ -149,38 +128,31 @@ impl ReportData {
         Ok(ReportData { summary, records, samples })
     }
 
-    /// Steps that count: those undone by a rollback are left out.
-    pub(super) fn steps(&self) -> Vec<StepRecord> {
-        let mut list: Vec<StepRecord> = Vec::new();
-        for record in &self.records {
-            if let Record::Step(step) = record {
-                list.truncate(list.partition_point(|old| old.step < step.step));
-                list.push(*step);
-            }
+    /// Records of a kind by step, without those undone by a rollback.
+    fn kept<T>(&self, of_kind: impl Fn(&Record) -> Option<T>) -> Vec<T> {
+        let mut list: Vec<(u64, T)> = Vec::new();
+        let found =
+            self.records.iter().filter_map(|record| Some((record.step(), of_kind(record)?)));
+        for (step, record) in found {
+            list.truncate(list.partition_point(|old| old.0 < step));
+            list.push((step, record));
         }
-        list
+        list.into_iter().map(|(_, record)| record).collect()
     }
 
-    /// Evaluations that count.
+    pub(super) fn steps(&self) -> Vec<StepRecord> {
+        self.kept(|record| if let Record::Step(step) = record { Some(*step) } else { None })
+    }
+
     pub(super) fn evals(&self) -> Vec<EvalRecord> {
-        let mut list: Vec<EvalRecord> = Vec::new();
-        for record in &self.records {
-            if let Record::Eval(eval) = record {
-                list.truncate(list.partition_point(|old| old.step < eval.step));
-                list.push(*eval);
-            }
-        }
-        list
+        self.kept(|record| if let Record::Eval(eval) = record { Some(*eval) } else { None })
     }
 
     pub(super) fn notes(&self) -> Vec<&NoteRecord> {
-        let mut list = Vec::new();
-        for record in &self.records {
-            if let Record::Note(note) = record {
-                list.push(note);
-            }
-        }
-        list
+        let records = self.records.iter();
+        records
+            .filter_map(|record| if let Record::Note(note) = record { Some(note) } else { None })
+            .collect()
     }
 
     /// Bits per byte before and after.

@@ -15,11 +15,11 @@
 //!
 //! Not here: what is shown of it.
 
-use crate::files;
-use crate::report::{Done, Failure};
+use crate::report::{Done, Failure, cannot_write};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
-use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::fs::File;
+use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// Its name in a run directory.
@@ -29,13 +29,9 @@ pub const FILE: &str = "metrics.jsonl";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Record {
-    /// One update of the weights.
     Step(StepRecord),
-    /// A measurement on the held-out files.
     Eval(EvalRecord),
-    /// Something that a person should know, such as a rollback.
     Note(NoteRecord),
-    /// A checkpoint.
     Save(SaveRecord),
 }
 
@@ -45,24 +41,21 @@ pub struct StepRecord {
     /// Counted from 1.
     pub step: u64,
     /// Mean over the batch, before the update, in nats per token.
-    #[serde(deserialize_with = "f32_or_nan")]
+    #[serde(deserialize_with = "or_nan")]
     pub loss: f32,
-    /// Learning rate.
-    #[serde(deserialize_with = "f64_or_nan")]
+    #[serde(deserialize_with = "or_nan")]
     pub lr: f64,
     /// Norm of all gradients before clipping.
-    #[serde(deserialize_with = "f64_or_nan")]
+    #[serde(deserialize_with = "or_nan")]
     pub grad_norm: f64,
-    /// Milliseconds of the step.
-    #[serde(deserialize_with = "f64_or_nan")]
+    #[serde(deserialize_with = "or_nan")]
     pub ms: f64,
-    /// Tokens learned from in a second.
-    #[serde(deserialize_with = "f64_or_nan")]
+    #[serde(deserialize_with = "or_nan")]
     pub tok_per_s: f64,
     /// Tokens learned from since the run began.
     pub n_tok: u64,
     /// Seconds of training since the run began, without the time it lay stopped.
-    #[serde(deserialize_with = "f64_or_nan")]
+    #[serde(deserialize_with = "or_nan")]
     pub elapsed_s: f64,
 }
 
@@ -72,22 +65,20 @@ pub struct EvalRecord {
     /// Updates before it; 0 is the model as it was.
     pub step: u64,
     /// Nats per token.
-    #[serde(deserialize_with = "f64_or_nan")]
+    #[serde(deserialize_with = "or_nan")]
     pub loss: f64,
-    /// Bits for each byte of text.
-    #[serde(deserialize_with = "f64_or_nan")]
+    #[serde(deserialize_with = "or_nan")]
     pub bits_per_byte: f64,
     /// Seconds of training since the run began.
-    #[serde(deserialize_with = "f64_or_nan")]
+    #[serde(deserialize_with = "or_nan")]
     pub elapsed_s: f64,
 }
 
-/// Something that a person should know.
+/// Something that a person should know, such as a rollback.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NoteRecord {
     /// The step at which it happened, not the one gone back to.
     pub step: u64,
-    /// In words.
     pub text: String,
 }
 
@@ -100,12 +91,12 @@ pub struct SaveRecord {
     pub path: String,
 }
 
-fn f32_or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f32, D::Error> {
-    Ok(Option::deserialize(from)?.unwrap_or(f32::NAN))
-}
-
-fn f64_or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
-    Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
+fn or_nan<'de, D, T>(from: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + From<f32>,
+{
+    Ok(Option::deserialize(from)?.unwrap_or(T::from(f32::NAN)))
 }
 
 impl Record {
@@ -133,18 +124,20 @@ pub struct Metrics {
 
 impl Metrics {
     /// Opens `metrics.jsonl` in a run directory. `None` begins a new run with an empty file;
-    /// `Some(step)` goes on after the checkpoint of that step and drops what came after it.
+    /// `Some(step)` resumes after the checkpoint of that step and drops what came after it.
     pub fn open(dir: &Path, keep_to_step: Option<u64>) -> Done<Metrics> {
         let path = dir.join(FILE);
-        let mut kept = Vec::new();
-        if let Some(step) = keep_to_step {
-            kept = read_bytes(&path)?;
-            kept.truncate(cut(&path, &kept, step)?);
-        }
-        // Also when nothing is dropped: then the file exists and is whole.
-        files::write(&path, |sink| sink(&kept))?;
-        let file = OpenOptions::new().append(true).open(&path);
-        let file = file.map_err(|error| cannot_write(&path, &error))?;
+        let kept = match keep_to_step {
+            None => 0,
+            Some(step) => cut(&read_lines(&path)?, step),
+        };
+        let open = || {
+            let mut file = File::options().write(true).create(true).truncate(false).open(&path)?;
+            file.set_len(kept)?;
+            file.seek(SeekFrom::End(0))?;
+            Ok(file)
+        };
+        let file = open().map_err(|error| cannot_write(&path, error))?;
         Ok(Metrics { path, file })
     }
 
@@ -152,71 +145,58 @@ impl Metrics {
     pub fn append(&mut self, record: &Record) -> Done<()> {
         let mut text = record.to_json();
         text.push('\n');
-        self.file.write_all(text.as_bytes()).map_err(|error| cannot_write(&self.path, &error))
+        self.file.write_all(text.as_bytes()).map_err(|error| cannot_write(&self.path, error))
     }
 
     /// Makes the lines last through a loss of power. Call it after the `save` line and before the
     /// checkpoint becomes valid.
     pub fn sync(&mut self) -> Done<()> {
-        self.file.sync_data().map_err(|error| cannot_write(&self.path, &error))
+        self.file.sync_data().map_err(|error| cannot_write(&self.path, error))
     }
 }
 
 /// All records of a run directory, in the order they were written, for the report.
 pub fn read(dir: &Path) -> Done<Vec<Record>> {
-    let path = dir.join(FILE);
-    Ok(parse(&path, &read_bytes(&path)?)?.into_iter().map(|(record, _)| record).collect())
+    Ok(read_lines(&dir.join(FILE))?.into_iter().map(|(record, _)| record).collect())
 }
 
-/// Records, each with the offset of its end. A last line without an end was torn by a kill and is
-/// left out.
-fn parse(path: &Path, bytes: &[u8]) -> Done<Vec<(Record, usize)>> {
+/// The objects of a file, each with the offset of its end; none where there is no file. A last
+/// line without an end was torn by a kill and is omitted.
+pub(super) fn read_lines<T: DeserializeOwned>(path: &Path) -> Done<Vec<(T, u64)>> {
+    let bytes = match std::fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => {
+            let problem = format!("cannot read {}: {error}", path.display());
+            return Err(Failure::new(problem, "check the permissions of the run directory"));
+        }
+        Ok(bytes) => bytes,
+    };
     let mut list = Vec::new();
     let mut end = 0;
-    for (idx, line) in bytes.split_inclusive(|byte| *byte == b'\n').enumerate() {
-        end += line.len();
-        if line.last() != Some(&b'\n') {
-            break;
-        }
-        let record = serde_json::from_slice(line).map_err(|error| {
-            let problem = format!("{}: line {}: {error}", path.display(), idx + 1);
-            Failure::new(problem, "remove that line, or the file if its curves may be lost")
+    for line in bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n")) {
+        end += line.len() as u64;
+        let object = serde_json::from_slice(line).map_err(|error| {
+            let problem = format!("{}: line {}: {error}", path.display(), list.len() + 1);
+            Failure::new(problem, "remove that line, or the file if what it holds may be lost")
         })?;
-        list.push((record, end));
+        list.push((object, end));
     }
     Ok(list)
 }
 
-/// How many bytes to keep for going on after the checkpoint of `step`: up to its last `save` line,
+/// How many bytes to keep to resume after the checkpoint of `step`: up to its last `save` line,
 /// or, where it has none, up to the last line that is no later than `step`.
-fn cut(path: &Path, bytes: &[u8], step: u64) -> Done<usize> {
-    let list = parse(path, bytes)?;
+fn cut(list: &[(Record, u64)], step: u64) -> u64 {
     let is_mark = |record: &Record| matches!(record, Record::Save(save) if save.step == step);
     let mark = list.iter().rfind(|(record, _)| is_mark(record));
     let mark = mark.or_else(|| list.iter().rfind(|(record, _)| record.step() <= step));
-    Ok(mark.map_or(0, |(_, end)| *end))
-}
-
-fn read_bytes(path: &Path) -> Done<Vec<u8>> {
-    match std::fs::read(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => {
-            let problem = format!("cannot read {}: {error}", path.display());
-            Err(Failure::new(problem, "look at the rights of the run directory"))
-        }
-        Ok(bytes) => Ok(bytes),
-    }
-}
-
-fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
-    let hint = "look at the space on the disk and at the rights of the directory";
-    Failure::new(format!("cannot write {}: {error}", path.display()), hint)
+    mark.map_or(0, |(_, end)| *end)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run_report::scratch;
+    use crate::report::scratch;
 
     fn step(step: u64) -> Record {
         Record::Step(StepRecord {

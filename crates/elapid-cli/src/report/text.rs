@@ -1,26 +1,14 @@
-//! Text for a page and numbers for people.
-//!
-//! Not here: what the other commands share (`report.rs`).
+//! Numbers and text as people read them.
 
-/// Text as HTML shows it, in an element or in a quoted attribute.
-///
-/// What a reader would not see, or what would turn the text around it, is made visible: samples
-/// come from a model and may hold any bytes.
-pub fn escape(text: &str) -> String {
-    let mut html = String::with_capacity(text.len() + text.len() / 8);
-    for c in text.chars() {
-        match c {
-            '&' => html.push_str("&amp;"),
-            '<' => html.push_str("&lt;"),
-            '>' => html.push_str("&gt;"),
-            '"' => html.push_str("&quot;"),
-            '\'' => html.push_str("&#39;"),
-            '\n' | '\t' => html.push(c),
-            _ if is_unseen(c) => html.push_str(&format!("[U+{:04X}]", c as u32)),
-            _ => html.push(c),
-        }
-    }
-    html
+/// Text in which nothing is hidden: samples come from a model and may hold any bytes. Characters
+/// that nobody sees, or that turn the text around them, are shown by number.
+pub fn visible(text: &str) -> String {
+    let shown = |c: char| match c {
+        '\n' | '\t' => c.to_string(),
+        _ if is_unseen(c) => format!("[U+{:04X}]", c as u32),
+        _ => c.to_string(),
+    };
+    text.chars().map(shown).collect()
 }
 
 /// Control characters, marks that change the direction of text, odd line ends, and
@@ -42,15 +30,25 @@ pub fn shortened(text: &str, n: usize, more: &str) -> String {
 
 /// 12 345 678, with spaces that do not break.
 pub fn grouped(n: u64) -> String {
-    let digits = n.to_string();
-    let mut text = String::new();
-    for (idx, digit) in digits.chars().enumerate() {
-        if idx > 0 && (digits.len() - idx).is_multiple_of(3) {
-            text.push('\u{202f}');
-        }
-        text.push(digit);
+    match n {
+        0..1000 => n.to_string(),
+        _ => format!("{}\u{202f}{:03}", grouped(n / 1000), n % 1000),
     }
-    text
+}
+
+/// 21.4 M, 31.0 k, 1200.
+pub fn count(n: f64) -> String {
+    match n {
+        n if n >= 1e9 => format!("{:.2} G", n / 1e9),
+        n if n >= 1e6 => format!("{:.1} M", n / 1e6),
+        n if n >= 1e4 => format!("{:.1} k", n / 1e3),
+        n => format!("{n:.0}"),
+    }
+}
+
+/// Bytes in MiB.
+pub fn mebibytes(n: f64) -> String {
+    format!("{:.1} MiB", n / (1 << 20) as f64)
 }
 
 /// 812 B, 3.1 KiB, 21.4 MiB, 1.25 GiB.
@@ -80,13 +78,10 @@ pub fn duration(seconds: f64) -> String {
 
 /// 4 m 51 s: a time that is over, to the second.
 pub fn duration_exact(seconds: f64) -> String {
-    if !seconds.is_finite() || seconds < 60.0 {
-        return duration(seconds);
-    }
-    let whole = seconds.round() as u64;
-    match whole {
-        s if s < 3600 => format!("{} m {:02} s", s / 60, s % 60),
-        s => format!("{} h {:02} m", s / 3600, s % 3600 / 60),
+    match seconds.round() as u64 {
+        s @ 60..3600 if seconds >= 60.0 => format!("{} m {:02} s", s / 60, s % 60),
+        s @ 3600.. if seconds.is_finite() => format!("{} h {:02} m", s / 3600, s % 3600 / 60),
+        _ => duration(seconds),
     }
 }
 
@@ -105,17 +100,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn markup_is_text() {
-        assert_eq!(escape("<b a='x' c=\"y\">&amp;"), {
-            "&lt;b a=&#39;x&#39; c=&quot;y&quot;&gt;&amp;amp;"
-        });
-        assert_eq!(escape("fn é() {\n\tα\n}"), "fn é() {\n\tα\n}");
-    }
-
-    #[test]
     fn what_is_not_seen_is_shown() {
-        assert_eq!(escape("\0\x1b[31m\r\n\x7f"), "[U+0000][U+001B][31m[U+000D]\n[U+007F]");
-        assert_eq!(escape("a\u{202e}b\u{85}c\u{feff}"), "a[U+202E]b[U+0085]c[U+FEFF]");
+        assert_eq!(visible("\0\x1b[31m\r\n\x7f"), "[U+0000][U+001B][31m[U+000D]\n[U+007F]");
+        assert_eq!(visible("a\u{202e}b\u{85}c\u{feff}"), "a[U+202E]b[U+0085]c[U+FEFF]");
+        assert_eq!(visible("fn é() {\n\tα\n}"), "fn é() {\n\tα\n}");
     }
 
     #[test]

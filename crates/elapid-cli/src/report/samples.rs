@@ -5,7 +5,7 @@
 //! The file is small and written as a whole each time, so that a kill leaves the old or the new.
 
 use crate::files;
-use crate::report::{Done, Failure};
+use crate::report::{Done, metrics};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -17,7 +17,6 @@ pub const FILE: &str = "samples.jsonl";
 pub struct Sample {
     /// Updates before it; 0 is the model as it was.
     pub step: u64,
-    /// The document.
     pub name: String,
     /// What the model was given.
     pub prompt: String,
@@ -29,35 +28,15 @@ pub struct Sample {
 
 /// Puts these in place of those that were there.
 pub fn write(dir: &Path, samples: &[Sample]) -> Done<()> {
-    files::write(&dir.join(FILE), |sink| {
-        for sample in samples {
-            let line = serde_json::to_string(sample).expect("samples hold numbers and text only");
-            sink(line.as_bytes())?;
-            sink(b"\n")?;
-        }
-        Ok(())
-    })?;
+    let line = |sample| serde_json::to_string(sample).expect("samples hold numbers and text only");
+    let text: String = samples.iter().map(|sample| line(sample) + "\n").collect();
+    files::write_bytes(&dir.join(FILE), text.as_bytes())?;
     Ok(())
 }
 
 /// Those of a run directory; none where there is no such file.
 pub fn read(dir: &Path) -> Done<Vec<Sample>> {
-    let path = dir.join(FILE);
-    let text = match std::fs::read_to_string(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => {
-            let problem = format!("cannot read {}: {error}", path.display());
-            return Err(Failure::new(problem, "look at the rights of the run directory"));
-        }
-        Ok(text) => text,
-    };
-    let parse = |(idx, line): (usize, &str)| {
-        serde_json::from_str(line).map_err(|error| {
-            let problem = format!("{}: line {}: {error}", path.display(), idx + 1);
-            Failure::new(problem, "remove that line, or the file if the samples may be lost")
-        })
-    };
-    text.lines().enumerate().map(parse).collect()
+    Ok(metrics::read_lines(&dir.join(FILE))?.into_iter().map(|(sample, _)| sample).collect())
 }
 
 #[cfg(test)]
@@ -66,7 +45,7 @@ mod tests {
 
     #[test]
     fn samples_come_back_as_they_were() {
-        let dir = crate::run_report::scratch("samples");
+        let dir = crate::report::scratch("samples");
         assert_eq!(read(&dir).unwrap(), []);
         let sample = Sample {
             step: 0,

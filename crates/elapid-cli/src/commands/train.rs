@@ -128,7 +128,7 @@ struct Flags {
     /// Random seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Batch size: sequences per optimizer step
+    /// Batch size: sequences per optimizer step [default: 2048 to 8192 tokens]
     #[arg(long, value_name = "N", value_parser = between(1, 1 << 16))]
     batch: Option<usize>,
     /// Gradient accumulation: split each batch into N equal parts [default: as --memory requires]
@@ -137,7 +137,7 @@ struct Flags {
     /// Tokens per sequence [default: 256 from scratch, else 512]
     #[arg(long, value_name = "N", value_parser = between(8, 1 << 20))]
     context: Option<usize>,
-    /// Peak learning rate
+    /// Peak learning rate [default: by --method]
     #[arg(long, value_name = "X")]
     lr: Option<f64>,
     /// Minimum learning rate, as a fraction of the peak

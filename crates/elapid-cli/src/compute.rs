@@ -11,8 +11,8 @@ pub struct Compute {
     /// Device: auto, cpu, gpu, wgpu, cuda, or one of several such as cuda:1 [default: auto]
     #[arg(long, value_name = "D")]
     pub device: Option<String>,
-    /// Precision on CUDA: bf16, tf32 or f32; other devices use f32 [default: bf16; eval and check
-    /// f32]
+    /// Precision on CUDA: bf16, tf32 or f32; other devices use f32 [default: bf16; f32 in eval
+    /// and check]
     #[arg(long, value_name = "P", value_parser = precision)]
     pub precision: Option<Precision>,
     /// CPU threads [default: all]

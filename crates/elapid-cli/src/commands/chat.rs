@@ -31,13 +31,13 @@ pub struct Chat {
     /// Maximum tokens per answer [default: what the context leaves]
     #[arg(long, short = 'n', value_name = "N", value_parser = between(1, 1 << 24))]
     max_tokens: Option<usize>,
+    /// Print answers only
+    #[arg(long, short = 'q')]
+    quiet: bool,
     #[command(flatten)]
     sampling: SamplingFlags,
     #[command(flatten)]
     source: ModelFlags,
-    /// Print answers only
-    #[arg(long, short = 'q')]
-    quiet: bool,
 }
 
 const HELP: &str = "\

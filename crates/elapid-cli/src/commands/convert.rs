@@ -25,7 +25,7 @@ use std::process::ExitCode;
     elapid convert SmolLM2-135M model.elapid\n  \
     elapid convert my-adapter adapter.gguf --base SmolLM2-135M")]
 pub struct Convert {
-    /// Model: directory, .gguf or .elapid file
+    /// Model or adapter: directory, .gguf or .elapid file
     input: PathBuf,
     /// File or directory to write
     output: PathBuf,
@@ -52,7 +52,7 @@ pub struct Convert {
 pub struct Quantize {
     /// Model: directory, .gguf or .elapid file
     input: PathBuf,
-    /// File or directory to write
+    /// File to write
     output: PathBuf,
     /// Quantization type
     #[arg(long = "type", value_name = "TYPE")]
@@ -66,7 +66,7 @@ struct Common {
     /// Overwrite OUTPUT if it exists
     #[arg(long)]
     force: bool,
-    /// Threads [default: all]
+    /// CPU threads [default: all]
     #[arg(long, value_parser = between(1, 1024))]
     threads: Option<usize>,
     /// Print one JSON object

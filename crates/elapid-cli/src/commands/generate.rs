@@ -23,7 +23,7 @@ use std::time::Instant;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid generate model.gguf -p 'Once upon a time'\n  \
     elapid generate runs/a1 -f src/main.rs -n 64 --temperature 0\n  \
-    elapid generate coder.gguf -p 'fn add(' --suffix ' }' --stop '\\n\\n'\n  \
+    elapid generate coder.gguf -p 'fn add(' --suffix ' }' --stop $'\\n\\n'\n  \
     elapid generate SmolLM2-135M-Instruct --chat -p 'Name three rivers.'\n  \
     git diff | elapid generate model -p - --json\n\n\
     Ctrl-C stops the answer and keeps what was written; the exit code is then 130.")]
@@ -55,10 +55,6 @@ pub struct Generate {
     #[arg(long, short = 'n', value_name = "N", default_value_t = 256,
         value_parser = between(0, 1 << 24))]
     max_tokens: usize,
-    #[command(flatten)]
-    sampling: SamplingFlags,
-    #[command(flatten)]
-    source: ModelFlags,
     /// Print one JSON object: text, ids, finish reason, timings
     #[arg(long)]
     json: bool,
@@ -68,6 +64,10 @@ pub struct Generate {
     /// Do not print speeds
     #[arg(long, short = 'q')]
     quiet: bool,
+    #[command(flatten)]
+    sampling: SamplingFlags,
+    #[command(flatten)]
+    source: ModelFlags,
 }
 
 impl Generate {

@@ -145,7 +145,10 @@ impl Serve {
         };
         let keys: Vec<String> = keys.into_iter().filter(|key| !key.is_empty()).collect();
         match keys.is_empty() {
-            true => Err(Failure::new(format!("{from} holds no API key"), "give one")),
+            true => Err(Failure::new(
+                format!("{from} holds no API key"),
+                "give a key that is not empty",
+            )),
             false => Ok(keys),
         }
     }

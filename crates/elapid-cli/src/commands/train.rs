@@ -43,7 +43,7 @@ pub struct Train {
 /// Estimate a training run without starting it: parameters, memory by kind, time.
 ///
 /// Takes the flags of `elapid train`. Batch size, gradient accumulation and checkpointing are
-/// chosen to fit --memory; a run that cannot fit is refused with a hint what to change.
+/// chosen to fit --memory; a run that cannot fit is refused with a hint on what to change.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid plan .\n  \
     elapid plan . --preset medium --memory 4G\n  elapid plan . --model SmolLM2-135M.gguf --json")]
@@ -358,9 +358,10 @@ impl Flags {
     fn share(&self, name: &str, value: f64) -> Done<f64> {
         match (0.0..=1.0).contains(&value) {
             true => Ok(value),
-            false => {
-                Err(Failure::new(format!("`--{name}` is {value}"), "give a fraction from 0 to 1"))
-            }
+            false => Err(Failure::new(
+                format!("`--{name} {value}` is out of range"),
+                "give a fraction from 0 to 1",
+            )),
         }
     }
 
@@ -368,7 +369,7 @@ impl Flags {
         match self.held_out > 0.0 && self.held_out < 1.0 {
             true => Ok(self.held_out),
             false => {
-                let problem = format!("`--held-out` is {}", self.held_out);
+                let problem = format!("`--held-out {}` is out of range", self.held_out);
                 let hint =
                     "give a fraction above 0 and below 1: the result is measured on held-out files";
                 Err(Failure::new(problem, hint))
@@ -482,7 +483,7 @@ impl Flags {
                 let rank = self.rank.unwrap_or(LoraSettings::default().rank);
                 let dropout = self.dropout.unwrap_or(0.0);
                 if !(0.0..1.0).contains(&dropout) {
-                    let problem = format!("`--dropout` is {dropout}");
+                    let problem = format!("`--dropout {dropout}` is out of range");
                     return Err(Failure::new(problem, "give a number from 0 to below 1"));
                 }
                 Method::Lora(LoraSettings {

@@ -82,7 +82,7 @@ fn what_is_there_is_replaced_only_by_force_and_then_wholly() {
     assert!(
         refusal(&["convert", &set("mamba"), &dir.path("none/m.gguf")]).contains("no directory")
     );
-    assert!(refusal(&["convert", &set("mamba"), &dir.path("m.bin")]).contains("which form"));
+    assert!(refusal(&["convert", &set("mamba"), &dir.path("m.bin")]).contains("output format"));
 }
 
 fn tokenize(args: &[&str], input: &str) -> String {

@@ -180,7 +180,7 @@ fn a_suffix_is_laid_out_with_the_tokens_of_the_model() {
     assert_eq!((ids[0], *ids.last().unwrap()), (1, 3), "{ids:?}");
     assert!(ids.contains(&2));
     let words = refusal(&["generate", &w.plain, "-p", "let ", "--suffix", ";"]);
-    assert!(words.contains("no tokens for filling in the middle"), "{words}");
+    assert!(words.contains("no fill-in-the-middle tokens"), "{words}");
 }
 
 #[test]
@@ -425,7 +425,7 @@ fn a_long_chat_forgets_its_oldest_turns_and_says_so() {
     let typed: String = (0..12).map(|n| format!("say {}\n", lines(8, n).join(" "))).collect();
     let (answers, words) = chat(&w, "--context 512", &typed);
     assert_eq!(answers.len(), 12);
-    assert!(words.contains("the context is full: the oldest 1 question"), "{words}");
+    assert!(words.contains("the context is full: dropped the oldest 1 question"), "{words}");
     let long = format!("say {}\nhello\n", lines(60, 1).join(" "));
     let (answers, words) = chat(&w, "--context 512", &long);
     assert_eq!(answers.len(), 1, "the second is answered");

@@ -3,7 +3,7 @@
 use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, between, line};
-use crate::serve::{Guard, Limits, Parts, listen};
+use crate::server::{Guard, Settings, listen};
 use crate::talk::flags::cache_type;
 use crate::talk::load::{AdapterPath, LoadSettings, load};
 use elapid::CacheType;
@@ -29,7 +29,9 @@ const CONTEXT_MAX: usize = 8192;
     elapid serve SmolLM2-135M --adapter runs/a1 --adapter runs/a2=0.5\n  \
     elapid serve model.gguf --host 0.0.0.0 --api-key-file keys.txt --parallel 8\n\n\
     SIGINT or SIGTERM stops the server: running requests may finish. \
-    A second signal cancels them.")]
+    A second signal cancels them.\n\n\
+    Exit codes: 0 after a signal, 130 after a second one, 1 if it cannot start, 69 if the engine \
+    can no longer answer (a lost GPU, for example): restart it.")]
 pub struct Serve {
     /// Model: directory, .gguf or .elapid file, or a run of `elapid train`
     model: PathBuf,
@@ -98,17 +100,15 @@ impl Serve {
         let about = self.about(&loaded, address);
         let sentence = self.sentence(&loaded, address);
         let context = loaded.engine.settings().context;
-        let parts = Parts {
-            limits: Limits {
-                body_bytes_max: self.max_body_mib << 20,
-                n_tok_max: self.max_tokens.unwrap_or(context),
-                time_max: Duration::from_secs(self.timeout_s as u64),
-            },
+        let settings = Settings {
+            body_bytes_max: self.max_body_mib << 20,
+            n_tok_max: self.max_tokens.unwrap_or(context),
+            time_max: Duration::from_secs(self.timeout_s as u64),
             guard: Guard::new(address, &self.host, &keys, &self.allow_origin),
             alias: self.alias.clone(),
             n_lookup: self.lookup,
         };
-        listen::serve(listener, loaded, parts, || {
+        listen::serve(listener, loaded, settings, || {
             eprintln!("{sentence}");
             if self.json {
                 line(about);

@@ -58,7 +58,7 @@ impl Arch {
     }
 
     /// Whether RoPE turns neighbours, so that rows of queries and keys are stored in pairs.
-    pub(super) fn pairs_rows(self) -> bool {
+    pub(crate) fn pairs_rows(self) -> bool {
         matches!(self, Arch::Llama | Arch::GraniteHybrid)
     }
 
@@ -123,7 +123,7 @@ impl Arch {
                 list.extend(self.attention_problems(a));
                 list
             }
-            MixerConfig::ShortConv(_) => vec!["it has a short convolution".into()],
+            _ => vec![format!("llama.cpp has no {mixer}")],
         }
     }
 

@@ -24,10 +24,7 @@ pub fn describe(config: &Config, arch: Arch) -> Description {
     list.size("vocab_size", config.n_vocab);
     list.size("embedding_length", config.d_model);
     list.float("attention.layer_norm_rms_epsilon", config.eps);
-    let attention = layers.iter().find_map(|layer| match &layer.mixer {
-        MixerConfig::Attention(c) | MixerConfig::Parallel(_, c) => Some(c),
-        _ => None,
-    });
+    let attention = layers.iter().find_map(|layer| layer.mixer.attention());
     let mut frequencies = None;
     match attention {
         Some(c) => frequencies = list.attention(config, c),

@@ -6,7 +6,7 @@
 //! `Config::from_json` reads. A file of our own also keeps its config.json (`CONFIG_KEY`), so that
 //! nothing is lost on the way there and back.
 //!
-//! What the conversions do to numbers, all of it in `names.rs`:
+//! What the conversions do to numbers, all of it in `names.rs` and in the files of the mixers:
 //!
 //! - decays are stored as `-exp(a_log)`;
 //! - rows of queries and keys are paired where llama.cpp turns neighbours (llama, granitehybrid);
@@ -21,4 +21,5 @@ mod names;
 pub use arch::Arch;
 pub use export::{Description, describe};
 pub use import::{CONFIG_KEY, config_json};
+pub(crate) use names::LayerNames;
 pub use names::{FREQUENCIES, Names, names};

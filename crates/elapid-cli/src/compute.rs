@@ -8,18 +8,19 @@ use serde::{Deserialize, Serialize};
 /// Where to compute.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Compute {
-    /// Where to compute: auto, cpu, gpu, wgpu, cuda, or one of several: cuda:1 [default: auto]
+    /// Device: auto, cpu, gpu, wgpu, cuda, or one of several such as cuda:1 [default: auto]
     #[arg(long, value_name = "D")]
     pub device: Option<String>,
-    /// Arithmetic on CUDA: bf16, tf32 or f32 [default: bf16; elsewhere f32]
+    /// Precision on CUDA: bf16, tf32 or f32; other devices use f32 [default: bf16; f32 in eval
+    /// and check]
     #[arg(long, value_name = "P", value_parser = precision)]
     pub precision: Option<Precision>,
-    /// Threads [default: all]
+    /// CPU threads [default: all]
     #[arg(long, short = 't', value_name = "N", value_parser = between(1, 1024))]
     pub threads: Option<usize>,
 }
 
-/// Where a run began: it goes on there, unless told otherwise.
+/// Where a run started: it is resumed there unless told otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
@@ -51,7 +52,7 @@ impl Compute {
         here.open().map_err(|failure| match &self.device {
             Some(_) => failure,
             None => failure.with_more(&format!(
-                "the run began on `{}`; `--device cpu` or another goes on elsewhere",
+                "the run started on `{}`; `--device cpu` or another resumes it elsewhere",
                 place.device
             )),
         })
@@ -66,8 +67,7 @@ impl Compute {
     }
 
     fn open_in(&self, precision: Precision) -> Done<Device> {
-        // To look for graphics processors loads their drivers: time and memory for nothing where
-        // the system has none.
+        // Looking for GPUs loads their drivers: time and memory for nothing where there are none.
         let name = match self.device.as_deref().unwrap_or("auto") {
             "auto" if !has_graphics() => "cpu",
             name => name,
@@ -90,7 +90,7 @@ fn precision(name: &str) -> Result<Precision, String> {
     }
 }
 
-/// Whether there may be a graphics processor at all.
+/// Whether there may be a GPU at all.
 fn has_graphics() -> bool {
     let doors = ["/dev/dri", "/dev/nvidiactl", "/dev/dxg"];
     !cfg!(target_os = "linux") || doors.iter().any(|door| std::path::Path::new(door).exists())

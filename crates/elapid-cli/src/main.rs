@@ -14,7 +14,7 @@ mod talk;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Trains, adapts and serves small language models on your own machine.
+/// Train, fine-tune and serve small language models on your own machine.
 #[derive(Parser)]
 #[command(name = "elapid", version, arg_required_else_help = true)]
 struct Cli {

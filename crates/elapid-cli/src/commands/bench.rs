@@ -1,4 +1,4 @@
-//! `elapid bench`: training speed beside PyTorch and beside the limit of the machine.
+//! `elapid bench`: training speed against PyTorch and the limit of the machine.
 
 use super::bench_generate;
 use crate::compute::Compute;
@@ -11,59 +11,59 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-/// Measure training steps, or prompt and decode speed of model files, beside the machine's limits.
+/// Benchmark training steps, or prompt and decode speed of model files.
 ///
-/// One step is forward, backward and AdamW in f32 on random tokens. The limit is what matrix
-/// products alone would take: 6 flops per parameter and token at the rate measured in the same run.
-/// With --torch a PyTorch script is run in turn with ours, and ratios are printed; it takes
-/// --model, --threads, --B, --T, --d, --layers, --vocab, --reps and prints one JSON object.
+/// One step is forward, backward and AdamW on random tokens. The limit is the time of the matrix
+/// products alone: 6 FLOPs per parameter and token at the rate measured in the same run. With
+/// --torch a PyTorch script is run in turn, and ratios are printed; it takes --model, --threads,
+/// --B, --T, --d, --layers, --vocab, --reps and prints one JSON object.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid bench\n  elapid bench --models mamba --reps 15\n  \
     elapid bench model.gguf --llama 'python bench_llamacpp.py'\n  \
     elapid bench --torch 'python lab/bench/bench_torch.py' --receipt bench.json")]
 pub struct Bench {
-    /// Model files whose prompt and decode speed to measure instead
+    /// Model files: measure their prompt and decode speed instead of training
     #[arg(value_name = "MODEL")]
     files: Vec<PathBuf>,
-    /// Tokens of the prompt, with MODEL
+    /// Prompt tokens, with MODEL
     #[arg(long, default_value_t = 512, value_parser = between(1, 1048576))]
     prompt: usize,
-    /// Tokens of the answer, with MODEL
+    /// Tokens to generate, with MODEL
     #[arg(long, default_value_t = 128, value_parser = between(1, 1048576))]
     gen_tokens: usize,
-    /// Command that measures llama.cpp on a file, to run in turn with ours
+    /// Command that measures llama.cpp on a file, to compare with
     #[arg(long)]
     llama: Option<String>,
-    /// Which shapes, separated by commas
+    /// Architectures to train, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "llama,mamba,mamba2")]
     models: Vec<String>,
-    /// Sequences in a batch
+    /// Sequences per batch
     #[arg(long, default_value_t = 8, value_parser = between(1, 65536))]
     batch: usize,
-    /// Tokens in a sequence
+    /// Tokens per sequence
     #[arg(long, default_value_t = 256, value_parser = between(1, 1048576))]
     context: usize,
-    /// Width
+    /// Model width
     #[arg(long, default_value_t = 384, value_parser = between(64, 65536))]
     d_model: usize,
-    /// Layers
+    /// Number of layers
     #[arg(long, default_value_t = 6, value_parser = between(1, 1000))]
     layers: usize,
-    /// Vocabulary
+    /// Vocabulary size
     #[arg(long, default_value_t = 8192, value_parser = between(2, 1048576))]
     vocab: usize,
-    /// Timed steps; the median and the best are printed
+    /// Timed repetitions; the median and the best are printed
     #[arg(long, default_value_t = 9, value_parser = between(1, 1000))]
     reps: usize,
     #[command(flatten)]
     compute: Compute,
-    /// Command that runs the PyTorch script, to measure beside
+    /// Command that runs the PyTorch script, to compare with
     #[arg(long)]
     torch: Option<String>,
-    /// File to write every figure to, as JSON
+    /// Write every figure to this file, as JSON
     #[arg(long)]
     receipt: Option<PathBuf>,
-    /// Print the time of every kernel of a step (graphics processors)
+    /// Print the time of every kernel of a step (GPU only)
     #[arg(long)]
     profile: bool,
     /// Print one JSON object per figure
@@ -71,7 +71,7 @@ pub struct Bench {
     json: bool,
 }
 
-/// PyTorch runs to put beside each of our models: (model, further flags).
+/// PyTorch runs to compare each of our models with: (model, further flags).
 const RIVALS: &[(&str, &[&str])] = &[
     ("llama", &["--model", "llama"]),
     ("llama", &["--model", "llama", "--compile"]),
@@ -289,8 +289,8 @@ impl Bench {
                 "num_heads": d * 2 / 64, "n_groups": 1,
             }),
             other => {
-                let problem = format!("there is no shape `{other}`");
-                return Err(Failure::new(problem, "known are llama, mamba, mamba2"));
+                let problem = format!("unknown architecture `{other}`");
+                return Err(Failure::new(problem, "known architectures are llama, mamba, mamba2"));
             }
         };
         let mut config = common;

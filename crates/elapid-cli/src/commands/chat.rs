@@ -12,48 +12,48 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Talk with a model that has a chat template.
+/// Chat with a model that has a chat template.
 ///
-/// A line is a message; it goes on in the next line after a backslash, or between """ and """.
-/// Ctrl-C ends an answer and keeps what was said, Ctrl-D leaves. Where stdin is no terminal each
-/// line of it is a message. /help lists what else can be typed.
+/// Each line is a message. For several lines, end a line with a backslash or write between """ and
+/// """. Ctrl-C stops an answer and keeps what was written, Ctrl-D quits. If stdin is not a
+/// terminal, each of its lines is a message. /help lists the commands.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid chat SmolLM2-135M-Instruct\n  \
     elapid chat model.gguf --system 'Answer in one sentence.' --temperature 0.3\n  \
     elapid chat model.gguf --adapter runs/a1=0.5\n  \
     printf 'Hello\\nWhat did I say?\\n' | elapid chat model.gguf --quiet")]
 pub struct Chat {
-    /// Directory, .gguf or .elapid file, or a run of `elapid train`
+    /// Model: directory, .gguf or .elapid file, or a run of `elapid train`
     model: PathBuf,
-    /// What the model is told before all
+    /// System message
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Tokens of an answer, at most [default: what the context leaves]
+    /// Maximum tokens per answer [default: what the context leaves]
     #[arg(long, short = 'n', value_name = "N", value_parser = between(1, 1 << 24))]
     max_tokens: Option<usize>,
+    /// Print answers only
+    #[arg(long, short = 'q')]
+    quiet: bool,
     #[command(flatten)]
     sampling: SamplingFlags,
     #[command(flatten)]
     source: ModelFlags,
-    /// Answers alone
-    #[arg(long, short = 'q')]
-    quiet: bool,
 }
 
 const HELP: &str = "\
 /help               this list
-/system TEXT        what the model is told before all; without TEXT nothing
-/reset              forget what was said
-/undo               take the last message and its answer back
+/system TEXT        set the system message; without TEXT remove it
+/reset              clear the conversation
+/undo               remove the last message and its answer
 /retry              answer the last message again
-/save FILE          write the conversation to a file
-/load FILE          go on with one
-/set                the settings; /set temperature 0.7 changes one
-/adapter            the adapters; /adapter NAME 0.5 changes the scale of one, 0 turns it off
+/save FILE          save the conversation
+/load FILE          load a conversation
+/set                show the settings; /set temperature 0.7 changes one
+/adapter            list the adapters; /adapter NAME 0.5 sets the scale of one, 0 turns it off
 /stats              speeds of the last answer, context, memory
-/quit               leave (or Ctrl-D)
+/quit               quit (or Ctrl-D)
 \"\"\" ... \"\"\"         a message of several lines; a backslash at the end of a line does the same
-Ctrl-C              end the answer and keep what was said";
+Ctrl-C              stop the answer and keep what was written";
 
 const COMMANDS: [&str; 11] = [
     "/help", "/system ", "/reset", "/undo", "/retry", "/save ", "/load ", "/set ", "/adapter",
@@ -61,8 +61,8 @@ const COMMANDS: [&str; 11] = [
 ];
 
 /// What can be set while talking.
-const SETTINGS: &str = "temperature, top-k, top-p, min-p, repeat-penalty, presence-penalty, \
-    frequency-penalty, seed, max-tokens";
+const SETTINGS: &str = "the settings are temperature, top-k, top-p, min-p, repeat-penalty, \
+    presence-penalty, frequency-penalty, seed, max-tokens";
 
 /// What to do after something was typed.
 #[derive(PartialEq)]
@@ -116,7 +116,7 @@ impl Chat {
         let mut talk = self.talk(loaded);
         if input.is_terminal() {
             let name = &talk.loaded.name;
-            talk.notes.say(&format!("{name}  /help lists what can be typed, Ctrl-D leaves"));
+            talk.notes.say(&format!("{name}  /help lists the commands, Ctrl-D quits"));
         }
         answer::listen();
         loop {
@@ -167,7 +167,7 @@ impl Chat {
     }
 }
 
-/// Says what went wrong, and goes on.
+/// Prints what went wrong, and continues.
 fn complain(failure: Failure) -> Next {
     eprintln!("error: {failure}");
     Next::Listen
@@ -198,12 +198,12 @@ impl Talk {
             }
             "reset" => self.conversation.reset(),
             "undo" => match self.conversation.undo() {
-                Some(text) => self.notes.say(&format!("taken back: {}", first_line(&text))),
-                None => self.notes.say("nothing was said yet"),
+                Some(text) => self.notes.say(&format!("removed: {}", first_line(&text))),
+                None => self.notes.say("the conversation is empty"),
             },
             "retry" => match self.conversation.retry() {
                 true => return Ok(Next::Answer),
-                false => self.notes.say("nothing was said yet"),
+                false => self.notes.say("the conversation is empty"),
             },
             "save" => {
                 self.conversation.save(path_of(rest)?)?;
@@ -219,9 +219,9 @@ impl Talk {
             "stats" => self.stats(),
             "quit" | "exit" | "q" => return Ok(Next::Leave),
             _ => {
-                let hint = "/help lists what can be typed; put a message that begins with a \
-                    slash between \"\"\"";
-                return Err(Failure::new(format!("there is no command /{name}"), hint));
+                let hint = "/help lists the commands; write a message that starts with a slash \
+                    between \"\"\"";
+                return Err(Failure::new(format!("unknown command /{name}"), hint));
             }
         }
         Ok(Next::Listen)
@@ -247,7 +247,7 @@ impl Talk {
         }
         self.conversation.answer(text);
         match &finish.reason {
-            Reason::Length => self.notes.say("note    cut off: no room for more tokens"),
+            Reason::Length => self.notes.say("note    cut off at the token limit"),
             Reason::Cancelled => self.notes.say("note    interrupted"),
             _ => {}
         }
@@ -267,7 +267,7 @@ impl Talk {
         if n_forgotten > 0 {
             let turns = if n_forgotten == 1 { "question" } else { "questions" };
             let text =
-                format!("note    the context is full: the oldest {n_forgotten} {turns} forgotten");
+                format!("note    the context is full: dropped the oldest {n_forgotten} {turns}");
             self.notes.say(&text);
         }
         let n_max = self.max_tokens.unwrap_or(context).min(context - ids.len());
@@ -302,7 +302,7 @@ impl Talk {
             "frequency-penalty" => float(value).map(|x| sampling.frequency_penalty = x),
             "max-tokens" => whole(value).map(|n| self.max_tokens = Some(n.max(1))),
             "seed" => whole(value).map(|seed| (self.seed, self.n_answers) = (seed as u64, 0)),
-            _ => Err("there is no such setting".into()),
+            _ => Err("unknown setting".into()),
         };
         done.map_err(wrong)
     }
@@ -342,13 +342,13 @@ impl Talk {
         let idx = found.ok_or_else(|| {
             let names: Vec<&str> =
                 self.loaded.adapters.iter().map(|adapter| adapter.name.as_str()).collect();
-            let hint = format!("there are: {}; add one with --adapter PATH", names.join(", "));
-            Failure::new(format!("there is no adapter {name:?}"), &hint)
+            let hint = format!("loaded: {}; add one with --adapter PATH", names.join(", "));
+            Failure::new(format!("no adapter {name:?} is loaded"), &hint)
         })?;
         self.adapters[idx] = match scale.parse::<f32>() {
             Ok(scale) if scale.is_finite() => scale,
             _ => {
-                let problem = format!("{scale:?} is no scale");
+                let problem = format!("{scale:?} is not a number");
                 return Err(Failure::new(problem, "write /adapter NAME 0.5"));
             }
         };
@@ -368,7 +368,7 @@ impl Talk {
         self.show(&format!("context {n_tok} of {context} tokens, {n} questions"));
         let (bytes, n_snapshots) = (mebibytes(stats.snapshot_bytes as f64), stats.n_snapshots);
         self.show(&format!(
-            "tokens  {} read, {} kept, {} answered; {n_snapshots} snapshots of {bytes}",
+            "tokens  {} prompt, {} cached, {} generated; {n_snapshots} snapshots, {bytes}",
             stats.n_prompt_tok, stats.n_cached_tok, stats.n_answer_tok
         ));
     }
@@ -377,7 +377,7 @@ impl Talk {
 /// The file that a command names.
 fn path_of(rest: &str) -> Done<&Path> {
     match rest {
-        "" => Err(Failure::new("which file?", "name it: /save talk.json")),
+        "" => Err(Failure::new("no file name given", "write, for example, /save talk.json")),
         _ => Ok(Path::new(rest)),
     }
 }

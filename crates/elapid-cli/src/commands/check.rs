@@ -7,24 +7,24 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Compare a model directory with the golden.safetensors beside it.
+/// Compare a model with reference values in golden.safetensors.
 ///
-/// Logits, loss, hidden states, every gradient, and the weights after some AdamW steps are compared
-/// with what a reference implementation computed. Where golden_grouped.safetensors is there too,
-/// that is the one followed. A directory with an adapter/ is checked on its base model. Exits with
-/// 1 when something is out of tolerance or cannot be read.
+/// Compares logits, loss, hidden states, every gradient and the weights after some AdamW steps with
+/// those of a reference implementation. golden_grouped.safetensors takes precedence if it exists. A
+/// directory with an adapter/ is checked on its base model. Exits with 1 if a value is out of
+/// tolerance or cannot be read.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid check golden/sets/jamba\n  \
     elapid check golden/sets/lora_llama_qv --all\n  elapid check DIR --json")]
 pub struct Check {
     /// Directory with config.json, model.safetensors and golden.safetensors
     model_dir: PathBuf,
-    /// Take the model from this file or directory instead, to see whether it is the same
+    /// Check this model instead of the one in the directory
     #[arg(long, value_name = "MODEL")]
     model: Option<PathBuf>,
     #[command(flatten)]
     compute: Compute,
-    /// Print every gradient, not only the worst
+    /// Print every gradient, not just the worst
     #[arg(long)]
     all: bool,
     /// Print one JSON object per quantity

@@ -14,10 +14,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Write a model in another form: GGUF, Hugging Face directory, or package.
+/// Convert a model to GGUF, a Hugging Face directory, or a package.
 ///
-/// The form is taken from OUT: `.gguf`, `.elapid`, anything else is a directory. What was written
-/// is read again and compared with the original on fixed prompts; the last line says how far
+/// The name of OUTPUT decides the format: `.gguf`, `.elapid`, anything else is a directory. The
+/// result is read back and compared with the original on fixed prompts; the last line says how far
 /// apart they are. Adapters (PEFT directories, GGUF adapters) are converted with `--base`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid convert SmolLM2-135M model.gguf\n  \
@@ -25,36 +25,36 @@ use std::process::ExitCode;
     elapid convert SmolLM2-135M model.elapid\n  \
     elapid convert my-adapter adapter.gguf --base SmolLM2-135M")]
 pub struct Convert {
-    /// Directory, .gguf or .elapid file
+    /// Model or adapter: directory, .gguf or .elapid file
     input: PathBuf,
-    /// Where to write
+    /// File or directory to write
     output: PathBuf,
-    /// Form, where the name of OUT does not say it; a package without .elapid is a directory
+    /// Output format, if the name does not decide it; a package without .elapid is a directory
     #[arg(long, value_parser = ["gguf", "hf", "package"])]
     to: Option<String>,
-    /// Store matrices as this (f32, f16, bf16; for GGUF and packages also q8_0, q4_k_m, ...)
+    /// Data type of matrices: f32, f16, bf16; for GGUF and packages also q8_0, q4_k_m, ...
     #[arg(long = "type", value_name = "TYPE")]
     stored: Option<String>,
-    /// Model that an adapter belongs to
+    /// Base model of an adapter
     #[arg(long)]
     base: Option<PathBuf>,
     #[command(flatten)]
     common: Common,
 }
 
-/// Write a model with its matrices in blocks of few bits.
+/// Quantize a model.
 ///
-/// Types are those of llama.cpp, bytes too: q8_0, q6_k, q5_k_m, q5_k_s, q4_k_m, q4_k_s, q4_0 and
-/// others. OUT is a GGUF file or a package (.elapid).
+/// Takes the types of llama.cpp and writes the same bytes: q8_0, q6_k, q5_k_m, q5_k_s, q4_k_m,
+/// q4_k_s, q4_0 and others. OUTPUT is a GGUF file or a package (.elapid).
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid quantize SmolLM2-135M small.gguf --type q4_k_m\n  \
     elapid quantize model-f16.gguf small.elapid --type q8_0")]
 pub struct Quantize {
-    /// Directory, .gguf or .elapid file
+    /// Model: directory, .gguf or .elapid file
     input: PathBuf,
-    /// Where to write
+    /// File to write
     output: PathBuf,
-    /// How to store the matrices
+    /// Quantization type
     #[arg(long = "type", value_name = "TYPE")]
     stored: String,
     #[command(flatten)]
@@ -63,10 +63,10 @@ pub struct Quantize {
 
 #[derive(clap::Args)]
 struct Common {
-    /// Replace OUT if it is there
+    /// Overwrite OUTPUT if it exists
     #[arg(long)]
     force: bool,
-    /// Threads [default: all]
+    /// CPU threads [default: all]
     #[arg(long, value_parser = between(1, 1024))]
     threads: Option<usize>,
     /// Print one JSON object
@@ -82,7 +82,7 @@ fn form_of(flag: Option<&str>, output: &Path) -> Done<Form> {
         (Some("package"), _) => Ok(Form::Package),
         (Some(_), _) => Ok(Form::Directory),
         (None, Some("safetensors" | "bin" | "json" | "pt" | "pth")) => {
-            let problem = format!("{} does not say which form it is to have", output.display());
+            let problem = format!("cannot tell the output format from {}", output.display());
             let hint = "name a .gguf or .elapid file or a directory, or use --to";
             Err(Failure::new(problem, hint))
         }
@@ -105,9 +105,9 @@ impl Convert {
     fn adapter(&self, adapter: &Adapter, form: Form) -> Done<ExitCode> {
         let problem = match (&self.stored, form, Form::of_path(&self.output)) {
             (Some(_), _, _) | (_, Form::Package, _) => {
-                "an adapter keeps its numbers, and has no package of its own"
+                "an adapter cannot be quantized or written as a package"
             }
-            (_, Form::Gguf, Form::Directory) => "a GGUF adapter has a name that ends in .gguf",
+            (_, Form::Gguf, Form::Directory) => "the name of a GGUF adapter must end in .gguf",
             _ => "",
         };
         if !problem.is_empty() {
@@ -117,8 +117,8 @@ impl Convert {
         let device = self.common.device()?;
         let base = self.base.as_deref().map(Model::open).transpose()?;
         if base.is_none() && form == Form::Gguf {
-            let problem = "a GGUF adapter is written by its base model";
-            return Err(Failure::new(problem, "name the model it belongs to: --base MODEL"));
+            let problem = "writing a GGUF adapter needs its base model";
+            return Err(Failure::new(problem, "add --base MODEL"));
         }
         let info = adapter.info()?;
         if !self.common.json {
@@ -145,8 +145,8 @@ impl Quantize {
         let mix = Some(parse_type(&self.stored)?);
         match form_of(None, &self.output)? {
             Form::Directory => {
-                let problem = format!("{} is no .gguf or .elapid file", self.output.display());
-                Err(Failure::new(problem, "a directory cannot hold blocks: name a file"))
+                let problem = format!("{} is not a .gguf or .elapid file", self.output.display());
+                Err(Failure::new(problem, "directories cannot be quantized: name a file"))
             }
             form => convert(&self.input, &self.output, form, mix, &self.common),
         }
@@ -155,8 +155,8 @@ impl Quantize {
 
 fn parse_type(name: &str) -> Done<Mix> {
     Mix::from_name(&name.to_lowercase()).ok_or_else(|| {
-        let hint = format!("types are {}", Mix::NAMES.join(", "));
-        Failure::new(format!("there is no type {name:?}"), &hint)
+        let hint = format!("the types are {}", Mix::NAMES.join(", "));
+        Failure::new(format!("unknown type {name:?}"), &hint)
     })
 }
 
@@ -165,14 +165,14 @@ pub fn check_output(output: &Path, force: bool) -> Done<()> {
     let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty());
     if let Some(parent) = parent.filter(|parent| !parent.is_dir()) {
         let problem = format!("there is no directory {}", parent.display());
-        return Err(Failure::new(problem, "make it first"));
+        return Err(Failure::new(problem, "create it first"));
     }
     let is_empty = |dir: &Path| std::fs::read_dir(dir).is_ok_and(|mut list| list.next().is_none());
     if !output.exists() || force || (output.is_dir() && is_empty(output)) {
         return Ok(());
     }
-    let problem = format!("{} is there already", output.display());
-    Err(Failure::new(problem, "choose another name, or add --force to replace it"))
+    let problem = format!("{} already exists", output.display());
+    Err(Failure::new(problem, "choose another name, or add --force to overwrite it"))
 }
 
 fn convert(
@@ -250,7 +250,7 @@ impl Common {
                 |difference| format!("largest difference of the adapter {difference:.2e}");
             facts.extend(done.adapter_difference.map(of_adapter));
             let more = match parity {
-                None => "; with --base MODEL logits are compared too",
+                None => "; add --base MODEL to compare logits too",
                 Some(_) => "",
             };
             line(format!("parity  {verdict}: {}{more}", facts.join(", ")));

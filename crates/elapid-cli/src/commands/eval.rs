@@ -1,4 +1,4 @@
-//! `elapid eval`: how well a model foresees text, and whether it does so better than another.
+//! `elapid eval`: how well a model predicts text, and whether it is better than another.
 
 use crate::compute::Compute;
 use crate::report::live::progress;
@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Measure how well a model foresees text: loss, perplexity, bits per byte, top-1.
+/// Evaluate a model on text: loss, perplexity, bits per byte, top-1 accuracy.
 ///
-/// Each file is cut into windows that overlap; every token is foreseen once from those before it.
-/// The interval is what files like these would show in 95 of 100 cases.
+/// Each file is cut into overlapping windows; each token is scored once. Prints a 95% confidence
+/// interval, bootstrapped over files.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid eval model.gguf notes.txt\n  \
     elapid eval SmolLM2-135M src --context 256 --files\n  \
@@ -28,29 +28,29 @@ use std::process::ExitCode;
     elapid eval base src --adapter runs/lora --compare base --fim 4\n\n\
     With --compare the exit code is 0 when MODEL is better than OTHER, 3 when it is not.")]
 pub struct Eval {
-    /// Directory, .gguf or .elapid file
+    /// Model: directory, .gguf or .elapid file
     model: PathBuf,
-    /// A file of text, a .jsonl file, or a directory
+    /// Text file, .jsonl file, or directory
     path: PathBuf,
-    /// Adapter of PEFT to put on MODEL first
+    /// PEFT adapter to apply to MODEL
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
-    /// Another model, or an adapter on MODEL, to compare with: is MODEL better?
+    /// Compare with another model, or with an adapter on MODEL: is MODEL better?
     #[arg(long, value_name = "OTHER")]
     compare: Option<PathBuf>,
-    /// Only what `elapid train PATH` would hold out
+    /// Use only the files that `elapid train PATH` would hold out
     #[arg(long)]
     held_out: bool,
-    /// Cut N holes into each file and count those that the model fills exactly
+    /// Fill-in-the-middle: cut N holes into each file and count exact matches
     #[arg(long, value_name = "N", value_parser = between(1, 1000))]
     fim: Option<usize>,
-    /// List every file, the worst first
+    /// List every file, worst first
     #[arg(long)]
     files: bool,
-    /// Tokens in a window [default: 512, or what the model was made for if that is less]
+    /// Tokens per window [default: 512, or the model's context if smaller]
     #[arg(long, value_parser = between(2, 1 << 20))]
     context: Option<usize>,
-    /// Tokens that a window reads again from the one before [default: half a window]
+    /// Tokens that consecutive windows share [default: half a window]
     #[arg(long, value_parser = between(0, 1 << 20))]
     overlap: Option<usize>,
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub struct Eval {
     json: bool,
 }
 
-/// Tokens in a window when nobody says.
+/// Default tokens per window.
 const CONTEXT: usize = 512;
 
 /// Share of the files that `elapid train` holds out.
@@ -300,14 +300,14 @@ fn note(interval: &Interval, source: &Source) -> Option<String> {
     let like = interval.n_equal;
     match interval.resampled {
         Resampled::Docs => None,
-        Resampled::DocsAndBlocks => Some(format!(
-            "the interval rests on {files} that weigh like {like:.1} of equal size, and is wide"
-        )),
+        Resampled::DocsAndBlocks => {
+            Some(format!("the interval is wide: {files} that weigh like {like:.1} of equal size"))
+        }
         Resampled::Blocks => Some(format!(
-            "the interval rests on parts of 1 {}, and holds for it alone",
+            "the interval is over blocks of 1 {}, and holds for it alone",
             source.noun
         )),
-        Resampled::Nothing => Some(format!("{files} of little text: nothing can be said")),
+        Resampled::Nothing => Some(format!("{files} with too little text for a verdict")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `elapid generate`: what follows a text, as it comes.
+//! `elapid generate`: continues a text.
 
 use crate::files;
 use crate::report::{Done, Failure, between, line};
@@ -15,60 +15,59 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Go on with a text.
+/// Continue a text.
 ///
-/// The answer goes to stdout as it comes, without the prompt; speeds go to stderr at the end.
-/// Before the prompt stands what the model wants there (--raw leaves it away); an empty prompt is
-/// the token that begins a text. Names of special tokens in the prompt are plain text unless
-/// --special says otherwise.
+/// The answer is printed to stdout as it is generated, without the prompt; speeds go to stderr at
+/// the end. The BOS token is prepended unless --raw is given. An empty prompt means BOS alone.
+/// Special tokens in the prompt are read as plain text unless --special is given.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid generate model.gguf -p 'Once upon a time'\n  \
     elapid generate runs/a1 -f src/main.rs -n 64 --temperature 0\n  \
-    elapid generate coder.gguf -p 'fn add(' --suffix ' }' --stop '\\n\\n'\n  \
+    elapid generate coder.gguf -p 'fn add(' --suffix ' }' --stop $'\\n\\n'\n  \
     elapid generate SmolLM2-135M-Instruct --chat -p 'Name three rivers.'\n  \
     git diff | elapid generate model -p - --json\n\n\
-    Ctrl-C ends the answer and keeps what was written; the exit code is then 130.")]
+    Ctrl-C stops the answer and keeps what was written; the exit code is then 130.")]
 pub struct Generate {
-    /// Directory, .gguf or .elapid file, or a run of `elapid train`
+    /// Model: directory, .gguf or .elapid file, or a run of `elapid train`
     model: PathBuf,
-    /// Text to go on with; `-` reads it from stdin
+    /// Prompt; `-` reads it from stdin
     #[arg(long, short = 'p', value_name = "TEXT", conflicts_with = "file")]
     prompt: Option<String>,
-    /// File to go on with
+    /// Read the prompt from this file
     #[arg(long, short = 'f', value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Text behind the answer: fill in the middle, with a model that can
+    /// Text after the answer (fill-in-the-middle, if the model supports it)
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["chat", "raw", "special"])]
     suffix: Option<String>,
-    /// Take the prompt for a message, and answer as the model's chat template says
+    /// Apply the model's chat template to the prompt
     #[arg(long, conflicts_with = "raw")]
     chat: bool,
-    /// A message of the system before it
+    /// System message
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system: Option<String>,
-    /// Put nothing before the prompt
+    /// Do not prepend the BOS token
     #[arg(long)]
     raw: bool,
-    /// Take special tokens in the prompt for what they are, and show those of the answer
+    /// Parse special tokens in the prompt, and print those of the answer
     #[arg(long)]
     special: bool,
-    /// Tokens of the answer, at most
+    /// Maximum tokens to generate
     #[arg(long, short = 'n', value_name = "N", default_value_t = 256,
         value_parser = between(0, 1 << 24))]
     max_tokens: usize,
+    /// Print one JSON object: text, ids, finish reason, timings
+    #[arg(long)]
+    json: bool,
+    /// With --json: one object per token as it is generated, then the final one
+    #[arg(long, requires = "json")]
+    stream: bool,
+    /// Do not print speeds
+    #[arg(long, short = 'q')]
+    quiet: bool,
     #[command(flatten)]
     sampling: SamplingFlags,
     #[command(flatten)]
     source: ModelFlags,
-    /// Print one JSON object: text, ids, why it ended, how long it took
-    #[arg(long)]
-    json: bool,
-    /// With --json: one object per token as it comes, then the one at the end
-    #[arg(long, requires = "json")]
-    stream: bool,
-    /// No speeds at the end
-    #[arg(long, short = 'q')]
-    quiet: bool,
 }
 
 impl Generate {
@@ -101,7 +100,7 @@ impl Generate {
         Ok(if is_interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
     }
 
-    /// What to go on with.
+    /// The prompt.
     fn text(&self) -> Done<String> {
         if let Some(path) = &self.file {
             return Ok(files::read_text(path)?);
@@ -112,7 +111,7 @@ impl Generate {
         }
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).map_err(|error| {
-            Failure::new(format!("cannot read stdin: {error}"), "give text in UTF-8")
+            Failure::new(format!("cannot read stdin: {error}"), "the prompt must be UTF-8")
         })?;
         Ok(text)
     }
@@ -146,7 +145,7 @@ impl Generate {
         };
         let guessed = match finish.n_guessed {
             0 => String::new(),
-            n => format!("; {} of {n} guesses right", finish.n_accepted),
+            n => format!("; {} of {n} guesses accepted", finish.n_accepted),
         };
         eprintln!("speed   {}{guessed}{drawn}", timings.sentence());
     }

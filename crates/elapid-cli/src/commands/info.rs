@@ -13,14 +13,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Show this machine, or what a model is.
+/// Show this machine, or describe a model.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid info\n  elapid info --devices\n  \
     elapid info golden/sets/jamba\n  elapid info model.gguf --json")]
 pub struct Info {
-    /// Directory, .gguf or .elapid file
+    /// Model or adapter: directory, .gguf or .elapid file
     model: Option<PathBuf>,
-    /// List the devices to compute on, with memory, limits and features
+    /// List the devices with their memory, limits and features
     #[arg(long, conflicts_with = "model")]
     devices: bool,
     /// Print one JSON object
@@ -78,8 +78,8 @@ impl Info {
             facts.extend(size(one.memory).map(|n| format!("{n} of memory")));
             facts.extend(size(one.memory_free).map(|n| format!("{n} free")));
             facts.extend(one.compute_capability.map(|it| format!("compute capability {it}")));
-            facts.extend(size(one.buffer_bytes_max).map(|n| format!("buffers to {n}")));
-            facts.extend(size(one.binding_bytes_max).map(|n| format!("bindings to {n}")));
+            facts.extend(size(one.buffer_bytes_max).map(|n| format!("buffers up to {n}")));
+            facts.extend(size(one.binding_bytes_max).map(|n| format!("bindings up to {n}")));
             facts.extend(one.features.into_iter().map(|(name, is_used)| match is_used {
                 true => name.to_string(),
                 false => format!("{name} (not used)"),
@@ -181,7 +181,7 @@ fn print(info: &ModelInfo, tokenizer: &Result<Option<Tokenizer>, Error>, has_cha
     match tokenizer {
         Ok(Some(tokenizer)) => {
             let chat = if has_chat { ", with a chat template" } else { "" };
-            let fim = tokenizer.fim().map_or("", |_| ", fills in the middle");
+            let fim = tokenizer.fim().map_or("", |_| ", fill-in-the-middle");
             let (kind, n_vocab) = (tokenizer.kind(), tokenizer.n_vocab());
             line(format!("tokens  {kind}, {n_vocab} tokens{chat}{fim}"));
         }
@@ -189,7 +189,7 @@ fn print(info: &ModelInfo, tokenizer: &Result<Option<Tokenizer>, Error>, has_cha
         Err(error) => line(format!("tokens  {error}; {}", error.hint())),
     }
     line(format!(
-        "params  {} in all: matrices {}, embedding {}, vectors {}, buffers {}",
+        "params  {} total: matrices {}, embedding {}, vectors {}, buffers {}",
         count(info.n_params as f64),
         count(info.n_matrix as f64),
         count(info.n_embedding as f64),
@@ -199,7 +199,7 @@ fn print(info: &ModelInfo, tokenizer: &Result<Option<Tokenizer>, Error>, has_cha
     line(format!("stored  {}", stored(&info.dtype_bytes)));
     let per_token = match info.state_bytes_per_token {
         0 => String::new(),
-        n => format!(", each token {:.1} KiB more", n as f64 / 1024.0),
+        n => format!(", plus {:.1} KiB per token", n as f64 / 1024.0),
     };
     line(format!(
         "memory  weights {}, state of an empty sequence {}{per_token}",

@@ -14,77 +14,78 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Tokens of context when nobody says and the model could hold more.
+/// Default context size, if the model could hold more.
 const CONTEXT_MAX: usize = 8192;
 
-/// Serve a model to editors, scripts and a page in the browser.
+/// Serve a model over HTTP to editors, scripts and the browser.
 ///
-/// Speaks the languages of OpenAI (`/v1/completions`, `/v1/chat/completions`, `/v1/embeddings`) and
-/// of llama.cpp (`/infill`, `/completion`), so that llama.vim, llama.vscode and OpenAI's clients
-/// work as they are. Open the address in a browser to try it.
+/// Implements the APIs of OpenAI (`/v1/completions`, `/v1/chat/completions`, `/v1/embeddings`) and
+/// llama.cpp (`/infill`, `/completion`), so that llama.vim, llama.vscode and OpenAI clients work
+/// unchanged. Open the address in a browser to try it.
 ///
-/// Listens on this machine alone unless told; other machines need a key.
+/// Listens on localhost only by default; any other address needs an API key.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid serve model.gguf\n  \
     elapid serve SmolLM2-135M --adapter runs/a1 --adapter runs/a2=0.5\n  \
     elapid serve model.gguf --host 0.0.0.0 --api-key-file keys.txt --parallel 8\n\n\
-    SIGINT or SIGTERM ends it: answers under way may finish, a second one ends them too.\n\n\
+    SIGINT or SIGTERM stops the server: running requests may finish. \
+    A second signal cancels them.\n\n\
     Exit codes: 0 after a signal, 130 after a second one, 1 if it cannot start, 69 if the engine \
-    cannot answer any more (a lost GPU, for example): start it again.")]
+    can no longer answer (a lost GPU, for example): restart it.")]
 pub struct Serve {
-    /// Directory, .gguf or .elapid file, or a run of `elapid train`
+    /// Model: directory, .gguf or .elapid file, or a run of `elapid train`
     model: PathBuf,
-    /// Address to listen on; any but this machine's own needs a key
+    /// Address to listen on; any but localhost needs an API key
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
-    /// Port to listen on; 0 takes a free one
+    /// Port to listen on; 0 picks a free one
     #[arg(long, default_value_t = 8012)]
     port: u16,
-    /// Adapter to load, and how strongly it acts where a request does not say; may be repeated
+    /// Adapter to load, with its default scale; may be repeated
     #[arg(long, value_name = "PATH[=SCALE]")]
     adapter: Vec<AdapterPath>,
-    /// Key that clients must send
+    /// API key that clients must send
     #[arg(long, value_name = "KEY", conflicts_with = "api_key_file")]
     api_key: Option<String>,
-    /// File of keys, one in a line
+    /// File of API keys, one per line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// Answers side by side
+    /// Requests answered at the same time
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = between(1, 256))]
     parallel: usize,
     /// Maximum queued requests; further ones get 503
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = between(0, 65536))]
     queue: usize,
-    /// Tokens of prompt and answer together [default: what the model was made for, at most 8192]
+    /// Context size: tokens of prompt and answer together [default: the model's, at most 8192]
     #[arg(long, short = 'c', value_name = "N", value_parser = between(16, 1 << 24))]
     context: Option<usize>,
-    /// Memory for what was read of prompts, kept for the next ones
+    /// Memory for the prompt cache
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = between(0, 1 << 20))]
     snapshot_mib: usize,
-    /// Tokens of an answer, at most [default: what the context holds]
+    /// Maximum tokens per answer [default: what the context leaves]
     #[arg(long, value_name = "N", value_parser = between(1, 1 << 24))]
     max_tokens: Option<usize>,
-    /// Guess up to N tokens from the prompt and check them in one pass: faster, same answer
+    /// Prompt lookup decoding: guess up to N tokens and verify them in one pass (same answer)
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = between(0, 64))]
     lookup: usize,
-    /// Seconds for a request from its coming to its end
+    /// Timeout of a request in seconds
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = between(1, 1 << 20))]
     timeout_s: usize,
-    /// Size of a request, at most
+    /// Maximum size of a request body
     #[arg(long, value_name = "MIB", default_value_t = 8, value_parser = between(1, 1024))]
     max_body_mib: usize,
-    /// Model name reported to clients [default: its own]
+    /// Model name reported to clients [default: the model's own]
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
-    /// Numbers of the key-value cache: f32, f16 or q8_0, the smaller the less memory
+    /// Data type of the KV cache: f32, f16 or q8_0
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = cache_type)]
     cache_type: CacheType,
-    /// Origin of another web page that may ask, such as `https://editor.example`; may be repeated
+    /// Web origin that may send requests (CORS), as `https://editor.example`; may be repeated
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
     #[command(flatten)]
     compute: Compute,
-    /// Print where it listens as one JSON object on stdout
+    /// Print the address as one JSON object on stdout
     #[arg(long)]
     json: bool,
 }
@@ -144,7 +145,10 @@ impl Serve {
         };
         let keys: Vec<String> = keys.into_iter().filter(|key| !key.is_empty()).collect();
         match keys.is_empty() {
-            true => Err(Failure::new(format!("{from} holds no key"), "give a text of some length")),
+            true => Err(Failure::new(
+                format!("{from} holds no API key"),
+                "give a key that is not empty",
+            )),
             false => Ok(keys),
         }
     }
@@ -158,7 +162,7 @@ impl Serve {
             None => Ok(()),
             Some(origin) => {
                 let hint = "an origin is a scheme and a host: https://editor.example:8443";
-                Err(Failure::new(format!("`{origin}` is no origin"), hint))
+                Err(Failure::new(format!("`{origin}` is not an origin"), hint))
             }
         }
     }
@@ -170,8 +174,8 @@ impl Serve {
         let is_local = addresses.iter().all(|address| address.ip().is_loopback());
         if !is_local && keys.is_empty() {
             let problem =
-                format!("{} is within reach of other machines, and there is no key", self.host);
-            let hint = "ask for a key with --api-key-file FILE, or leave --host out";
+                format!("{} is reachable from other machines, and no API key is set", self.host);
+            let hint = "add --api-key-file FILE, or remove --host";
             return Err(Failure::new(problem, hint));
         }
         TcpListener::bind(&addresses[..]).map_err(|error| self.cannot_listen(&error))
@@ -179,7 +183,7 @@ impl Serve {
 
     fn cannot_listen(&self, error: &std::io::Error) -> Failure {
         let problem = format!("cannot listen on {}:{}: {error}", self.host, self.port);
-        Failure::new(problem, "choose another port: --port N, or --port 0 for any that is free")
+        Failure::new(problem, "choose another port: --port N, or --port 0 for a free one")
     }
 
     fn sentence(&self, loaded: &Generator, address: SocketAddr) -> String {
@@ -191,8 +195,8 @@ impl Serve {
         };
         let name = self.alias.as_deref().unwrap_or(&loaded.name);
         format!(
-            "serve   http://{address}  {name}{adapters}, {} slots, context {}, fill in the \
-             middle: {fim}",
+            "serve   http://{address}  {name}{adapters}, {} slots, context {}, \
+             fill-in-the-middle: {fim}",
             settings.n_slots, settings.context
         )
     }

@@ -7,11 +7,11 @@ use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Turn text into token ids, or ids into text.
+/// Convert text to token ids, or ids to text.
 ///
-/// Text comes from stdin or from a file, byte for byte; ids are printed on one line with spaces
-/// between. Nothing is put before the text. With `--decode` ids come in, with any white space
-/// between, and the text goes out as it is.
+/// Text is read from stdin or a file, byte for byte; ids are printed on one line, separated by
+/// spaces. No BOS token is added. With `--decode` ids are read, separated by white space, and their
+/// text is printed.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  echo -n 'fn main() {' | elapid tokenize model.gguf\n  \
     elapid tokenize tokenizer.json --file src/main.rs\n  \
@@ -22,13 +22,13 @@ pub struct Tokenize {
     /// Read this file instead of stdin
     #[arg(long)]
     file: Option<PathBuf>,
-    /// From ids to text
+    /// Convert ids to text
     #[arg(long)]
     decode: bool,
-    /// Take special tokens in the text for what they are, not for plain text
+    /// Parse special tokens in the text instead of reading them as plain text
     #[arg(long)]
     special: bool,
-    /// Print one JSON object with the ids and the text of each
+    /// Print one JSON object with the ids and the text of each token
     #[arg(long, conflicts_with = "decode")]
     json: bool,
 }
@@ -65,11 +65,11 @@ impl Tokenize {
             }
         };
         let bytes = bytes.map_err(|error| {
-            Failure::new(format!("cannot read {name}: {error}"), "give a file of text")
+            Failure::new(format!("cannot read {name}: {error}"), "give a text file")
         })?;
         String::from_utf8(bytes).map_err(|error| {
             let at = error.utf8_error().valid_up_to();
-            let problem = format!("{name} is not UTF-8: byte {at} begins no character");
+            let problem = format!("{name} is not UTF-8: invalid byte at offset {at}");
             Failure::new(problem, "convert the text first, for example with iconv")
         })
     }
@@ -79,15 +79,15 @@ impl Tokenize {
             let id = word.parse::<u32>().ok();
             id.filter(|&id| tokenizer.token(id).is_some()).ok_or_else(|| {
                 let n_vocab = tokenizer.n_vocab();
-                let problem = format!("{word:?} is no token of this vocabulary of {n_vocab}");
-                Failure::new(problem, "ids are whole numbers with white space between")
+                let problem = format!("{word:?} is not a token id below {n_vocab}");
+                Failure::new(problem, "give whole numbers separated by white space")
             })
         };
         let ids = input.split_whitespace().map(parse).collect::<Done<Vec<u32>>>()?;
         let text = tokenizer.decode(&ids, Special::Parse);
         let mut out = std::io::stdout();
         let done = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-        done.map_err(|error| Failure::new(format!("cannot write: {error}"), "look at the pipe"))?;
+        done.map_err(|error| Failure::new(format!("cannot write: {error}"), "check the pipe"))?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -1,4 +1,4 @@
-//! `elapid train` and `elapid plan`: what a person may say about a run.
+//! `elapid train` and `elapid plan`: the flags of a run.
 
 use crate::compute::Compute;
 use crate::report::{Done, Failure, between};
@@ -13,13 +13,14 @@ use elapid::{LoraForm as Form, LoraSettings, Method, Scaling};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Train a model on the files under PATH, or adapt one to them, and show that it learned.
+/// Train a model on the files under PATH, or fine-tune one, and measure what it learned.
 ///
-/// Without --model a small model is made and trained from nothing, with a vocabulary of its own.
-/// With --model that model is adapted: a LoRA adapter unless --method says otherwise. A tenth of
-/// the files is held out to measure on: the newest by commit, where PATH is a git repository. A
-/// plan of memory and time comes first. Ctrl-C saves and ends; `--resume RUN` goes on as if nothing
-/// had happened. Everything is in the run directory; report.html in it is for reading.
+/// Without --model a small model is trained from scratch, with its own vocabulary. With --model
+/// that model is fine-tuned: a LoRA adapter unless --method says otherwise. A tenth of the files is
+/// held out for evaluation: the newest by commit date if PATH is in a git repository. Memory and
+/// time are estimated first. Ctrl-C saves and stops; `--resume RUN` continues, with the same
+/// weights as an uninterrupted run. Everything is written to the run directory; its report.html
+/// shows the result.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  elapid train .\n  elapid train src --minutes 30 --preset small\n  \
@@ -31,18 +32,18 @@ use std::process::ExitCode;
 pub struct Train {
     #[command(flatten)]
     flags: Flags,
-    /// Go on with this run, on the device and in the precision it began with unless told otherwise
+    /// Resume this run, on the device and in the precision it started with unless others are given
     #[arg(long, value_name = "RUN", conflicts_with_all = DECIDED)]
     resume: Option<PathBuf>,
-    /// Directory of the run [default: runs/N]
+    /// Run directory to create [default: runs/N]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
-/// Say what a run would take, and change nothing: parameters, memory by kind, time.
+/// Estimate a training run without starting it: parameters, memory by kind, time.
 ///
-/// Takes the flags of `elapid train`. Batch, accumulation and checkpointing are chosen to fit
-/// --memory; what cannot fit is refused with what to change.
+/// Takes the flags of `elapid train`. Batch size, gradient accumulation and checkpointing are
+/// chosen to fit --memory; a run that cannot fit is refused with a hint on what to change.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid plan .\n  \
     elapid plan . --preset medium --memory 4G\n  elapid plan . --model SmolLM2-135M.gguf --json")]
@@ -98,129 +99,129 @@ const DECIDED: [&str; 41] = [
 
 #[derive(clap::Args)]
 struct Flags {
-    /// Directory, file, or .jsonl with text, prompt and completion, or messages
+    /// Directory, text file, or .jsonl file with `text`, `prompt` and `completion`, or `messages`
     path: Option<PathBuf>,
-    /// Model to adapt: directory, .gguf or .elapid file
+    /// Model to fine-tune: directory, .gguf or .elapid file
     #[arg(long, value_name = "M")]
     model: Option<PathBuf>,
-    /// What is trained [default: scratch, or lora with --model]
+    /// What to train [default: scratch, or lora with --model]
     #[arg(long, value_enum, value_name = "M")]
     method: Option<MethodName>,
     /// Size of a new model [default: tiny]
     #[arg(long, value_enum, value_name = "P")]
     preset: Option<SizeName>,
-    /// Architecture of a new model
+    /// Architecture of a new model [default: hybrid]
     #[arg(long, value_enum, value_name = "A")]
     arch: Option<ArchName>,
-    /// Tokens of the vocabulary of a new model
+    /// Vocabulary size of a new model [default: by the amount of text]
     #[arg(long, value_name = "N", value_parser = between(300, 1 << 20), conflicts_with = "donor")]
     vocab: Option<usize>,
-    /// Model whose tokenizer and embedding a new model sees through (projection lens)
+    /// Model whose tokenizer and embedding a new model uses, through a projection (lens)
     #[arg(long, value_name = "M")]
     donor: Option<PathBuf>,
-    /// Steps [default: by --minutes]
+    /// Optimizer steps [default: from --minutes]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     steps: Option<u64>,
-    /// Time to train for, from which the steps follow [default: 4]
+    /// Time budget in minutes; sets the number of steps [default: 4]
     #[arg(long, value_name = "N", conflicts_with = "steps", value_parser = positive)]
     minutes: Option<f64>,
-    /// Seed of everything that is drawn
+    /// Random seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Rows in a step
+    /// Batch size: sequences per optimizer step [default: 2048 to 8192 tokens]
     #[arg(long, value_name = "N", value_parser = between(1, 1 << 16))]
     batch: Option<usize>,
-    /// Batches whose gradients are added in a step [default: what --memory asks for]
+    /// Gradient accumulation: split each batch into N equal parts [default: as --memory requires]
     #[arg(long, value_name = "N", value_parser = between(1, 1 << 16))]
     accumulate: Option<usize>,
-    /// Tokens in a row
+    /// Tokens per sequence [default: 256 from scratch, else 512]
     #[arg(long, value_name = "N", value_parser = between(8, 1 << 20))]
     context: Option<usize>,
-    /// Highest learning rate
+    /// Peak learning rate [default: by --method]
     #[arg(long, value_name = "X")]
     lr: Option<f64>,
-    /// Lowest, as a share of the highest
+    /// Minimum learning rate, as a fraction of the peak
     #[arg(long, value_name = "X")]
     lr_min: Option<f64>,
-    /// Steps over which the rate rises
+    /// Warmup steps
     #[arg(long, value_name = "N")]
     warmup: Option<u64>,
-    /// What the rate does afterwards [default: cosine]
+    /// Learning rate schedule after warmup [default: cosine]
     #[arg(long, value_enum)]
     schedule: Option<ScheduleName>,
-    /// What changes matrices; the rest is always AdamW's [default: muon for scratch, else adamw]
+    /// Optimizer for matrices; everything else uses AdamW [default: muon from scratch, else adamw]
     #[arg(long, value_enum)]
     optimizer: Option<OptimizerName>,
-    /// Memory of the first moment
+    /// AdamW beta1: decay rate of the first moment
     #[arg(long, value_name = "X")]
     beta1: Option<f64>,
-    /// Memory of the second moment
+    /// AdamW beta2: decay rate of the second moment
     #[arg(long, value_name = "X")]
     beta2: Option<f64>,
-    /// Added to the root of the second moment
+    /// AdamW epsilon, added to the square root of the second moment
     #[arg(long, value_name = "X")]
     eps: Option<f64>,
-    /// Decay of matrices
+    /// Weight decay, applied to matrices only
     #[arg(long, value_name = "X")]
     weight_decay: Option<f64>,
-    /// Norm that gradients are scaled down to; 0 for none
+    /// Clip the global gradient norm to X (0: never)
     #[arg(long, value_name = "X")]
     clip: Option<f64>,
-    /// Largest change of a parameter in a step, as a share of its size; 0 for none
+    /// Limit the RMS change of a parameter per step to X times its RMS (0: no limit)
     #[arg(long, value_name = "X")]
     trust: Option<f64>,
-    /// A step of this many times the usual perplexity is taken back; 0 for never
+    /// Roll back a step whose perplexity exceeds X times the running average (0: never)
     #[arg(long, value_name = "X")]
     spike: Option<f64>,
-    /// Inner width of adapters
+    /// LoRA rank
     #[arg(long, value_name = "N", value_parser = between(1, 4096))]
     rank: Option<usize>,
-    /// Factor of adapters, divided by the rank [default: twice the rank]
+    /// LoRA alpha: adapters are scaled by alpha / rank [default: twice the rank]
     #[arg(long, value_name = "X")]
     alpha: Option<f64>,
-    /// Share of an adapter's input that is dropped in training
+    /// LoRA dropout on the inputs of adapters
     #[arg(long, value_name = "X")]
     dropout: Option<f64>,
-    /// Divide alpha by the root of the rank
+    /// Scale adapters by alpha / sqrt(rank) instead (rsLoRA)
     #[arg(long)]
     rslora: bool,
-    /// Train the length of rows apart from their direction
+    /// Train magnitude and direction apart (DoRA)
     #[arg(long)]
     dora: bool,
-    /// Modules to adapt, by name or with `*` [default: all linear maps]
+    /// Modules to adapt, by name or with `*` [default: all linear layers]
     #[arg(long, value_name = "P", value_delimiter = ',')]
     targets: Vec<String>,
-    /// How qlora holds the base [default: as stored, or q8_0 where that is no block format]
+    /// Block format of the frozen base with qlora [default: as stored, or q8_0 if not quantized]
     #[arg(long, value_enum, value_name = "Q")]
     quant: Option<QuantName>,
-    /// Share of the text that is rearranged for filling in the middle [default: a quarter with a
-    /// new vocabulary, else none]
+    /// Fraction of the text rearranged for fill-in-the-middle [default: 0.25 with a new
+    /// vocabulary, else 0]
     #[arg(long, value_name = "X")]
     fim: Option<f64>,
-    /// Share of that in the order suffix, prefix, middle
+    /// Fraction of that in the order suffix, prefix, middle
     #[arg(long, value_name = "X", default_value_t = 0.5)]
     spm: f64,
-    /// Share of the files that is held out
+    /// Fraction of the files held out for evaluation
     #[arg(long, value_name = "X", default_value_t = 0.1)]
     held_out: f64,
-    /// Steps between two measurements
+    /// Steps between evaluations
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     eval_every: Option<u64>,
-    /// Steps between two checkpoints
+    /// Steps between checkpoints
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     save_every: Option<u64>,
-    /// Measurements without improvement before the run ends; 0 for never [default: 5]
+    /// Stop after N evaluations without improvement (0: never) [default: 5]
     #[arg(long, value_name = "N")]
     patience: Option<u32>,
-    /// Memory to stay within, as 4G or 800M [default: what is free]
+    /// Memory limit, such as 4G or 800M [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
-    /// Compute activations again in backward instead of keeping them
+    /// Gradient checkpointing: recompute activations in the backward pass instead of storing them
     #[arg(long, value_enum, default_value_t = Checkpointing::Auto)]
     checkpointing: Checkpointing,
     #[command(flatten)]
     compute: Compute,
-    /// List every file that is left out
+    /// List every file that is skipped
     #[arg(long)]
     verbose: bool,
     /// Print one JSON object per line
@@ -233,15 +234,15 @@ struct Flags {
 enum MethodName {
     /// A new model
     Scratch,
-    /// Every parameter of a model
+    /// Every parameter of an existing model
     Full,
     /// Low-rank adapters beside frozen matrices
     Lora,
-    /// The same over a base that stays in blocks
+    /// LoRA over a quantized base
     Qlora,
-    /// Only what produces B and C of state-space layers
+    /// Only the projections that produce B and C of Mamba layers
     Bc,
-    /// Embedding and head
+    /// Embedding and output head
     Embeddings,
 }
 
@@ -286,20 +287,20 @@ enum QuantName {
     Nf4,
 }
 
-/// Whether activations are kept.
+/// Whether activations are recomputed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Checkpointing {
-    /// Where memory asks for it
+    /// Only if memory is short
     Auto,
-    /// Computed again
+    /// Recompute
     On,
-    /// Kept
+    /// Store
     Off,
 }
 
 fn positive(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0);
-    number.ok_or_else(|| format!("{text} is not a number above zero"))
+    number.ok_or_else(|| format!("{text} is not a positive number"))
 }
 
 /// Bytes with a unit: 800M, 4G, 1.5GiB.
@@ -357,9 +358,10 @@ impl Flags {
     fn share(&self, name: &str, value: f64) -> Done<f64> {
         match (0.0..=1.0).contains(&value) {
             true => Ok(value),
-            false => {
-                Err(Failure::new(format!("`--{name}` is {value}"), "give a share from 0 to 1"))
-            }
+            false => Err(Failure::new(
+                format!("`--{name} {value}` is out of range"),
+                "give a fraction from 0 to 1",
+            )),
         }
     }
 
@@ -367,9 +369,9 @@ impl Flags {
         match self.held_out > 0.0 && self.held_out < 1.0 {
             true => Ok(self.held_out),
             false => {
-                let problem = format!("`--held-out` is {}", self.held_out);
+                let problem = format!("`--held-out {}` is out of range", self.held_out);
                 let hint =
-                    "give a share above 0 and below 1: without held-out files nothing is shown";
+                    "give a fraction above 0 and below 1: the result is measured on held-out files";
                 Err(Failure::new(problem, hint))
             }
         }
@@ -382,7 +384,7 @@ impl Flags {
         })
     }
 
-    /// Flags that say nothing under this method are errors, not silence.
+    /// Flags without effect under this method are errors, not silence.
     fn check(&self, name: MethodName) -> Done<()> {
         let is_scratch = name == MethodName::Scratch;
         let is_lora = matches!(name, MethodName::Lora | MethodName::Qlora);
@@ -410,16 +412,17 @@ impl Flags {
         if let Some(flag) = found {
             let method = name.to_possible_value();
             let method = method.as_ref().map_or("", |value| value.get_name());
-            let problem = format!("`--{flag}` has no meaning with `--method {method}`");
-            return Err(Failure::new(problem, "leave it away, or choose another --method"));
+            let problem = format!("`--{flag}` has no effect with `--method {method}`");
+            return Err(Failure::new(problem, "remove it, or choose another --method"));
         }
         match (is_scratch, &self.model) {
             (true, Some(_)) => {
-                let problem = "`--method scratch` makes a new model, and --model names one";
-                Err(Failure::new(problem, "use `--method full`, or leave --model away"))
+                let problem =
+                    "`--method scratch` trains a new model, but --model names an existing one";
+                Err(Failure::new(problem, "use `--method full`, or remove --model"))
             }
             (false, None) => {
-                let problem = "this method adapts a model, and none is given";
+                let problem = "this method fine-tunes a model, and no --model is given";
                 Err(Failure::new(problem, "add --model MODEL"))
             }
             _ => Ok(()),
@@ -430,7 +433,7 @@ impl Flags {
         let name = self.method_name();
         self.check(name)?;
         let source = self.path.clone().ok_or_else(|| {
-            Failure::new("nothing to learn from", "give a PATH, as in `elapid train .`")
+            Failure::new("no training data given", "add a PATH, as in `elapid train .`")
         })?;
         let is_scratch = name == MethodName::Scratch;
         // The rest of the defaults of a new model follows from its size, once that is known.
@@ -480,8 +483,8 @@ impl Flags {
                 let rank = self.rank.unwrap_or(LoraSettings::default().rank);
                 let dropout = self.dropout.unwrap_or(0.0);
                 if !(0.0..1.0).contains(&dropout) {
-                    let problem = format!("`--dropout` is {dropout}");
-                    return Err(Failure::new(problem, "give a share from 0 to below 1"));
+                    let problem = format!("`--dropout {dropout}` is out of range");
+                    return Err(Failure::new(problem, "give a number from 0 to below 1"));
                 }
                 Method::Lora(LoraSettings {
                     targets: self.targets.clone(),
@@ -539,7 +542,7 @@ impl Flags {
     }
 }
 
-/// Share of the text of a new model that is rearranged for filling in the middle.
+/// Fraction of the text of a new model that is rearranged for fill-in-the-middle.
 const DEFAULT_FIM: f64 = 0.25;
 
 impl QuantName {

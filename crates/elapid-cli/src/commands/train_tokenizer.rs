@@ -10,30 +10,30 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Train a byte-level BPE on files of text and write it as a tokenizer.json.
+/// Train a byte-level BPE tokenizer on text files and write it as tokenizer.json.
 ///
-/// The same files give the same tokenizer, whatever the number of threads.
+/// The same files give the same tokenizer on any number of threads.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid train-tokenizer src/*.rs --out tokenizer.json\n  \
     elapid train-tokenizer corpus.txt --vocab 16384 --out tokenizer.json \\\n    \
     --special '<|endoftext|>' --special '<|fim_prefix|>'")]
 pub struct TrainTokenizer {
-    /// Files of UTF-8 text
+    /// Text files in UTF-8
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Tokens in all: special ones, 256 bytes, joins
+    /// Vocabulary size: special tokens, 256 bytes and merges
     #[arg(long, default_value_t = 16384, value_parser = between(257, 1 << 20))]
     vocab: usize,
-    /// A token that text never makes; may be given more than once
+    /// Special token, never produced from plain text; may be repeated
     #[arg(long, value_name = "TOKEN", default_value = "<|endoftext|>")]
     special: Vec<String>,
-    /// How text is cut into words, by the names of GGUF
+    /// Pre-tokenizer, by its name in GGUF
     #[arg(long, default_value = "gpt-2")]
     pre: String,
-    /// Where to write
+    /// File to write
     #[arg(long)]
     out: PathBuf,
-    /// Replace OUT if it is there
+    /// Overwrite OUT if it exists
     #[arg(long)]
     force: bool,
     /// Print one JSON object
@@ -65,7 +65,10 @@ impl TrainTokenizer {
         files::write(&self.out, |sink| sink(text.as_bytes()))?;
         let (n_vocab, seconds) = (tokenizer.n_vocab(), begin.elapsed().as_secs_f64());
         if n_vocab < self.vocab {
-            eprintln!("note    {n_vocab} tokens, not {}: no pair comes twice any more", self.vocab);
+            eprintln!(
+                "note    {n_vocab} tokens, not {}: no pair occurs twice any more",
+                self.vocab
+            );
         }
         match self.json {
             true => line(json!({

@@ -38,7 +38,7 @@ impl Checkpoints {
         self.dir.join(format!("best-{step:010}.elapid"))
     }
 
-    /// Whether there is none to go on from.
+    /// Whether there is none to resume from.
     pub fn is_empty(&self) -> bool {
         self.steps("step-").is_empty()
     }
@@ -75,7 +75,7 @@ impl Checkpoints {
         Ok(training.save(self.best_path(training.progress().step), extra)?)
     }
 
-    /// Removes the best ones before `step`: nobody who goes on will ask for them.
+    /// Removes the best ones before `step`: no run that is resumed will ask for them.
     pub fn prune_best(&self, step: u64) {
         for older in self.steps("best-").into_iter().filter(|older| *older < step) {
             let _ = std::fs::remove_file(self.best_path(older));
@@ -129,8 +129,8 @@ impl Checkpoints {
                 Err(failure) => note(failure.to_string()),
             }
         }
-        let problem = format!("{} holds no whole checkpoint", self.dir.display());
-        Err(Failure::new(problem, "begin the run again with another --out"))
+        let problem = format!("{} contains no intact checkpoint", self.dir.display());
+        Err(Failure::new(problem, "start a new run with another --out"))
     }
 
     /// The best of this step, if it was saved and verifies.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
-    /// Version of Elapid that began it.
+    /// Version of Elapid that started it.
     pub version: String,
     /// What is learned from.
     pub source: PathBuf,
@@ -23,7 +23,7 @@ pub struct RunConfig {
     pub origin: Origin,
     /// How.
     pub method: Method,
-    /// Share of the text that is rearranged for filling in the middle.
+    /// Share of the text that is rearranged for fill-in-the-middle.
     pub fim: f64,
     /// Share of that in the order suffix, prefix, middle.
     pub spm: f64,
@@ -47,7 +47,7 @@ pub struct RunConfig {
     pub seed: u64,
     /// Rate, schedule, optimizer.
     pub settings: Settings,
-    /// Where it began. Runs that began before this was written down lack it.
+    /// Where it started. Older runs lack it.
     #[serde(default)]
     pub place: Option<Place>,
 }
@@ -83,11 +83,11 @@ impl RunConfig {
     pub fn read(dir: &Path) -> Done<RunConfig> {
         let path = dir.join(FILE);
         if !path.exists() {
-            let problem = format!("{} is not a run: there is no {FILE} in it", dir.display());
-            return Err(Failure::new(problem, "give the directory that `elapid train` made"));
+            let problem = format!("{} is not a run: it has no {FILE}", dir.display());
+            return Err(Failure::new(problem, "give a directory that `elapid train` created"));
         }
         serde_json::from_str(&files::read_text(&path)?).map_err(|error| {
-            let hint = "the run may be of another version of Elapid";
+            let hint = "the run may come from another version of Elapid";
             Failure::new(format!("{}: {error}", path.display()), hint)
         })
     }
@@ -95,7 +95,7 @@ impl RunConfig {
     /// Into `dir`.
     pub fn write(&self, dir: &Path) -> Done<()> {
         let json = serde_json::to_vec_pretty(self)
-            .map_err(|error| Failure::new(error, "this is a defect of Elapid"))?;
+            .map_err(|error| Failure::new(error, "this is a bug in Elapid"))?;
         files::write_bytes(&dir.join(FILE), &json)
     }
 }

@@ -62,7 +62,7 @@ impl Data {
     pub fn compress(&mut self, limit: u64) {
         self.facts.gzip = compress::gzip_bits_per_byte(&self.held_out);
         if limit < ZSTD_BYTES {
-            self.facts.zstd_dictionary = "zstd was not measured: it takes much memory".into();
+            self.facts.zstd_dictionary = "zstd was not measured: it needs too much memory".into();
         } else if let Some((bits_per_byte, dictionary)) =
             compress::zstd_bits_per_byte(&self.training, &self.held_out)
         {
@@ -74,7 +74,7 @@ impl Data {
     /// Copies the documents into the run directory.
     pub fn write(&self, dir: &Path) -> Done<()> {
         let facts = serde_json::to_vec(&self.facts)
-            .map_err(|error| Failure::new(error, "this is a defect of Elapid"))?;
+            .map_err(|error| Failure::new(error, "this is a bug in Elapid"))?;
         let files: Vec<(String, OutFile)> = vec![
             (PARTS[0].into(), Box::new(|sink| lines(&self.training, sink))),
             (PARTS[1].into(), Box::new(|sink| lines(&self.held_out, sink))),
@@ -90,9 +90,9 @@ impl Data {
         let file = path.display().to_string();
         let package = Package::parse(&file, files::map(&path)?)?;
         package.verify()?;
-        let hint = "the run may be of another version of Elapid";
+        let hint = "the run may come from another version of Elapid";
         let part = |name: &str| {
-            let missing = || Failure::new(format!("{file} holds no {name}"), hint);
+            let missing = || Failure::new(format!("{file} has no {name}"), hint);
             package.get(name).ok_or_else(missing)
         };
         let documents = |name: &str| -> Done<Vec<Document>> {

@@ -35,7 +35,7 @@ pub struct Run {
     pub config: RunConfig,
     /// What it learns from.
     pub data: Data,
-    /// What was foreseen.
+    /// The estimate.
     pub plan: Plan,
     /// Model, data, tokenizer.
     pub prepared: Prepared,
@@ -91,7 +91,7 @@ fn listen() {
         if N_INTERRUPTS.fetch_add(1, Ordering::SeqCst) > 0 {
             std::process::exit(130);
         }
-        eprintln!("\nstopping  what is under way is finished and saved; once more stops at once");
+        eprintln!("\nstopping  finishing this step and saving; press Ctrl-C again to stop at once");
     });
 }
 
@@ -176,8 +176,8 @@ impl Run {
         saved.restore(&mut self.prepared.training)?;
         let watch = watch_of(&saved)?;
         if watch.frozen_hash != self.prepared.frozen_hash {
-            let problem = "the base model is not the one this run began with";
-            return Err(Failure::new(problem, "put the old one back, or begin a new run"));
+            let problem = "the base model is not the one this run started with";
+            return Err(Failure::new(problem, "restore the old one, or start a new run"));
         }
         let step = saved.step();
         let metrics = Metrics::open(&self.dir, Some(step))?;
@@ -202,7 +202,8 @@ impl Run {
         let (some, whole) = (n_tok(&self.prepared.held_out), n_tok(&all));
         if some < whole {
             let text = format!(
-                "on {n} of {n_all} held-out documents, {some} of {whole} tokens, for want of time"
+                "{n} of {n_all} held-out documents, {some} of {whole} tokens, to stay within \
+                 the time budget"
             );
             self.live.line("measure", &text);
         }
@@ -233,7 +234,7 @@ impl Run {
             let dir = self.dir.display();
             self.live.line(
                 "stopped",
-                &format!("at step {step}; go on with `elapid train --resume {dir}`"),
+                &format!("at step {step}; resume with `elapid train --resume {dir}`"),
             );
             return Ok(ExitCode::from(130));
         }
@@ -241,11 +242,11 @@ impl Run {
         let is_new = !self.dir.join(finish::SUMMARY).exists();
         if end == End::Early && is_new {
             let n_worse = state.watch.n_worse;
-            let text = format!("stopped early: {n_worse} measurements without improvement");
+            let text = format!("stopped early: {n_worse} evaluations without improvement");
             self.note(&mut state, &text)?;
         }
         let gave_up = match end {
-            End::GaveUp => Some(format!("gave up after going back {N_ROLLBACKS_MAX} times")),
+            End::GaveUp => Some(format!("gave up after {N_ROLLBACKS_MAX} rollbacks")),
             _ => None,
         };
         if let Some(text) = gave_up.as_ref().filter(|_| is_new) {
@@ -258,7 +259,7 @@ impl Run {
         let code = finish::finish(&mut self, state.watch.peak, &|| state.elapsed())?;
         match gave_up {
             None => Ok(code),
-            Some(text) => Err(Failure::new(text, "begin again with a smaller --lr")),
+            Some(text) => Err(Failure::new(text, "start a new run with a smaller --lr")),
         }
     }
 
@@ -356,7 +357,7 @@ impl Run {
         Ok(record.loss)
     }
 
-    /// Whether held-out perplexity has risen so far that going on makes no sense.
+    /// Whether held-out perplexity has risen so far that continuing makes no sense.
     fn went_bad(&self, state: &Loop, loss: f64) -> bool {
         match (self.config.settings.spike, state.watch.best) {
             (Some(spike), Some(best)) => !loss.is_finite() || loss > best.loss + spike.ln(),
@@ -393,12 +394,12 @@ impl Run {
         let path = state.checkpoints.path(step);
         let path = path.strip_prefix(&self.dir).unwrap_or(&path).display().to_string();
         let record = SaveRecord { step, path };
-        // The line stands before the checkpoint is valid: who goes on from it finds its mark.
+        // The line stands before the checkpoint is valid: a run resumed from it finds its mark.
         state.metrics.append(&Record::Save(record.clone()))?;
         state.metrics.sync()?;
         state.checkpoints.save(&self.prepared.training, &state.extra())?;
         if state.checkpoints.is_due(step) {
-            // The checkpoint before this one may still be gone on from.
+            // The checkpoint before this one may still be resumed from.
             state.checkpoints.prune_best(state.watch.best_saved);
             state.watch.best_saved = state.watch.best.map_or(0, |best| best.step);
         }
@@ -436,7 +437,7 @@ impl Run {
         state.checkpoints.forget_after(step);
         state.metrics = Metrics::open(&self.dir, Some(step))?;
         state.events.restart(wall(), step + 1)?;
-        self.note(state, &format!("{why}: back to step {step}, the rate is halved to {lr:.2e}"))?;
+        self.note(state, &format!("{why}: back to step {step}, learning rate halved to {lr:.2e}"))?;
         // Whoever resumes must know of it.
         self.save(state)
     }
@@ -449,10 +450,10 @@ impl Run {
         let text = match state.checkpoints.best(step) {
             Some(saved) => {
                 saved.restore_weights(&mut self.prepared.training)?;
-                format!("the weights after step {step} measured best and are kept")
+                format!("the weights of step {step} had the lowest held-out loss and are kept")
             }
             None => {
-                format!("the best checkpoint, of step {step}, cannot be read: the last is kept")
+                format!("the best checkpoint (step {step}) cannot be read: the last is kept")
             }
         };
         if is_new { self.note(state, &text) } else { Ok(()) }
@@ -461,7 +462,7 @@ impl Run {
 
 fn watch_of(saved: &Saved) -> Done<Watch> {
     serde_json::from_value(saved.extra().clone()).map_err(|error| {
-        let hint = "the run may be of another version of Elapid";
+        let hint = "the run may come from another version of Elapid";
         Failure::new(format!("the checkpoint of step {}: {error}", saved.step()), hint)
     })
 }

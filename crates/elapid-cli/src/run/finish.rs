@@ -123,8 +123,8 @@ pub fn finish(run: &mut Run, peak: u64, elapsed: &dyn Fn() -> f64) -> Done<ExitC
     };
     let frozen = run.prepared.training.frozen_hash();
     if frozen != run.prepared.frozen_hash {
-        let problem = "weights that should have been frozen have changed";
-        return Err(Failure::new(problem, "this is a defect of Elapid; the checkpoints are there"));
+        let problem = "frozen weights have changed";
+        return Err(Failure::new(problem, "this is a bug in Elapid; the checkpoints are intact"));
     }
     let place = export(run)?;
     let spent = Spent { seconds: elapsed(), peak: machine::peak_bytes().unwrap_or(0).max(peak) };
@@ -205,7 +205,7 @@ fn plan_rows(run: &Run, spent: Spent) -> Done<Vec<PlanRow>> {
     let n_steps = run.prepared.training.progress().step;
     Ok(vec![
         row("parameters", Unit::Count, plan.n_params as f64, None),
-        row("of them trained", Unit::Count, plan.n_trained as f64, None),
+        row("trained parameters", Unit::Count, plan.n_trained as f64, None),
         bytes("weights", plan.fixed.weights),
         bytes("moments", plan.fixed.moments),
         bytes("gradients", plan.fixed.gradients),
@@ -214,7 +214,7 @@ fn plan_rows(run: &Run, spent: Spent) -> Done<Vec<PlanRow>> {
         row("peak memory", Unit::Bytes, plan.peak as f64, Some(spent.peak as f64)),
         row("steps", Unit::Count, plan.n_steps as f64, Some(n_steps as f64)),
         row("one step", Unit::Seconds, plan.step_s, median),
-        row("steps and measurements", Unit::Seconds, plan.total_s, Some(spent.seconds)),
+        row("steps and evaluations", Unit::Seconds, plan.total_s, Some(spent.seconds)),
     ])
 }
 
@@ -290,9 +290,9 @@ fn in_words(comparison: &Comparison) -> String {
             "worse than before: {:.3} more bits per byte (95% interval {:.3} to {:.3})",
             -gain, -high, -low
         ),
-        Verdict::NoDifference => format!(
-            "no difference to before: {gain:.3} bits per byte (95% interval {low:.3} to {high:.3})"
-        ),
+        Verdict::NoDifference => {
+            format!("no difference: {gain:.3} bits per byte (95% interval {low:.3} to {high:.3})")
+        }
     }
 }
 
@@ -311,6 +311,6 @@ fn say(run: &mut Run, summary: &Summary, comparison: Option<&Comparison>, spent:
         run.live.line("verdict", &in_words(comparison));
     }
     let off = 100.0 * (spent.peak as f64 / run.plan.peak.max(1) as f64 - 1.0);
-    let text = format!("peak {}, {off:+.1}% of the plan", mebibytes(spent.peak as f64));
+    let text = format!("peak {}, {off:+.1}% against the plan", mebibytes(spent.peak as f64));
     run.live.line("memory", &text);
 }

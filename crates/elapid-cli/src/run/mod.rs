@@ -5,9 +5,9 @@
 //!
 //!     config.json              everything that decides its numbers
 //!     data.elapid              the documents, as they were
-//!     plan.json  before.json   what was foreseen; how the model measured before
+//!     plan.json  before.json   the estimate; how the model measured before
 //!     tokenizer.json           of a new model
-//!     checkpoints/             to go on from
+//!     checkpoints/             to resume from
 //!     metrics.jsonl  events.*  every step; the same for TensorBoard
 //!     samples.jsonl            what the model wrote
 //!     model/ or adapter/       what came of it, for other tools too
@@ -112,7 +112,7 @@ fn prepare_run(dir: PathBuf, mut config: RunConfig, wishes: &Wishes) -> Done<dri
     prepare::keep_texts(prepared.session.model(), &config, &dir)?;
     write_json(&dir.join("plan.json"), &plan)?;
     prepared.follow(&config);
-    // Last: a directory with a configuration can be gone on with.
+    // Last: a directory with a configuration can be resumed.
     config.write(&dir)?;
     Ok(drive::Run { dir, config, data, plan, prepared, device, live })
 }
@@ -258,7 +258,7 @@ fn claim(out: Option<&Path>) -> Done<PathBuf> {
             if !is_empty {
                 let shown = dir.display();
                 let hint = match dir.join("config.json").exists() {
-                    true => format!("go on with `elapid train --resume {shown}`, or another --out"),
+                    true => format!("use `elapid train --resume {shown}`, or another --out"),
                     false => "choose an --out that is new or empty".into(),
                 };
                 return Err(Failure::new(format!("{shown} is not empty"), &hint));
@@ -287,13 +287,13 @@ fn claim(out: Option<&Path>) -> Done<PathBuf> {
 
 fn write_json(path: &Path, value: &impl serde::Serialize) -> Done<()> {
     let json = serde_json::to_vec_pretty(value)
-        .map_err(|error| Failure::new(error, "this is a defect of Elapid"))?;
+        .map_err(|error| Failure::new(error, "this is a bug in Elapid"))?;
     files::write_bytes(path, &json)
 }
 
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Done<T> {
     serde_json::from_str(&files::read_text(path)?).map_err(|error| {
-        let hint = "the run may be of another version of Elapid";
+        let hint = "the run may come from another version of Elapid";
         Failure::new(format!("{}: {error}", path.display()), hint)
     })
 }

@@ -2,8 +2,8 @@
 //! memory is for, how long a step takes and how many there are.
 //!
 //! Rows are first divided over more passes, which costs next to nothing; then activations are
-//! computed again, which costs a third; then the run is refused. What a pass needs is foretold from
-//! two small ones; the pass that is chosen is then made once, for its time and its true peak.
+//! computed again, which costs a third; then the run is refused. What a pass needs is predicted
+//! from two small ones; the pass that is chosen is then made once, for its time and its true peak.
 
 use super::config::{Origin, RunConfig};
 use super::prepare::Prepared;
@@ -27,7 +27,7 @@ pub struct Plan {
     pub n_trained: usize,
     /// Bytes that do not depend on the batch.
     pub fixed: Fixed,
-    /// Bytes kept for the way back.
+    /// Bytes kept for the backward pass.
     pub activations: usize,
     /// Bytes of other buffers of a pass.
     pub buffers: usize,
@@ -77,8 +77,8 @@ pub fn limit(wishes: &Wishes) -> u64 {
 fn divisions(n_rows: usize, wished: Option<usize>) -> Done<Vec<usize>> {
     if let Some(n) = wished {
         if !n_rows.is_multiple_of(n) {
-            let problem = format!("{n_rows} rows cannot be divided into {n} equal batches");
-            return Err(Failure::new(problem, "let --accumulate divide --batch"));
+            let problem = format!("a batch of {n_rows} cannot be split into {n} equal parts");
+            return Err(Failure::new(problem, "--accumulate must divide --batch"));
         }
         return Ok(vec![n]);
     }
@@ -140,7 +140,7 @@ fn refusal(config: &RunConfig, needed: u64, limit: u64) -> Failure {
         Origin::Scratch { .. } => "use a shorter --context, a smaller --preset, or raise --memory",
         Origin::Base { .. } => "use a shorter --context, `--method qlora`, or raise --memory",
     };
-    Failure::new(format!("the run needs {needed} and there are {limit}"), hint)
+    Failure::new(format!("not enough memory: the run needs {needed}, the limit is {limit}"), hint)
 }
 
 /// Held-out documents that are measured for the plan.
@@ -288,7 +288,7 @@ impl Plan {
             1 => String::new(),
             n => format!(" in {n} passes"),
         };
-        let again = if self.checkpointing { ", activations computed again" } else { "" };
+        let again = if self.checkpointing { ", with gradient checkpointing" } else { "" };
         let rows = n_rows * n_accumulate;
         vec![
             (
@@ -305,7 +305,7 @@ impl Plan {
             (
                 "memory",
                 format!(
-                    "peak {} with the program and the data, {} allowed",
+                    "peak {} including program and data, limit {}",
                     mebibytes(self.peak as f64),
                     mebibytes(self.limit as f64),
                 ),

@@ -43,7 +43,7 @@ const TEXTS: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
 /// one made from the documents.
 fn scratch(config: &RunConfig, data: &Data, dir: Option<&Path>) -> Done<Opened> {
     let Origin::Scratch { size, arch, n_vocab, donor } = &config.origin else {
-        return Err(Failure::new("the run has a base model", "this is a defect of Elapid"));
+        return Err(Failure::new("the run has a base model", "this is a bug in Elapid"));
     };
     let donor = donor.as_deref().map(Model::open).transpose()?;
     let shape = Shape { size: *size, arch: *arch, context: config.context };
@@ -125,7 +125,7 @@ pub fn check_least(config: &RunConfig, opened: &Opened, limit: u64) -> Done<()> 
         return Ok(());
     }
     let problem = format!(
-        "weights, gradients and moments alone take {}, there are {}",
+        "not enough memory: weights, gradients and moments alone need {}, the limit is {}",
         mebibytes(least as f64),
         mebibytes(limit as f64)
     );

@@ -59,13 +59,13 @@ impl Why {
     pub fn describe(&self) -> String {
         match self {
             Why::Unwanted(reason) => reason.describe(),
-            Why::Records => "JSONL inside of a folder; give its own path to learn from it".into(),
+            Why::Records => "JSONL in a directory; give its own path to train on it".into(),
             Why::Link => "a symbolic link".into(),
             Why::NotPlain => "not a plain file".into(),
             Why::Unreadable(problem) => format!("cannot be read: {problem}"),
             Why::Hidden => "hidden".into(),
             Why::Ignored => "excluded by .gitignore, .ignore or .aiignore".into(),
-            Why::Run => "a run of elapid".into(),
+            Why::Run => "a run of `elapid train`".into(),
         }
     }
 }

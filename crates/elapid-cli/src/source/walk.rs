@@ -126,7 +126,7 @@ pub fn collect(path: &Path, walk: &Walk<'_>) -> Done<Collected> {
     // Whoever names a file wants it: neither its size nor what it is for counts.
     match elapid::unwanted_content(&name, &bytes) {
         Some(reason @ (Reason::Binary | Reason::NotUtf8 | Reason::Empty | Reason::Secret)) => {
-            let problem = format!("nothing to learn in {}: {}", path.display(), reason.describe());
+            let problem = format!("no text to train on: {}: {}", path.display(), reason.describe());
             Err(Failure::new(problem, hint))
         }
         _ => {
@@ -207,7 +207,7 @@ fn nothing(path: &Path, left_out: &[LeftOut]) -> Failure {
     left_out.iter().for_each(|left| *counts.entry(left.why.kind()).or_default() += 1);
     let counts: Vec<String> = counts.iter().map(|(kind, n)| format!("{n} {kind}")).collect();
     let seen = if counts.is_empty() { "it is empty".into() } else { counts.join(", ") };
-    let problem = format!("no text to learn from under {}: {seen}", path.display());
+    let problem = format!("no text to train on under {}: {seen}", path.display());
     Failure::new(problem, "give a directory with text, or the path of one text or .jsonl file")
 }
 
@@ -366,8 +366,8 @@ pub fn divide(collected: Collected, fraction: f64) -> Done<Divided> {
     if documents.len() < 2 {
         let sides = documents.pop().and_then(|only| elapid::split_single(&only, fraction));
         let Some((train, held_out)) = sides else {
-            let hint = "give more text: one document to learn from and one to measure on";
-            return Err(Failure::new("there is too little text to hold some of it out", hint));
+            let hint = "give more text: one document to train on and one to evaluate on";
+            return Err(Failure::new("too little text to hold some of it out", hint));
         };
         return Ok(Divided { train: vec![train], held_out: vec![held_out], by: Division::End });
     }

@@ -53,7 +53,7 @@ impl Timings {
             |speed: Option<f64>| speed.map_or(String::new(), |speed| format!(", {speed:.1} tok/s"));
         let cached = match self.n_cached {
             0 => String::new(),
-            n => format!(" + {n} kept"),
+            n => format!(" + {n} cached"),
         };
         let tokens = |n: usize| if n == 1 { "token" } else { "tokens" };
         let (n_prompt, n_tok) = (self.n_prompt, self.n_tok);
@@ -104,7 +104,7 @@ pub fn answer(
     let begin = Instant::now();
     let id = engine.submit(request).map_err(|refusal| match refusal {
         Refusal::Bad(error) => Failure::from(error),
-        Refusal::Full => Failure::new("the engine takes no more requests", "try again"),
+        Refusal::Full => Failure::new("the request queue is full", "try again"),
     })?;
     let mut growing = Growing { text: String::new(), ids: Vec::new(), n_cached: 0, first: None };
     let finish = loop {
@@ -117,11 +117,11 @@ pub fn answer(
         }
         if engine.is_idle() {
             // The engine owes every request an end.
-            return Err(Failure::new("the answer broke off", "this is a defect of Elapid"));
+            return Err(Failure::new("the answer has no end", "this is a bug in Elapid"));
         }
     };
     if let Reason::Failed(error) = &finish.reason {
-        let hint = "the weights may be damaged; `elapid check` and `elapid info` look at them";
+        let hint = "the weights may be damaged; inspect them with `elapid info`";
         return Err(Failure::new(format!("the model failed: {error}"), hint));
     }
     let end = Instant::now();

@@ -100,7 +100,7 @@ impl Conversation {
             if self.turns.len() < 2 {
                 let problem =
                     format!("the message takes {} tokens, there is room for {n_max}", ids.len());
-                return Err(Failure::new(problem, "say it shorter, or give a larger --context"));
+                return Err(Failure::new(problem, "shorten it, or use a larger --context"));
             }
             self.turns.remove(0);
             n_forgotten += 1;

@@ -1,7 +1,7 @@
 //! Flags that say which model answers and how tokens are chosen.
 //!
-//! What a person does not say is what the model's own files suggest, and else what llama.cpp does:
-//! a temperature of 0.8 among the likeliest tokens.
+//! Defaults are what the model's own files suggest, and else what llama.cpp does: a temperature of
+//! 0.8 among the most likely tokens.
 
 use super::load::{AdapterPath, LoadSettings};
 use crate::compute::Compute;
@@ -27,13 +27,13 @@ const DEFAULT: Suggested = Suggested {
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Model")]
 pub struct ModelFlags {
-    /// Adapter to put on the model: a PEFT directory, a GGUF adapter or a run; may be repeated
+    /// Adapter to apply: PEFT directory, GGUF adapter or run; may be repeated
     #[arg(long, value_name = "PATH[=SCALE]")]
     pub adapter: Vec<AdapterPath>,
-    /// Tokens of prompt and answer together [default: what the model was made for]
+    /// Context size: tokens of prompt and answer together [default: the model's]
     #[arg(long, short = 'c', value_name = "N", value_parser = between(2, 1 << 24))]
     pub context: Option<usize>,
-    /// Numbers of the key-value cache: f32, f16 or q8_0, the smaller the less memory
+    /// Data type of the KV cache: f32, f16 or q8_0
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = cache_type)]
     pub cache_type: CacheType,
     #[command(flatten)]
@@ -60,44 +60,44 @@ impl ModelFlags {
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingFlags {
-    /// Below 1 prefers what is likely; 0 always takes the likeliest [default: the model's, or 0.8]
+    /// Sampling temperature; 0 is greedy [default: the model's, or 0.8]
     #[arg(long, value_name = "X", value_parser = number_from_zero)]
     pub temperature: Option<f32>,
-    /// Only the N likeliest tokens; 0 for all [default: the model's, or 40]
+    /// Sample from the N most likely tokens (0: all) [default: the model's, or 40]
     #[arg(long, value_name = "N", value_parser = between(0, 1 << 24))]
     pub top_k: Option<usize>,
-    /// Only the likeliest tokens that together reach this share [default: the model's, or 0.95]
+    /// Sample from the most likely tokens that sum to probability X [default: the model's, or
+    /// 0.95]
     #[arg(long, value_name = "X", value_parser = share)]
     pub top_p: Option<f32>,
-    /// Only tokens at least this likely, as a share of the likeliest [default: the model's, or
-    /// 0.05]
+    /// Drop tokens less likely than X times the most likely one [default: the model's, or 0.05]
     #[arg(long, value_name = "X", value_parser = share)]
     pub min_p: Option<f32>,
-    /// Above 1 makes tokens that came before less likely [default: the model's, or 1]
+    /// Penalty on tokens that occurred before; 1 is off [default: the model's, or 1]
     #[arg(long, value_name = "X", value_parser = number_from_zero)]
     pub repeat_penalty: Option<f32>,
-    /// Taken once from the logit of a token that came before
+    /// Subtracted once from the logit of a token that occurred before
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
     pub presence_penalty: f32,
-    /// Taken from the logit of a token for each time that it came before
+    /// Subtracted from the logit of a token for each time it occurred before
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
     pub frequency_penalty: f32,
-    /// Same seed, same answer [default: another each time]
+    /// Random seed: the same seed gives the same answer [default: random]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// End the answer before this text; may be repeated
+    /// Stop before this text; may be repeated
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-    /// Guess up to N tokens from the prompt and check them in one pass: faster, same answer
+    /// Prompt lookup decoding: guess up to N tokens and verify them in one pass (same answer)
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = between(0, 64))]
     pub lookup: usize,
-    /// The answer is JSON of this schema: a file, or the schema itself
+    /// Constrain the answer to this JSON schema: a file, or the schema itself
     #[arg(long, value_name = "FILE|JSON", group = "constraint")]
     pub json_schema: Option<String>,
-    /// The answer follows this grammar, a file in the dialect of Lark that llguidance reads
+    /// Constrain the answer to this grammar: a file in llguidance's dialect of Lark
     #[arg(long, value_name = "FILE", group = "constraint")]
     pub grammar: Option<PathBuf>,
-    /// The whole answer matches this regular expression
+    /// Constrain the answer to this regular expression
     #[arg(long, value_name = "REGEX", group = "constraint")]
     pub regex: Option<String>,
 }
@@ -114,7 +114,7 @@ pub fn cache_type(text: &str) -> Result<CacheType, String> {
 pub fn number_from_zero(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
-        _ => Err("give a number from 0 on".into()),
+        _ => Err("give a number of at least 0".into()),
     }
 }
 
@@ -159,7 +159,7 @@ impl SamplingFlags {
         Ok(self.regex.clone().map(Constraint::Regex))
     }
 
-    /// A request that goes on from `prompt`.
+    /// A request that continues `prompt`.
     pub fn request(&self, loaded: &Generator, prompt: Vec<u32>, n_max: usize) -> Done<Request> {
         Ok(Request {
             n_max,
@@ -179,7 +179,7 @@ fn json_schema(text: &str) -> Done<Constraint> {
         false => (text, files::read_text(Path::new(text))?),
     };
     let schema = serde_json::from_str(&text).map_err(|error| {
-        let hint = "give a JSON schema, such as '{\"type\": \"object\"}', or a file of one";
+        let hint = "give a JSON schema, such as '{\"type\": \"object\"}', or a file that holds one";
         Failure::new(format!("{name}: not JSON: {error}"), hint)
     })?;
     Ok(Constraint::JsonSchema(schema))

@@ -1,6 +1,6 @@
 //! What is typed in a chat: messages of one line or several, from a terminal or a pipe.
 //!
-//! A line that ends in a backslash goes on in the next. A message that begins with `"""` goes on
+//! A line that ends in a backslash continues in the next. A message that starts with `"""` extends
 //! to the next `"""` at the end of a line. History is kept in
 //! `$XDG_STATE_HOME/elapid/chat_history`, or under `~/.local/state`.
 
@@ -123,7 +123,7 @@ fn next_of(input: &mut dyn BufRead) -> Done<Typed> {
     loop {
         let mut line = String::new();
         let n_bytes = input.read_line(&mut line).map_err(|error| {
-            Failure::new(format!("cannot read stdin: {error}"), "give text in UTF-8")
+            Failure::new(format!("cannot read stdin: {error}"), "messages must be UTF-8")
         })?;
         let is_end = n_bytes == 0;
         if is_end && text.is_empty() {

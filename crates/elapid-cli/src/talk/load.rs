@@ -67,7 +67,7 @@ impl FromStr for AdapterPath {
             None => Ok(plain(text)),
             Some((path, scale)) => match scale.parse::<f32>() {
                 Ok(scale) if scale.is_finite() => Ok(AdapterPath { scale, ..plain(path) }),
-                _ => Err(format!("`{scale}` is no scale; write PATH or PATH=0.5")),
+                _ => Err(format!("`{scale}` is not a number; write PATH or PATH=0.5")),
             },
         }
     }
@@ -88,7 +88,7 @@ mod tests {
         let path = |path: &str, scale| Ok(AdapterPath { path: path.into(), scale });
         assert_eq!(parse("runs/a1"), path("runs/a1", 1.0));
         assert_eq!(parse("runs/a=1/a1=0.25"), path("runs/a=1/a1", 0.25));
-        assert!(parse("runs/a1=much").unwrap_err().contains("`much` is no scale"));
+        assert!(parse("runs/a1=much").unwrap_err().contains("`much` is not a number"));
         assert!(parse("runs/a1=inf").is_err());
     }
 }

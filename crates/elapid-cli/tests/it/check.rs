@@ -52,7 +52,7 @@ fn every_golden_set_of_the_project_is_met() {
 #[test]
 fn every_golden_set_of_the_project_is_met_on_a_graphics_processor() {
     if !stdout(&elapid(&["info", "--devices"])).contains("wgpu:0") {
-        eprintln!("skip: wgpu finds no graphics processor");
+        eprintln!("skip: wgpu finds no GPU");
         return;
     }
     let sets = sets(&root().join("golden/sets"));

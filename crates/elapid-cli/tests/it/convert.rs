@@ -75,14 +75,14 @@ fn what_is_there_is_replaced_only_by_force_and_then_wholly() {
     std::fs::write(format!("{out}/tokenizer.json"), "{}").unwrap();
     std::fs::write(format!("{out}/notes.txt"), "mine").unwrap();
     let text = refusal(&["convert", &set("llama_gqa_untied"), &out]);
-    assert!(text.contains("is there already") && text.contains("--force"), "{text}");
+    assert!(text.contains("already exists") && text.contains("--force"), "{text}");
     json(&["convert", &set("llama_gqa_untied"), &out, "--force", "--json"]);
     assert!(!Path::new(&out).join("tokenizer.json").exists(), "of the old model");
     assert!(Path::new(&out).join("notes.txt").exists(), "of nobody's model");
     assert!(
         refusal(&["convert", &set("mamba"), &dir.path("none/m.gguf")]).contains("no directory")
     );
-    assert!(refusal(&["convert", &set("mamba"), &dir.path("m.bin")]).contains("which form"));
+    assert!(refusal(&["convert", &set("mamba"), &dir.path("m.bin")]).contains("output format"));
 }
 
 fn tokenize(args: &[&str], input: &str) -> String {

@@ -139,7 +139,7 @@ fn adapters_are_put_on_and_compared() {
     assert_eq!(alone["bits_per_byte"].as_f64().unwrap(), of_other);
     let (back, code) = json(&["eval", &w.new, &w.data, "--adapter", &harm, "--compare", &w.new]);
     assert_eq!((code, &back["compare"]["verdict"]), (3, &json!("worse")));
-    assert!(refusal(&["eval", &w.new, &w.data, "--adapter", &w.old]).contains("adapter_config"));
+    assert!(refusal(&["eval", &w.new, &w.data, "--adapter", &w.old]).contains("is no adapter"));
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn what_cannot_be_measured_is_refused_with_a_hint() {
 }
 
 #[test]
-fn a_trained_model_of_others_foresees_its_own_kind_of_text() {
+fn a_trained_model_of_others_predicts_its_own_kind_of_text() {
     let model = root().join("../shared/realdata/models/stories260K/hf");
     if !model.exists() {
         return;

@@ -37,7 +37,7 @@ fn refusal(args: &[&str]) -> String {
     common::refusal(&elapid(args).output().unwrap())
 }
 
-/// A model, and prompts that it can go on with.
+/// A model, and prompts that it can continue.
 struct World {
     _dir: Scratch,
     model: String,
@@ -180,7 +180,7 @@ fn a_suffix_is_laid_out_with_the_tokens_of_the_model() {
     assert_eq!((ids[0], *ids.last().unwrap()), (1, 3), "{ids:?}");
     assert!(ids.contains(&2));
     let words = refusal(&["generate", &w.plain, "-p", "let ", "--suffix", ";"]);
-    assert!(words.contains("no tokens for filling in the middle"), "{words}");
+    assert!(words.contains("no fill-in-the-middle tokens"), "{words}");
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn a_chat_over_a_pipe_answers_each_line() {
     let (answers, words) = chat(&w, "", "hello\nagain\n\n/undo\nagain\n");
     assert_eq!(answers.len(), 3, "{answers:?}");
     assert_eq!(answers[1], answers[2], "what was taken back was never said");
-    assert!(words.contains("taken back: again"), "{words}");
+    assert!(words.contains("removed: again"), "{words}");
     assert_eq!(words.matches("speed   ").count(), 3, "{words}");
     let first = ok(&[
         "generate",
@@ -413,13 +413,13 @@ fn a_chat_takes_commands_and_says_what_it_does_not_know() {
     assert_eq!((&answers[0], &answers[1]), (&briefed[0], &plain[0]));
     for part in [
         "temperature 2\n",
-        "error: /set depth: there is no such setting",
-        "error: there is no command /dance",
+        "error: /set depth: unknown setting",
+        "error: unknown command /dance",
         "cannot read nowhere.json",
         "context ",
         "/retry ",
         "no adapters",
-        "error: there is no adapter \"x\"",
+        "error: no adapter \"x\" is loaded",
     ] {
         assert!(words.contains(part), "{part}: {words}");
     }
@@ -431,7 +431,7 @@ fn a_long_chat_forgets_its_oldest_turns_and_says_so() {
     let typed: String = (0..12).map(|n| format!("say {}\n", lines(8, n).join(" "))).collect();
     let (answers, words) = chat(&w, "--context 512", &typed);
     assert_eq!(answers.len(), 12);
-    assert!(words.contains("the context is full: the oldest 1 question"), "{words}");
+    assert!(words.contains("the context is full: dropped the oldest 1 question"), "{words}");
     let long = format!("say {}\nhello\n", lines(60, 1).join(" "));
     let (answers, words) = chat(&w, "--context 512", &long);
     assert_eq!(answers.len(), 1, "the second is answered");

@@ -20,7 +20,7 @@ struct Good {
     body: Value,
 }
 
-/// Requests of all kinds, over prompts that begin alike and go on differently.
+/// Requests of all kinds, over prompts that start alike and continue differently.
 fn good() -> Vec<Good> {
     let mut list = Vec::new();
     for n in 0..6usize {

@@ -18,3 +18,4 @@ mod serve_fuzz;
 mod serve_life;
 mod train;
 mod train_devices;
+mod words;

@@ -26,7 +26,7 @@ fn post(stream: &mut TcpStream, body: &Value) {
     write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
 }
 
-/// A request that goes on for long.
+/// A request that takes long.
 fn long_body() -> Value {
     json!({"prompt": "fn main", "n_predict": 60000, "ignore_eos": true, "stream": true, "seed": 1})
 }

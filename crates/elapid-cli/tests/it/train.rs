@@ -126,7 +126,7 @@ fn a_run_that_diverges_goes_back_halves_the_rate_and_says_so() {
     let flags = "--steps 40 --save-every 5 --lr 30 --clip 0 --warmup 30 --weight-decay 0";
     let output = run(&train("run", flags), &dir.0);
     let text = stderr(&output);
-    assert!(text.contains("the rate is halved"), "{text}");
+    assert!(text.contains("learning rate halved"), "{text}");
     // What comes of it is no worse than what was there before, and is there.
     assert!(dir.0.join("run/model/model.safetensors").is_file(), "{text}");
     let summary: Value =
@@ -272,7 +272,7 @@ fn a_second_interrupt_ends_at_once_and_the_run_goes_on() {
     };
     wait_for("fail point train.step");
     interrupt();
-    wait_for("once more stops at once");
+    wait_for("press Ctrl-C again");
     interrupt();
     let code = child.wait().unwrap().code();
     let said = std::fs::read_to_string(&errors).unwrap();

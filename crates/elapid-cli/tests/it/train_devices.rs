@@ -1,4 +1,4 @@
-//! The real binary on graphics processors: runs that are killed and resumed, runs that go on
+//! The real binary on GPUs: runs that are killed and resumed, runs that continue
 //! elsewhere, and text. What is not found is passed over; `ELAPID_REQUIRE` in the engine's
 //! `it/devices.rs` says what must be.
 
@@ -86,7 +86,7 @@ fn killed_goes_on_to_the_bit(device: &str) {
     let (whole, killed) = (dir.0.join("whole"), dir.0.join("killed"));
     ok(&begin("whole", device), &dir.0);
     begin_and_kill("killed", device, &dir.0);
-    // Nothing says where: it goes on where it began.
+    // Nothing says where: it resumes where it started.
     ok(&["train", "--resume", "killed"], &dir.0);
     assert_eq!(losses(&killed).len() as u64, N_STEPS);
     assert_eq!(losses(&killed), losses(&whole), "{device}");

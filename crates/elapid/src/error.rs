@@ -206,7 +206,7 @@ impl Error {
     }
 
     /// A configuration error.
-    pub fn config(file: &str, key: &str, problem: impl Into<String>, hint: &str) -> Error {
+    pub(crate) fn config(file: &str, key: &str, problem: impl Into<String>, hint: &str) -> Error {
         Error::Config {
             file: file.into(),
             key: short(key.into()),
@@ -216,7 +216,7 @@ impl Error {
     }
 
     /// A format error.
-    pub fn format(file: &str, problem: impl Into<String>, hint: &str) -> Error {
+    pub(crate) fn format(file: &str, problem: impl Into<String>, hint: &str) -> Error {
         Error::Format { file: file.into(), problem: short(problem.into()), hint: hint.into() }
     }
 

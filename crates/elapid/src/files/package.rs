@@ -292,17 +292,17 @@ impl Package {
     }
 
     /// The name given to `parse`.
-    pub fn file(&self) -> &str {
+    pub(crate) fn file(&self) -> &str {
         &self.file
     }
 
     /// The name of what is packed.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.manifest.name
     }
 
     /// The files, in order.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.manifest.files.iter().map(|listed| listed.name.as_str())
     }
 

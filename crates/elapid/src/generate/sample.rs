@@ -77,12 +77,12 @@ impl Sampling {
     }
 
     /// The model's own distribution.
-    pub fn plain(seed: u64) -> Sampling {
+    pub(crate) fn plain(seed: u64) -> Sampling {
         Sampling { temperature: 1.0, seed, ..Sampling::greedy() }
     }
 
     /// Whether there are penalties.
-    pub fn penalizes(&self) -> bool {
+    pub(crate) fn penalizes(&self) -> bool {
         let is_any = self.repeat_penalty != 1.0
             || self.frequency_penalty != 0.0
             || self.presence_penalty != 0.0;
@@ -90,7 +90,7 @@ impl Sampling {
     }
 
     /// Whether every setting means something.
-    pub fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let Sampling { temperature, top_k, top_p, min_p, repeat_penalty, .. } = *self;
         let wrong = |problem: String, hint: &str| Err(Error::input(problem, hint));
         if !(temperature >= 0.0 && temperature.is_finite()) {

@@ -175,12 +175,12 @@ impl Checkpoint {
     }
 
     /// Where its files are, for messages.
-    pub fn dir(&self) -> &str {
+    pub(crate) fn dir(&self) -> &str {
         &self.dir
     }
 
     /// Its config.json, found or put together.
-    pub fn config_json(&self) -> &str {
+    pub(crate) fn config_json(&self) -> &str {
         &self.config_json
     }
 
@@ -190,12 +190,12 @@ impl Checkpoint {
     }
 
     /// The shape of the model.
-    pub fn model(&self) -> &Model {
+    pub(crate) fn model(&self) -> &Model {
         &self.model
     }
 
     /// The GGUF file it came from, if it did.
-    pub fn gguf(&self) -> Option<&Gguf> {
+    pub(crate) fn gguf(&self) -> Option<&Gguf> {
         match &self.container {
             Container::Gguf(gguf) => Some(gguf),
             Container::SafeTensors(_) => None,
@@ -203,7 +203,7 @@ impl Checkpoint {
     }
 
     /// One of `TEXTS`.
-    pub fn text(&self, name: &str) -> Result<Option<&str>> {
+    pub(crate) fn text(&self, name: &str) -> Result<Option<&str>> {
         self.texts.get(name).map(|bytes| text(name, bytes)).transpose()
     }
 
@@ -213,7 +213,7 @@ impl Checkpoint {
     }
 
     /// A small file that is a JSON object; absent is empty.
-    pub fn json(&self, name: &str) -> Result<serde_json::Map<String, Value>> {
+    pub(crate) fn json(&self, name: &str) -> Result<serde_json::Map<String, Value>> {
         match self.texts.get(name) {
             Some(bytes) => vocab::object(name, (**bytes).as_ref()),
             None => Ok(serde_json::Map::new()),
@@ -221,19 +221,19 @@ impl Checkpoint {
     }
 
     /// Its weights, where they are and as they are stored.
-    pub fn weights(&self, device: &Device) -> Result<Weights> {
+    pub(crate) fn weights(&self, device: &Device) -> Result<Weights> {
         let specs = self.model.specs();
         Weights::load(device, specs, &self.places, &self.files(), &self.ignored())
     }
 
     /// The same for generation: nothing is copied that is stored as a matrix.
-    pub fn weights_as_stored(&self, device: &Device) -> Result<Weights> {
+    pub(crate) fn weights_as_stored(&self, device: &Device) -> Result<Weights> {
         let specs = self.model.specs();
         Weights::load_as_stored(device, specs, &self.places, &self.files(), &self.ignored())
     }
 
     /// How many bytes are stored in each dtype. Fails where `weights` would, and copies nothing.
-    pub fn dtype_bytes(&self) -> Result<BTreeMap<&'static str, usize>> {
+    pub(crate) fn dtype_bytes(&self) -> Result<BTreeMap<&'static str, usize>> {
         params::survey(&Device::cpu(1)?, &self.places, &self.files(), &self.ignored())
     }
 

@@ -67,7 +67,7 @@ impl Checkpoint {
     }
 
     /// The adapter that it was opened by: `open` then gave its base model.
-    pub fn adapter_path(&self) -> Option<&Path> {
+    pub(crate) fn adapter_path(&self) -> Option<&Path> {
         self.adapter.as_deref()
     }
 }

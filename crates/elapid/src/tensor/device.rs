@@ -58,7 +58,7 @@ impl Device {
     }
 
     /// The CPU, or the one that works for a GPU.
-    pub fn host(&self) -> &Arc<Cpu> {
+    pub(crate) fn host(&self) -> &Arc<Cpu> {
         match self {
             Device::Cpu(cpu) => cpu,
             Device::Gpu(gpu) => gpu.host(),
@@ -92,7 +92,7 @@ impl Device {
     }
 
     /// The GPU, if it is one.
-    pub fn gpu(&self) -> Option<&Gpu> {
+    pub(crate) fn gpu(&self) -> Option<&Gpu> {
         match self {
             Device::Cpu(_) => None,
             Device::Gpu(gpu) => Some(gpu),
@@ -100,7 +100,7 @@ impl Device {
     }
 
     /// Whether tensors of one can be used with tensors of the other.
-    pub fn is_same(&self, other: &Device) -> bool {
+    pub(crate) fn is_same(&self, other: &Device) -> bool {
         match (self, other) {
             (Device::Cpu(_), Device::Cpu(_)) => true,
             (Device::Gpu(a), Device::Gpu(b)) => a.is_same(b),
@@ -109,22 +109,22 @@ impl Device {
     }
 
     /// What activations are stored in.
-    pub fn activation_dtype(&self) -> DType {
+    pub(crate) fn activation_dtype(&self) -> DType {
         self.gpu().map_or(DType::F32, Gpu::activation_dtype)
     }
 
     /// Tells what went wrong on the device, if anything did: ops have no error to return.
-    pub fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         self.gpu().map_or(Ok(()), Gpu::check)
     }
 
     /// Runs `f` where the device's threads are: its kernels then start without crossing threads.
-    pub fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+    pub(crate) fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         self.host().run(f)
     }
 
     /// The same for many short tasks: other threads wait without going to sleep.
-    pub fn run_awake<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+    pub(crate) fn run_awake<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         match self {
             Device::Cpu(cpu) => cpu.run_awake(f),
             Device::Gpu(gpu) => gpu.host().run(f),

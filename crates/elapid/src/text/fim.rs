@@ -107,7 +107,7 @@ impl FimTokens {
     ///
     /// Prefix, suffix and middle are found in one family: a vocabulary may hold odd leftovers of
     /// another.
-    pub fn detect(
+    pub(crate) fn detect(
         lookup: &dyn Fn(&str) -> Option<u32>,
         role: &dyn Fn(&str) -> Option<u32>,
     ) -> Option<FimTokens> {

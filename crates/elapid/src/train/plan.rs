@@ -35,7 +35,7 @@ pub struct Fixed {
 
 impl Fixed {
     /// Of a model in training.
-    pub fn of(trainer: &Trainer) -> Fixed {
+    pub(crate) fn of(trainer: &Trainer) -> Fixed {
         let weights = &trainer.weights;
         let n_bytes = |id: ParamId| weights.tensor(id).n_bytes();
         let moments = trainer.optimizer.state();

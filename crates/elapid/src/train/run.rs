@@ -152,7 +152,7 @@ pub struct Training {
 
 impl Training {
     /// A run before its first step.
-    pub fn new(trainer: Trainer, loader: Loader, settings: Settings) -> Result<Training> {
+    pub(crate) fn new(trainer: Trainer, loader: Loader, settings: Settings) -> Result<Training> {
         settings.check()?;
         let progress = Progress { cursor: loader.cursor(), ..Progress::default() };
         Ok(Training { trainer, loader, settings, progress })
@@ -191,7 +191,7 @@ impl Training {
     }
 
     /// Goes on from elsewhere. Weights and moments are restored by `state::restore`.
-    pub fn set_progress(&mut self, progress: Progress) -> Result<()> {
+    pub(crate) fn set_progress(&mut self, progress: Progress) -> Result<()> {
         self.loader.seek(progress.cursor)?;
         self.progress = progress;
         Ok(())
@@ -281,7 +281,7 @@ impl Training {
 
 impl Settings {
     /// Refuses settings that no run can have.
-    pub fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         check(self)
     }
 }

@@ -35,7 +35,7 @@ pub enum Schedule {
 
 impl Schedule {
     /// The share, from 0 to 1, of the largest rate that step `step` (from 0) of `n_steps` gets.
-    pub fn rate(&self, step: u64, n_steps: u64, n_warmup: u64, lr_min_ratio: f64) -> f64 {
+    pub(crate) fn rate(&self, step: u64, n_steps: u64, n_warmup: u64, lr_min_ratio: f64) -> f64 {
         if step < n_warmup {
             return (step + 1) as f64 / n_warmup as f64;
         }

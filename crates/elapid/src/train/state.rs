@@ -61,7 +61,7 @@ pub struct Saved {
 
 impl Saved {
     /// Reads and verifies one; `file` is its name for messages.
-    pub fn parse(file: &str, bytes: SharedBytes) -> Result<Saved> {
+    pub(crate) fn parse(file: &str, bytes: SharedBytes) -> Result<Saved> {
         let package = Package::parse(file, bytes)?;
         package.verify()?;
         let part = |name: &str| {

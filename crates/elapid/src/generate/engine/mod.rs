@@ -270,7 +270,7 @@ const OLDEST_EVERY: u64 = 4;
 
 impl Engine {
     /// An engine for a model whose weights are loaded.
-    pub fn new(
+    pub(crate) fn new(
         model: Model,
         mut weights: Weights,
         tokenizer: Arc<Tokenizer>,
@@ -302,7 +302,7 @@ impl Engine {
 
     /// Stores keys and values in another type than f32, if the heads of the model allow it; before
     /// the first request.
-    pub fn with_cache(mut self, cache: CacheType) -> Result<Engine> {
+    pub(crate) fn with_cache(mut self, cache: CacheType) -> Result<Engine> {
         assert!(self.n_taken == 0, "the cache of an engine with {} requests", self.n_taken);
         self.model.state_with(self.device(), cache)?;
         self.cache = cache;
@@ -310,7 +310,7 @@ impl Engine {
     }
 
     /// The shape of its model.
-    pub fn model(&self) -> &Model {
+    pub(crate) fn model(&self) -> &Model {
         &self.model
     }
 
@@ -330,12 +330,12 @@ impl Engine {
     }
 
     /// Loads an adapter; returns its number.
-    pub fn add_adapter(&mut self, name: &str, lora: Lora) -> Result<usize> {
+    pub(crate) fn add_adapter(&mut self, name: &str, lora: Lora) -> Result<usize> {
         self.adapters.add(name, lora)
     }
 
     /// Numbers and names of the adapters that are loaded.
-    pub fn adapters(&self) -> Vec<(usize, &str)> {
+    pub(crate) fn adapters(&self) -> Vec<(usize, &str)> {
         self.adapters.names()
     }
 

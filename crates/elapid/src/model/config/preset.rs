@@ -70,7 +70,7 @@ impl Size {
     }
 
     /// Width of the residual stream.
-    pub fn d_model(self) -> usize {
+    pub(crate) fn d_model(self) -> usize {
         self.facts().2
     }
 }

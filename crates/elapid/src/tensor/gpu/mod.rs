@@ -103,7 +103,7 @@ pub enum Precision {
 
 impl Precision {
     /// As people type it.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Precision::F32 => "f32",
             Precision::Tf32 => "tf32",

@@ -124,7 +124,7 @@ impl Mix {
     }
 
     /// Its number in `general.file_type` of a GGUF file.
-    pub fn file_type(self) -> u32 {
+    pub(crate) fn file_type(self) -> u32 {
         self.entry().2
     }
 
@@ -132,7 +132,7 @@ impl Mix {
     ///
     /// Names are those of GGUF; the last axis of a shape is the length of a row. What llama.cpp
     /// would leave in the type it finds is f32 here, as its converters write it.
-    pub fn choose(self, tensors: &[(String, Vec<usize>)], arch: &ArchFacts) -> Vec<DType> {
+    pub(crate) fn choose(self, tensors: &[(String, Vec<usize>)], arch: &ArchFacts) -> Vec<DType> {
         let kinds: Vec<Kind> = tensors.iter().map(|tensor| Kind::of(&tensor.0)).collect();
         let mut order: Vec<usize> = (0..tensors.len()).collect();
         order.sort_by_key(|idx| (layer_of(&tensors[*idx].0), tensors[*idx].0.as_str()));

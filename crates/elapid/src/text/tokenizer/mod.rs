@@ -105,7 +105,7 @@ impl Tokenizer {
 
     /// Reads vocab.json and merges.txt, whose names are `files`. `pre` names a pre-tokenizer as
     /// GGUF files do; `gpt-2` is the one such files usually mean.
-    pub fn from_vocab_merges(
+    pub(crate) fn from_vocab_merges(
         files: [&str; 2],
         vocab_json: &[u8],
         merges_txt: &[u8],
@@ -115,7 +115,7 @@ impl Tokenizer {
     }
 
     /// Reads the vocabulary of a GGUF file.
-    pub fn from_gguf(file: &str, vocab: GgufVocab) -> Result<Tokenizer> {
+    pub(crate) fn from_gguf(file: &str, vocab: GgufVocab) -> Result<Tokenizer> {
         gguf::read(file, vocab)
     }
 
@@ -147,7 +147,7 @@ impl Tokenizer {
     }
 
     /// What the file puts after a complete text; a text to be continued must not have it.
-    pub fn end(&self) -> &[u32] {
+    pub(crate) fn end(&self) -> &[u32] {
         &self.end
     }
 
@@ -180,7 +180,7 @@ impl Tokenizer {
     }
 
     /// Decodes ids as they come, from the beginning of a text and without special tokens.
-    pub fn stream(&self) -> Stream<&Tokenizer> {
+    pub(crate) fn stream(&self) -> Stream<&Tokenizer> {
         Stream::new(self)
     }
 
@@ -198,7 +198,7 @@ impl Tokenizer {
     }
 
     /// The id of a token, spelled as in the file.
-    pub fn id(&self, token: &str) -> Option<u32> {
+    pub(crate) fn id(&self, token: &str) -> Option<u32> {
         self.tokens.find(token.as_bytes())
     }
 
@@ -219,7 +219,7 @@ impl Tokenizer {
     }
 
     /// The token of a role, named as in GGUF: `unk`, `pad`, `eot`, `fim_pre`, `fim_suf`, ...
-    pub fn role(&self, name: &str) -> Option<u32> {
+    pub(crate) fn role(&self, name: &str) -> Option<u32> {
         self.ids.get(name).copied()
     }
 
@@ -234,7 +234,7 @@ impl Tokenizer {
     }
 
     /// Adds an id that ends a generation; one that is no token is left out.
-    pub fn add_eog(&mut self, id: u32) {
+    pub(crate) fn add_eog(&mut self, id: u32) {
         if self.tokens.kind(id) != Kind::Absent && !self.eog.contains(&id) {
             self.eog.push(id);
             self.eog.sort_unstable();
@@ -248,7 +248,7 @@ impl Tokenizer {
 
     /// Says which tokens begin and end a text, where a file beside tokenizer.json knows. The end
     /// of a text ends a generation too. Tokens that are not there are left out.
-    pub fn set_specials(&mut self, bos: Option<&str>, eos: Option<&str>) {
+    pub(crate) fn set_specials(&mut self, bos: Option<&str>, eos: Option<&str>) {
         for (role, token) in [("bos", bos), ("eos", eos)] {
             if let Some(id) = token.and_then(|token| self.id(token)) {
                 self.ids.insert(role.into(), id);
@@ -268,7 +268,7 @@ impl Tokenizer {
     }
 
     /// What a GGUF file needs for llama.cpp to give the same ids.
-    pub fn to_gguf(&self) -> Result<GgufVocab> {
+    pub(crate) fn to_gguf(&self) -> Result<GgufVocab> {
         export::to_gguf(self)
     }
 }

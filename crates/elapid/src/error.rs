@@ -192,7 +192,10 @@ impl Error {
 
     /// The message and, in a paragraph of its own, the hint: for a terminal.
     pub fn report(&self) -> String {
-        format!("{self}\n\nhint: {}", self.hint())
+        match &*self.hint() {
+            "" => self.to_string(),
+            hint => format!("{self}\n\nhint: {hint}"),
+        }
     }
 
     /// A file that cannot be read.
@@ -205,7 +208,6 @@ impl Error {
         Error::Write { path: path.into(), source }
     }
 
-    /// A configuration error.
     pub(crate) fn config(file: &str, key: &str, problem: impl Into<String>, hint: &str) -> Error {
         Error::Config {
             file: file.into(),
@@ -215,7 +217,6 @@ impl Error {
         }
     }
 
-    /// A format error.
     pub(crate) fn format(file: &str, problem: impl Into<String>, hint: &str) -> Error {
         Error::Format { file: file.into(), problem: short(problem.into()), hint: hint.into() }
     }

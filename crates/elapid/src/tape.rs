@@ -33,14 +33,12 @@ pub struct Remake {
 
 /// A value that is needed on the way back.
 pub enum Kept {
-    /// It itself.
     Held(Tensor),
     /// What it is made of again.
     Remade(Arc<Remake>),
 }
 
 impl Kept {
-    /// The value.
     pub fn get(&self) -> Tensor {
         match self {
             Kept::Held(value) => value.clone(),
@@ -76,7 +74,6 @@ impl Var {
         }
     }
 
-    /// The numbers.
     pub fn value(&self) -> &Tensor {
         &self.value
     }
@@ -108,7 +105,6 @@ impl Gradients {
         self.0.remove(&key)
     }
 
-    /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &Tensor)> {
         self.0.iter().map(|(&key, grad)| (key, grad))
     }

@@ -3,8 +3,10 @@
 //! A piece is cut in three at two characters chosen evenly, and the middle goes last (Bavarian et
 //! al., 2022), laid out as `fim.rs` lays out prompts, so that training and asking agree:
 //!
-//!     PSM   [begin] PRE prefix SUF suffix MID middle [end]
-//!     SPM   [begin] SUF suffix PRE prefix MID middle [end]
+//! ```text
+//! PSM   [begin] PRE prefix SUF suffix MID middle [end]
+//! SPM   [begin] SUF suffix PRE prefix MID middle [end]
+//! ```
 //!
 //! SPM is the paper's plain order, which llama.cpp asks for too, and not its variant `PRE SUF
 //! suffix MID prefix middle`. A family without MID (Codestral) has SPM only. `end` is the family's
@@ -57,7 +59,6 @@ pub(super) struct Sequence {
 pub(super) enum Run {
     /// As it stands: these tokens, the first of them only as context.
     Plain(Range<usize>),
-    /// With a hole.
     Filled(Sequence),
 }
 
@@ -119,7 +120,6 @@ pub(super) fn check(settings: &FimTraining, tokenizer: &Tokenizer) -> Result<()>
     Ok(())
 }
 
-/// Bytes of tokens.
 fn spell(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<u8> {
     ids.iter().flat_map(|id| tokenizer.bytes(*id).unwrap_or_default()).collect()
 }

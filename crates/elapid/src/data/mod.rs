@@ -1,6 +1,8 @@
 //! What a model learns from: documents, which of them are worth it, and rows of tokens.
 //!
-//!     texts -> filter -> near -> split -> encode -> pack -> batches
+//! ```text
+//! texts -> filter -> near -> split -> encode -> pack -> batches
+//! ```
 //!
 //! | file          | is                                                                    |
 //! |---------------|-----------------------------------------------------------------------|

@@ -4,14 +4,18 @@
 //! `N_WORD` words, where a word is a name, a number or a single other sign, so that space and
 //! line breaks do not count. For sets of shingles S and T
 //!
-//!     J(S, T) = |S and T| / |S or T|        near copies: J >= JACCARD_MIN
+//! ```text
+//! J(S, T) = |S and T| / |S or T|        near copies: J >= JACCARD_MIN
+//! ```
 //!
 //! Not every pair is compared. A signature holds, for each of `N_HASH` hash functions, the least
 //! hash of a text's shingles; two texts agree in each place with probability J (Broder, 1997).
 //! Signatures are cut into `N_BAND` bands of `N_ROW`; texts that agree in a whole band are
 //! candidates, with probability
 //!
-//!     1 - (1 - J^N_ROW)^N_BAND
+//! ```text
+//! 1 - (1 - J^N_ROW)^N_BAND
+//! ```
 //!
 //! which is above 0.99 at `JACCARD_MIN`, a half near J = 0.56 and below 0.02 at J = 0.3. Candidates
 //! whose signatures agree enough are then compared shingle by shingle, so nothing is taken for a

@@ -6,8 +6,10 @@
 //! left out in that epoch, less than `context` pairs, and others in the next. A corpus that is
 //! smaller than a row goes around more than once.
 //!
-//!     pairs     a1 a2 a3 | b1 b2 b3 b4 b5 | c1 c2
-//!     rows         [a2 a3   b1 b2] [b3 b4 b5 c1]        left out: c2 a1
+//! ```text
+//! pairs     a1 a2 a3 | b1 b2 b3 b4 b5 | c1 c2
+//! rows         [a2 a3   b1 b2] [b3 b4 b5 c1]        left out: c2 a1
+//! ```
 //!
 //! In a row each document is a segment of its own and sees no other. A document that continues in
 //! the next row begins there as a fresh segment, from the token before: no target is lost.
@@ -126,7 +128,6 @@ struct Epoch {
 }
 
 impl Loader {
-    /// Of its documents.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }

@@ -11,8 +11,10 @@
 //! Messages are rendered by the model's chat template, or as ChatML where there is none. What the
 //! assistant says is found by rendering twice, for the i-th message
 //!
-//!     before = render(messages 0 to i-1, with the prompt to begin)
-//!     after  = render(messages 0 to i)
+//! ```text
+//! before = render(messages 0 to i-1, with the prompt to begin)
+//! after  = render(messages 0 to i)
+//! ```
 //!
 //! and taking what `after` has beyond `before`: just what the model would have to write. A template
 //! that changes earlier text when more follows (some take out thoughts of earlier turns) does not

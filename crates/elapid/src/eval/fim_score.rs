@@ -5,7 +5,9 @@
 //! (`fim.rs`), as much as its window holds, and writes greedily until a line ends or a token stops
 //! it. It counts as exact when what it wrote up to there is the hole, byte by byte.
 //!
-//!     prompt = [begin] layout(the end of what is before, the start of what is behind)
+//! ```text
+//! prompt = [begin] layout(the end of what is before, the start of what is behind)
+//! ```
 //!
 //! Of the tokens that fit, a quarter is for what is behind the hole, the rest for what is before;
 //! what one side does not need the other may have. Lines are chosen by a seed and the name of the
@@ -30,11 +32,8 @@ use std::ops::{ControlFlow, Range};
 /// A model that can read and write text.
 #[derive(Clone, Copy)]
 pub struct Subject<'a> {
-    /// Its shape.
     pub model: &'a Model,
-    /// Its numbers.
     pub weights: &'a Weights,
-    /// Its tokens.
     pub tokenizer: &'a Tokenizer,
 }
 

@@ -56,11 +56,9 @@ impl Comparison {
 
 /// Parameters after AdamW, and how they came about.
 pub struct AfterAdamW<'a> {
-    /// The parameters.
     pub file: &'a SafeTensors,
     /// Settings of every step; every parameter decays.
     pub settings: AdamW,
-    /// How many.
     pub n_steps: usize,
 }
 

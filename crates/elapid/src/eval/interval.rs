@@ -3,13 +3,17 @@
 //! Documents differ far more than tokens of one document do, so that documents are what is drawn:
 //! a resample takes as many as there are, with replacement, and its figure is
 //!
-//!     r* = sum of x  /  (sum of bytes  ln 2)        over the documents drawn
+//! ```text
+//! r* = sum of x  /  (sum of bytes  ln 2)        over the documents drawn
+//! ```
 //!
 //! with x the negative log-likelihood of a document, or for two models the difference of theirs on
 //! the same document (a paired comparison: what makes a document hard for both falls out). The
 //! interval is from the 2.5th to the 97.5th percentile of r*, its arms stretched by
 //!
-//!     k = t(n - 1) / 1.96  sqrt(n / (n - 1))        n = (sum of bytes)^2 / sum of bytes^2
+//! ```text
+//! k = t(n - 1) / 1.96  sqrt(n / (n - 1))        n = (sum of bytes)^2 / sum of bytes^2
+//! ```
 //!
 //! because a bootstrap of few units is too sure of itself: t is Student's 97.5% quantile, and n is
 //! how many documents of equal size would weigh as much. k is 1.04 for 50 documents, 1.4 for 6,
@@ -35,7 +39,6 @@ use crate::error::{Error, Result};
 use crate::tensor::rng::Rng;
 use std::f64::consts::LN_2;
 
-/// Resamples.
 const N_RESAMPLE: usize = 2000;
 
 /// Fewer documents than this, by weight, are not drawn alone.

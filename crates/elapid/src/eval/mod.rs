@@ -2,17 +2,21 @@
 //!
 //! A document of tokens `id[0..n]` is cut into windows of `context` tokens. Window `w` reads
 //!
-//!     id[s .. s + context]        with s = w (context - overlap)
+//! ```text
+//! id[s .. s + context]        with s = w (context - overlap)
+//! ```
 //!
 //! and is asked for the token behind each. The first window is scored on all of them, every other
 //! on its last `context - overlap`: the rest it shares with the window before and reads only. So
 //! every learned token is scored exactly once, and but for the beginning of a document with at
 //! least `overlap + 1` tokens before it.
 //!
-//!     loss          = sum of -ln p(token)  /  tokens                   nats per token
-//!     perplexity    = exp(loss)
-//!     bits per byte = sum of -ln p(token)  /  (bytes of text  ln 2)
-//!     top-1         = tokens that the model thought likeliest  /  tokens
+//! ```text
+//! loss          = sum of -ln p(token)  /  tokens                   nats per token
+//! perplexity    = exp(loss)
+//! bits per byte = sum of -ln p(token)  /  (bytes of text  ln 2)
+//! top-1         = tokens that the model thought likeliest  /  tokens
+//! ```
 //!
 //! Only bits per byte can be compared between models of different tokenizers. The end of a document
 //! is a token that is foreseen and stands for no bytes.

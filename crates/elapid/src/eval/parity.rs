@@ -50,7 +50,6 @@ pub fn prompts(tokenizer: Option<&Tokenizer>, n_vocab: usize) -> Result<Vec<Vec<
 /// How far apart two models are.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parity {
-    /// Prompts.
     pub n_prompts: usize,
     /// Tokens in all of them.
     pub n_tok: usize,

@@ -28,7 +28,6 @@ pub struct Outgoing<'a> {
     pub shape: Vec<usize>,
     /// How its numbers are stored.
     pub dtype: DType,
-    /// Makes the bytes.
     pub bytes: Box<dyn Fn() -> Result<Cow<'a, [u8]>> + 'a>,
 }
 

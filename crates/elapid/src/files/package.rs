@@ -3,18 +3,22 @@
 //!
 //! One file, `NAME.elapid`. Every part begins at a multiple of 64 and is filled up with zeros:
 //!
-//!     head      "ELAPID\r\n", u32 version
-//!     files     one after the other, in the order of the manifest
-//!     manifest  JSON, see below
-//!     trailer   u64 offset and u64 length of the manifest, 32 bytes BLAKE3 of it, 8 zeros,
-//!               "\r\nELAPID"
+//! ```text
+//! head      "ELAPID\r\n", u32 version
+//! files     one after the other, in the order of the manifest
+//! manifest  JSON, see below
+//! trailer   u64 offset and u64 length of the manifest, 32 bytes BLAKE3 of it, 8 zeros,
+//!           "\r\nELAPID"
+//! ```
 //!
 //! Numbers are little-endian. The line end in both marks shows a copy made in text mode. The
 //! manifest stands behind the files so that weights of any size are hashed while they are
 //! written, once, without knowing their length before; a reader begins with the last 64 bytes.
 //!
-//!     {"format":"elapid","version":1,"name":"...","created_by":"elapid ...",
-//!      "files":[{"name":"config.json","n_bytes":763,"blake3":"64 hexadecimal digits"}]}
+//! ```text
+//! {"format":"elapid","version":1,"name":"...","created_by":"elapid ...",
+//!  "files":[{"name":"config.json","n_bytes":763,"blake3":"64 hexadecimal digits"}]}
+//! ```
 //!
 //! Places follow from lengths and order; they are not written, so they cannot contradict.
 //!

@@ -32,7 +32,6 @@ const N_AXES_MAX: usize = 64;
 /// The format allows no longer header.
 const HEADER_MAX: u64 = 100_000_000;
 
-/// An open file.
 pub struct SafeTensors {
     file: String,
     bytes: SharedBytes,
@@ -181,7 +180,6 @@ impl SafeTensors {
         &self.file
     }
 
-    /// Names in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }

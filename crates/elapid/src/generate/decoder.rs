@@ -55,7 +55,6 @@ struct Kept {
 }
 
 impl Decoder {
-    /// Nothing recorded yet.
     pub fn new() -> Decoder {
         Decoder::default()
     }

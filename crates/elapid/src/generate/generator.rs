@@ -34,7 +34,6 @@ pub struct GeneratorSettings {
 }
 
 impl Default for GeneratorSettings {
-    /// For one conversation.
     fn default() -> GeneratorSettings {
         GeneratorSettings {
             context: None,

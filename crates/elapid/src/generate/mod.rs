@@ -36,10 +36,8 @@ impl crate::train::Training {
     }
 }
 
-/// How to generate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateSettings {
-    /// Tokens at most.
     pub n_max: usize,
     /// How tokens are chosen.
     pub sampling: Sampling,

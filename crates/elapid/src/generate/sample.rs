@@ -3,16 +3,20 @@
 //! Penalties come first, as llama.cpp defines them. For each token that came `c` times among the
 //! last `n_penalized`:
 //!
-//!     l = l / repeat where l > 0, l * repeat elsewhere
-//!     l = l - c * frequency - presence
+//! ```text
+//! l = l / repeat where l > 0, l * repeat elsewhere
+//! l = l - c * frequency - presence
+//! ```
 //!
 //! Then, with logits `l` and a temperature `T`, in this order (as transformers and vLLM do it):
 //!
-//!     w[v]   = exp((l[v] - max l) / T)
-//!     top-k    keeps the k largest w
-//!     top-p    keeps the largest w, as few as reach the share p of the sum of what is left
-//!     min-p    keeps every w of at least min-p times the largest
-//!     v        with probability w[v] / sum of what is left
+//! ```text
+//! w[v]   = exp((l[v] - max l) / T)
+//! top-k    keeps the k largest w
+//! top-p    keeps the largest w, as few as reach the share p of the sum of what is left
+//! min-p    keeps every w of at least min-p times the largest
+//! v        with probability w[v] / sum of what is left
+//! ```
 //!
 //! The limit of a temperature of zero is greedy: the largest logit. Among equals the smallest id
 //! goes first, everywhere.

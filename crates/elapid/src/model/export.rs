@@ -20,7 +20,6 @@ use std::borrow::Cow;
 
 /// A file to be written.
 pub struct OutFile<'a> {
-    /// Its plain name.
     pub name: String,
     /// What is in it.
     pub content: Content<'a>,
@@ -28,16 +27,13 @@ pub struct OutFile<'a> {
 
 /// What is in a file.
 pub enum Content<'a> {
-    /// These bytes.
     Bytes(Vec<u8>),
-    /// Tensors, as safetensors.
     SafeTensors(Vec<Outgoing<'a>>),
     /// Metadata and tensors, as GGUF.
     Gguf(Vec<(String, Item)>, Vec<Outgoing<'a>>),
 }
 
 impl OutFile<'_> {
-    /// Writes it.
     pub fn write(&self, sink: &mut Sink) -> Result<()> {
         match &self.content {
             Content::Bytes(bytes) => sink(bytes),

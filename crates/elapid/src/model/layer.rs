@@ -44,7 +44,6 @@ impl Stream {
     }
 }
 
-/// One layer.
 pub(crate) struct Layer {
     mixer_norm: ParamId,
     /// Side by side on one input, their outputs added; nearly always one.

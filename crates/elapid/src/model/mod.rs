@@ -86,7 +86,6 @@ pub struct Forward {
     pub stream: Vec<Tensor>,
 }
 
-/// A training loss.
 pub struct ModelLoss {
     /// What is minimised: the mean negative log-likelihood, plus the load balance.
     pub loss: Var,
@@ -114,7 +113,6 @@ impl Model {
         Model { specs, slots, embed, layers, norm, head, config }
     }
 
-    /// Its configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }

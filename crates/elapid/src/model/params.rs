@@ -190,9 +190,7 @@ fn read_part<'a>(
 
 /// A tensor of a file that is to be written, and the parameters it is made of.
 pub struct Target {
-    /// Its name.
     pub name: String,
-    /// Its shape.
     pub shape: Vec<usize>,
     /// How its numbers are stored now, where all of them are alike.
     pub dtype: Option<DType>,

@@ -20,9 +20,7 @@ use std::ops::Range;
 /// Rows of a stored tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// The tensor.
     pub name: String,
-    /// Its shape.
     pub shape: Vec<usize>,
     /// Rows, all axes but the last taken together; `None`: all of it.
     pub rows: Option<Range<usize>>,
@@ -47,7 +45,6 @@ impl Place {
 /// How numbers are changed in a file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Map {
-    /// Not at all.
     Same,
     /// Halves of each head become pairs.
     PairRows {

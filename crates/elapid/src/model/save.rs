@@ -40,7 +40,6 @@ impl Form {
     }
 }
 
-/// In lower case.
 fn extension(path: &Path) -> Option<String> {
     path.extension().and_then(|extension| extension.to_str()).map(str::to_lowercase)
 }

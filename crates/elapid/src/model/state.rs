@@ -61,7 +61,6 @@ enum Held {
 #[derive(Clone)]
 pub struct State {
     slots: Vec<Held>,
-    /// Tokens seen.
     pub n_tok: usize,
 }
 

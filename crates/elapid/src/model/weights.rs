@@ -39,7 +39,6 @@ pub enum Init {
     Normal(f32),
     /// Uniform between minus and plus this.
     Uniform(f32),
-    /// All this.
     Constant(f32),
     /// `ln(column + 1)`: the decays of Mamba-1.
     LogColumn,
@@ -130,7 +129,6 @@ struct MagnitudeIds {
 /// What `Weights::quantize` did, in tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quantized {
-    /// Encoded now.
     pub n_encoded: usize,
     /// Left in the blocks they were in.
     pub n_already: usize,
@@ -292,7 +290,6 @@ impl Weights {
         (0..self.params.len()).map(ParamId)
     }
 
-    /// Its name.
     pub fn name(&self, id: ParamId) -> &str {
         &self.params[id.0].name
     }

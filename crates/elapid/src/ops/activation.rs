@@ -1,8 +1,10 @@
 //! Feed-forward activations: `y = f(gate) * up` and `y = f(x)`, f one of SiLU, GELU and ReLU.
 //!
-//!     silu(x) = x s,  s = 1 / (1 + e^-x)            silu'(x) = s (1 + x (1 - s))
-//!     gelu(x) = x/2 (1 + tanh(u)),                  u = sqrt(2/pi) (x + 0.044715 x^3)
-//!     relu(x) = max(x, 0)
+//! ```text
+//! silu(x) = x s,  s = 1 / (1 + e^-x)            silu'(x) = s (1 + x (1 - s))
+//! gelu(x) = x/2 (1 + tanh(u)),                  u = sqrt(2/pi) (x + 0.044715 x^3)
+//! relu(x) = max(x, 0)
+//! ```
 //!
 //! Backward of the gated form: `dup = f(gate) dy`, `dgate = f'(gate) up dy`.
 //! `y` is not kept: backward recomputes f from its argument, and on a graphics processor who needs
@@ -18,12 +20,10 @@ use crate::tensor::device::Device;
 use crate::tensor::gpu::{Arg, Const, Gpu, Kernel};
 use pulp::{Simd, WithSimd};
 
-/// Which function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `x sigmoid(x)`, also called swish; gated it is SwiGLU.
     Silu,
-    /// The tanh form.
     Gelu,
     /// `max(x, 0)`.
     Relu,

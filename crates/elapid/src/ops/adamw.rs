@@ -1,8 +1,10 @@
 //! AdamW in one pass over parameter, gradient and both moments, as torch computes it.
 //!
-//!     p = p - lr wd p
-//!     m = m + (1 - beta1) (g - m)                 v = beta2 v + (1 - beta2) g^2
-//!     p = p - lr / (1 - beta1^t)  m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+//! ```text
+//! p = p - lr wd p
+//! m = m + (1 - beta1) (g - m)                 v = beta2 v + (1 - beta2) g^2
+//! p = p - lr / (1 - beta1^t)  m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+//! ```
 //!
 //! Scalars are worked out in f64 and rounded once, as torch does. `g` is the stored gradient times
 //! `grad_scale`, which is how clipping comes without a pass of its own. 28 bytes per parameter.
@@ -22,7 +24,6 @@ use std::ops::Range;
 /// The settings of one step; Muon takes rate, decay, gradient scale and trust from here.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
-    /// Learning rate.
     pub lr: f64,
     /// AdamW beta1: decay rate of the first moment.
     pub beta1: f64,
@@ -30,7 +31,6 @@ pub struct AdamW {
     pub beta2: f64,
     /// Added to the root of the second moment.
     pub eps: f64,
-    /// Decoupled weight decay.
     pub weight_decay: f64,
     /// Factor of the gradient: below one when it is clipped.
     pub grad_scale: f64,
@@ -85,7 +85,6 @@ struct Waiting<'a> {
 }
 
 impl<'a> Steps<'a> {
-    /// Nothing yet.
     pub fn new(t: u64) -> Steps<'a> {
         Steps { t, waiting: Vec::new() }
     }
@@ -107,7 +106,6 @@ impl<'a> Steps<'a> {
         self.waiting.push(Waiting { p, g, moments: [m, v], scalars });
     }
 
-    /// Does what waits.
     pub fn finish(mut self) {
         let gpu = self.waiting.first().and_then(|first| first.p.device().gpu()).cloned();
         let Some(gpu) = gpu else { return };

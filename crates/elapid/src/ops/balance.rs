@@ -2,9 +2,11 @@
 //!
 //! Over the tokens of one layer, with p the softmax of a token's logits over all experts:
 //!
-//!     loss = n_expert * sum over e of f[e] P[e]
-//!     f[e] = choices of expert e / n_tok      a constant; sums to n_used
-//!     P[e] = mean over tokens of p[e]
+//! ```text
+//! loss = n_expert * sum over e of f[e] P[e]
+//! f[e] = choices of expert e / n_tok      a constant; sums to n_used
+//! P[e] = mean over tokens of p[e]
+//! ```
 //!
 //! Backward, for each token: `dlogits = dloss n_expert / n_tok p (f - sum of f p)`.
 //!

@@ -2,14 +2,18 @@
 //!
 //! Rows are sorted by expert, so that each expert works on one run of rows:
 //!
-//!     gather:   y[row] = x[token of row]
-//!     combine:  y[tok] = sum over slots of weights[tok, slot] * y_sorted[row of (tok, slot)]
+//! ```text
+//! gather:   y[row] = x[token of row]
+//! combine:  y[tok] = sum over slots of weights[tok, slot] * y_sorted[row of (tok, slot)]
+//! ```
 //!
 //! Backward, `row` being the row of (tok, slot) and slots added in order of choice:
 //!
-//!     gather:   dx[tok] = sum over slots of dy[row]
-//!     combine:  dy_sorted[row] = weights[tok, slot] * dy[tok]
-//!               dweights[tok, slot] = dy[tok] . y_sorted[row]
+//! ```text
+//! gather:   dx[tok] = sum over slots of dy[row]
+//! combine:  dy_sorted[row] = weights[tok, slot] * dy[tok]
+//!           dweights[tok, slot] = dy[tok] . y_sorted[row]
+//! ```
 //!
 //! | name       | shape              |                                  |
 //! |------------|--------------------|----------------------------------|

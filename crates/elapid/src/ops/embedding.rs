@@ -1,6 +1,8 @@
 //! Embedding: each token takes its row of a table.
 //!
-//!     y[t] = table[ids[t]]            dtable[v] = sum of dy[t] over the t with ids[t] = v
+//! ```text
+//! y[t] = table[ids[t]]            dtable[v] = sum of dy[t] over the t with ids[t] = v
+//! ```
 //!
 //! | name    | shape              |                                              |
 //! |---------|--------------------|----------------------------------------------|

@@ -2,16 +2,20 @@
 //!
 //! With `silu(z) = z s`, `s = 1 / (1 + e^-z)`, and means over the channels of one group:
 //!
-//!     gate first:  u = x silu(z),  r = 1 / sqrt(mean(u^2) + eps),  y = w u r
-//!     norm first:                  r = 1 / sqrt(mean(x^2) + eps),  y = w x r silu(z)
+//! ```text
+//! gate first:  u = x silu(z),  r = 1 / sqrt(mean(u^2) + eps),  y = w u r
+//! norm first:                  r = 1 / sqrt(mean(x^2) + eps),  y = w x r silu(z)
+//! ```
 //!
 //! Backward, with `silu'(z) = s (1 + z (1 - s))`:
 //!
-//!     gate first:  g = w dy             norm first:  g = w silu(z) dy
-//!                  du = r (g - u r^2 mean(g u))      dx = r (g - x r^2 mean(g x))
-//!                  dx = silu(z) du                   dz = silu'(z) w x r dy
-//!                  dz = silu'(z) x du                dw = sum over rows of x r silu(z) dy
-//!                  dw = sum over rows of u r dy
+//! ```text
+//! gate first:  g = w dy             norm first:  g = w silu(z) dy
+//!              du = r (g - u r^2 mean(g u))      dx = r (g - x r^2 mean(g x))
+//!              dx = silu(z) du                   dz = silu'(z) w x r dy
+//!              dz = silu'(z) x du                dw = sum over rows of x r silu(z) dy
+//!              dw = sum over rows of u r dy
+//! ```
 //!
 //! | name     | shape              |                                          |
 //! |----------|--------------------|------------------------------------------|
@@ -31,7 +35,6 @@ use crate::tensor::device::Device;
 use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Work};
 use pulp::{Simd, WithSimd};
 
-/// Which comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// The product with the gate is normalised.

@@ -2,8 +2,10 @@
 //!
 //! For each token t with target k, weight s and logits `l = factor head(x)`:
 //!
-//!     nll[t] = ln sum_v exp(l[v]) - l[k]            loss = sum_t s[t] nll[t] / norm
-//!     dl[v]  = s[t] / norm (exp(l[v]) / sum_u exp(l[u]) - [v = k])
+//! ```text
+//! nll[t] = ln sum_v exp(l[v]) - l[k]            loss = sum_t s[t] nll[t] / norm
+//! dl[v]  = s[t] / norm (exp(l[v]) / sum_u exp(l[u]) - [v = k])
+//! ```
 //!
 //! | name      | shape              |                                                   |
 //! |-----------|--------------------|---------------------------------------------------|
@@ -30,9 +32,7 @@ use std::ops::Range;
 
 /// The loss and what each token added to it.
 pub struct Loss {
-    /// One number.
     pub loss: Var,
-    /// Token by token.
     pub tokens: TokenLoss,
 }
 
@@ -370,7 +370,6 @@ impl Learned {
         gpu.launch(&SCATTER, Work::each(n), &CONSTS, &mut args, &params);
     }
 
-    /// The weighted mean.
     fn sum(&self, nll: &Tensor, norm: f32) -> Tensor {
         let Device::Gpu(gpu) = nll.device() else {
             let terms = self.rows.iter().zip(&self.weights);

@@ -1,13 +1,17 @@
 //! Muon: momentum made orthogonal, for matrices (Jordan et al., 2024).
 //!
-//!     mu = mu + (1 - momentum) (g - mu)
-//!     n  = g + momentum (mu - g)                       Nesterov's look ahead
-//!     o  = newton_schulz(n)                            about u @ v^T of n = u @ s @ v^T
-//!     p  = (1 - lr wd) p - lr 0.2 sqrt(max(rows, cols)) o
+//! ```text
+//! mu = mu + (1 - momentum) (g - mu)
+//! n  = g + momentum (mu - g)                       Nesterov's look ahead
+//! o  = newton_schulz(n)                            about u @ v^T of n = u @ s @ v^T
+//! p  = (1 - lr wd) p - lr 0.2 sqrt(max(rows, cols)) o
+//! ```
 //!
 //! `newton_schulz` takes `x = n / |n|` on its shorter side and repeats, five times,
 //!
-//!     s = x @ x^T        x = a x + (b s + c s @ s) @ x        a, b, c: `COEFFICIENTS`
+//! ```text
+//! s = x @ x^T        x = a x + (b s + c s @ s) @ x        a, b, c: `COEFFICIENTS`
+//! ```
 //!
 //! which brings the singular values near to one, between 0.7 and 1.2. The factor 0.2 sqrt(max)
 //! gives the update the size of AdamW's, so that its rate and decay carry over (Liu et al., "Muon

@@ -2,8 +2,10 @@
 //!
 //! For each row of `d` numbers, with `r = 1 / sqrt(mean(x^2) + eps)`:
 //!
-//!     y = w x r
-//!     dx = r (w dy - x r^2 mean(w dy x))          dw = sum over rows of dy x r
+//! ```text
+//! y = w x r
+//! dx = r (w dy - x r^2 mean(w dy x))          dw = sum over rows of dy x r
+//! ```
 //!
 //! Fused: `sum = h + factor branch`, `y = norm(sum)`; both are outputs, because the residual stream
 //! continues. Backward: the gradient of `sum` from both sides is that of `h`, and times `factor` that

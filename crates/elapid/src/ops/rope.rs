@@ -2,9 +2,11 @@
 //!
 //! With `half = d_rotary / 2`, for each head, each pair (i, i + half) and position `pos`:
 //!
-//!     c = amplitude cos(pos frequency[i])          s = amplitude sin(pos frequency[i])
-//!     y[i]        = c x[i] - s x[i + half]
-//!     y[i + half] = c x[i + half] + s x[i]
+//! ```text
+//! c = amplitude cos(pos frequency[i])          s = amplitude sin(pos frequency[i])
+//! y[i]        = c x[i] - s x[i + half]
+//! y[i + half] = c x[i + half] + s x[i]
+//! ```
 //!
 //! Numbers of a head from `d_rotary` on pass through. Without scaling
 //! `frequency[i] = base^(-2i / d_rotary)` and `amplitude = 1`.
@@ -40,7 +42,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// How frequencies are changed for contexts longer than the one the model was trained on first.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
     None,
     /// All positions squeezed together.
     Linear {
@@ -354,7 +355,6 @@ enum Direction {
 }
 
 impl Direction {
-    /// Of the sines.
     fn sign(self) -> f32 {
         match self {
             Direction::Forward => 1.0,

@@ -2,14 +2,16 @@
 //!
 //! For one token with logits `l` over `n_expert` experts:
 //!
-//!     s = softmax(l)           Softmax
-//!     s = 1 / (1 + e^-l)       Sigmoid
-//!     s = l                    SoftmaxOfChosen
+//! ```text
+//! s = softmax(l)           Softmax
+//! s = 1 / (1 + e^-l)       Sigmoid
+//! s = l                    SoftmaxOfChosen
 //!
-//!     chosen = the n_used experts with the largest s + choice_bias, largest first
-//!     w = scale s[chosen]                                   Softmax or Sigmoid
-//!     w = scale s[chosen] / (sum of s[chosen] + 1e-20)      Sigmoid, normalised
-//!     w = scale softmax(l[chosen])                          Softmax normalised, SoftmaxOfChosen
+//! chosen = the n_used experts with the largest s + choice_bias, largest first
+//! w = scale s[chosen]                                   Softmax or Sigmoid
+//! w = scale s[chosen] / (sum of s[chosen] + 1e-20)      Sigmoid, normalised
+//! w = scale softmax(l[chosen])                          Softmax normalised, SoftmaxOfChosen
+//! ```
 //!
 //! Dividing the chosen part of a softmax by its sum is the softmax of the chosen logits, which is
 //! how it is computed: it cannot divide zero by zero. Equal values go to the lower index; NaN
@@ -21,10 +23,12 @@
 //! Backward, with `g = scale dw` on the chosen, zero elsewhere, and n the normalised weights
 //! before `scale`; the choice is constant:
 //!
-//!     dl = p (g - sum of g p)                               Softmax, p over all experts
-//!     dl = n (g - sum of g n)                               softmax of the chosen
-//!     dl = ds s (1 - s), ds = g                             Sigmoid
-//!     dl = ds s (1 - s), ds = (g - sum of g n) / (sum of s + 1e-20)    Sigmoid, normalised
+//! ```text
+//! dl = p (g - sum of g p)                               Softmax, p over all experts
+//! dl = n (g - sum of g n)                               softmax of the chosen
+//! dl = ds s (1 - s), ds = g                             Sigmoid
+//! dl = ds s (1 - s), ds = (g - sum of g n) / (sum of s + 1e-20)    Sigmoid, normalised
+//! ```
 //!
 //! | name          | shape               |                                                    |
 //! |---------------|---------------------|----------------------------------------------------|
@@ -44,7 +48,6 @@ use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Work};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What logits become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Score {
     /// A softmax over all experts.
@@ -60,7 +63,6 @@ pub enum Score {
 pub struct Router {
     /// Experts that a token goes to.
     pub n_used: usize,
-    /// What logits become.
     pub score: Score,
     /// Whether the weights of a token are divided by their sum. `SoftmaxOfChosen` is so by itself.
     pub normalise: bool,
@@ -106,7 +108,6 @@ pub(super) struct Tables {
 }
 
 impl Routing {
-    /// Tokens.
     pub fn n_tok(&self) -> usize {
         self.weights.value().shape()[0]
     }
@@ -116,7 +117,6 @@ impl Routing {
         self.weights.value().shape()[1]
     }
 
-    /// Experts in all.
     pub fn n_expert(&self) -> usize {
         self.offsets.len() - 1
     }
@@ -126,7 +126,6 @@ impl Routing {
         self.choices[row] as usize / self.n_used()
     }
 
-    /// What kernels read.
     pub(super) fn tables(&self) -> &Tables {
         self.tables.as_ref().expect("a routing of a graphics processor")
     }

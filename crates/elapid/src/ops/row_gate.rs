@@ -1,6 +1,8 @@
 //! Row gate: `y[t] = sigmoid(gate[t]) x[t]`, how Qwen2-MoE weighs its shared expert.
 //!
-//!     dx[t] = s dy[t]            dgate[t] = s (1 - s) (dy[t] . x[t]),   s = sigmoid(gate[t])
+//! ```text
+//! dx[t] = s dy[t]            dgate[t] = s (1 - s) (dy[t] . x[t]),   s = sigmoid(gate[t])
+//! ```
 //!
 //! | name   | shape        |
 //! |--------|--------------|

@@ -1,7 +1,9 @@
 //! Softmax of one short row, and its gradient, and the sigmoid: kernels of `router` and `balance`.
 //!
-//!     p = e^(x - max x) / sum of e^(x - max x)
-//!     dx = p (g - sum of g p),  g the gradient of p
+//! ```text
+//! p = e^(x - max x) / sum of e^(x - max x)
+//! dx = p (g - sum of g p),  g the gradient of p
+//! ```
 //!
 //! On a graphics processor both stand within the kernels of those ops.
 //!

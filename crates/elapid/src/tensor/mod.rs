@@ -35,9 +35,7 @@ pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DType {
-    /// IEEE single.
     F32,
-    /// IEEE half.
     F16,
     /// The upper half of an f32.
     BF16,
@@ -223,13 +221,11 @@ impl Tensor {
         }
     }
 
-    /// Sets all numbers.
     pub fn write_f32(&mut self, data: &[f32]) {
         assert_eq!((self.dtype, self.n_elem()), (DType::F32, data.len()), "written as f32");
         self.write(bytemuck::cast_slice(data));
     }
 
-    /// Sets all bytes.
     fn write(&mut self, bytes: &[u8]) {
         let offset = self.offset;
         match &self.unique().memory {
@@ -375,12 +371,10 @@ impl Tensor {
         self.dtype
     }
 
-    /// Where they are.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// How many numbers.
     pub fn n_elem(&self) -> usize {
         self.shape.iter().product()
     }
@@ -396,7 +390,6 @@ impl Tensor {
         (self.n_elem().checked_div(cols).unwrap_or(0), cols)
     }
 
-    /// The raw bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.storage.bytes()[self.offset..self.offset + self.n_bytes()]
     }

@@ -23,16 +23,13 @@ pub(crate) enum Table {
 /// One run of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// First row.
     pub start: usize,
-    /// Rows.
     pub n_tok: usize,
     /// Position of its first token in its sequence: above zero when a state precedes it.
     pub offset: usize,
 }
 
 impl Segment {
-    /// Its rows.
     pub fn rows(&self) -> std::ops::Range<usize> {
         self.start..self.start + self.n_tok
     }
@@ -73,7 +70,6 @@ impl Segments {
         Segments(Arc::new(Inner { list, n_ahead, tables: Mutex::default() }))
     }
 
-    /// Rows in all.
     pub fn n_tok(&self) -> usize {
         self.last().map_or(0, |last| last.start + last.n_tok)
     }

@@ -55,7 +55,6 @@ impl<M> Shelf<M> {
         usage.n_alloc += usize::from(n_new > 0);
     }
 
-    /// Takes memory back.
     pub fn give(&mut self, class: usize, memory: M) {
         self.usage.live -= class;
         self.free.entry(class).or_default().push(memory);

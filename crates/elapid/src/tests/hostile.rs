@@ -5,7 +5,9 @@
 //! each is reported with target, seed and number of the change. To see one again, or to search
 //! longer than a test may:
 //!
-//!     HOSTILE_FIRST=4711 HOSTILE_COUNT=1 cargo test -p elapid --test hostile -- chat
+//! ```text
+//! HOSTILE_FIRST=4711 HOSTILE_COUNT=1 cargo test -p elapid --test hostile -- chat
+//! ```
 //!
 //! `HOSTILE_WRITE=1` writes the corpus anew. Not here: larger files, and those made by hand
 //! (`malformed.rs`).

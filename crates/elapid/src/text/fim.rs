@@ -1,8 +1,10 @@
 //! Fill in the middle: the tokens a code model marks prefix, suffix and middle with, and how a
 //! prompt is laid out with them.
 //!
-//!     prefix first (PSM):  PRE prefix SUF suffix MID
-//!     suffix first (SPM):  SUF suffix PRE prefix MID
+//! ```text
+//! prefix first (PSM):  PRE prefix SUF suffix MID
+//! suffix first (SPM):  SUF suffix PRE prefix MID
+//! ```
 //!
 //! | family                | prefix              | suffix             | middle             |
 //! |-----------------------|---------------------|--------------------|--------------------|
@@ -26,9 +28,7 @@
 /// The order of prefix and suffix in a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FimStyle {
-    /// Prefix, suffix, middle.
     Psm,
-    /// Suffix, prefix, middle.
     Spm,
 }
 
@@ -176,9 +176,11 @@ impl FimTokens {
 
     /// What goes before the prompt to show the repository, as llama.cpp's `/infill` lays it out:
     ///
-    ///     REPO name \n
-    ///     SEP path \n text        for each other file
-    ///     SEP path \n             of the file being edited
+    /// ```text
+    /// REPO name \n
+    /// SEP path \n text        for each other file
+    /// SEP path \n             of the file being edited
+    /// ```
     ///
     /// Where the family has no separator, other files are set off by a line of dashes. `encode`
     /// gives the ids of plain text, without special tokens. When all is too long the front is
@@ -230,7 +232,6 @@ mod tests {
         FimTokens::detect(&lookup, &role)
     }
 
-    /// Bytes as ids.
     fn encode(text: &str) -> Vec<u32> {
         text.bytes().map(u32::from).collect()
     }

@@ -155,7 +155,6 @@ pub fn from_gguf_file(file: &str, bytes: SharedBytes) -> Result<Option<Tokenizer
     from_gguf(&gguf)?.map(|vocab| Tokenizer::from_gguf(file, vocab)).transpose()
 }
 
-/// A JSON object.
 pub(crate) fn object(name: &str, bytes: &[u8]) -> Result<Map<String, Value>> {
     let hint = "the file is written by the tool that made the model";
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);

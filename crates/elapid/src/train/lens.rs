@@ -1,6 +1,8 @@
 //! The projection lens: a new model sees with the embedding of another, a donor.
 //!
-//!     embed = donor @ w^T          dw = dembed^T @ donor
+//! ```text
+//! embed = donor @ w^T          dw = dembed^T @ donor
+//! ```
 //!
 //! | name    | shape              |                                                       |
 //! |---------|--------------------|-------------------------------------------------------|

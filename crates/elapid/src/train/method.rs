@@ -11,7 +11,9 @@
 //! `bc` is an adapter with a frozen upper half: the rows of `x_proj` (Mamba-1) or `in_proj`
 //! (Mamba-2) that make B and C get an addition of their own,
 //!
-//!     y = W x + S A x      S (d_out, r) has a one per row of B and C, and is frozen; A starts at 0
+//! ```text
+//! y = W x + S A x      S (d_out, r) has a one per row of B and C, and is frozen; A starts at 0
+//! ```
 //!
 //! so `A` is exactly the change of these rows, the base is never touched, and the result is a LoRA
 //! adapter of rank r with `alpha = r`, without any approximation.

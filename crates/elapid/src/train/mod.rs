@@ -28,9 +28,7 @@ pub use run::{Outcome, Progress, Settings, Training};
 
 /// A model in training.
 pub struct Trainer {
-    /// Its shape.
     pub model: Model,
-    /// Its numbers.
     pub weights: Weights,
     /// Moments and step count.
     pub optimizer: Optimizer,

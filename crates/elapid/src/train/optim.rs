@@ -100,7 +100,6 @@ impl Optimizer {
         Optimizer { states: weights.trained().into_iter().map(state).collect(), n_steps: 0 }
     }
 
-    /// Steps made.
     pub fn n_steps(&self) -> u64 {
         self.n_steps
     }

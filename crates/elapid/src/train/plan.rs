@@ -6,7 +6,9 @@
 //!
 //! The products of a step, per token, in flops:
 //!
-//!     forward 2 n, gradient of the input 2 n, gradient of the weight 2 n where it is trained
+//! ```text
+//! forward 2 n, gradient of the input 2 n, gradient of the weight 2 n where it is trained
+//! ```
 //!
 //! summed over all matrices of n numbers, the head among them; of experts those that are taken.
 

@@ -5,7 +5,9 @@
 //!
 //! A step diverges when loss or gradients are not finite, or when the loss jumps:
 //!
-//!     loss > mean + ln(spike) + 6 deviation
+//! ```text
+//! loss > mean + ln(spike) + 6 deviation
+//! ```
 //!
 //! with mean and mean deviation of the last steps (each new one counts a twentieth), once twenty
 //! have been seen. Such a step changes nothing. The caller goes back to the last good state and

@@ -1,8 +1,10 @@
 //! A checkpoint of a run, as one package: what is trained, the optimizer's moments, and where the
 //! run is.
 //!
-//!     state.json          {"progress": {...}, "extra": {...}}, `extra` for the caller
-//!     state.safetensors   `p.<name>` for every trained parameter, and what the optimizer keeps
+//! ```text
+//! state.json          {"progress": {...}, "extra": {...}}, `extra` for the caller
+//! state.safetensors   `p.<name>` for every trained parameter, and what the optimizer keeps
+//! ```
 //!
 //! Numbers are f32 as they are in memory: what is read is what was written, to the bit. The
 //! package's manifest comes last and holds a hash of each file, so that a checkpoint that was cut

@@ -1,10 +1,12 @@
 //! GGUF, the container of llama.cpp: named values, then tensors. Versions 2 and 3 are read,
 //! version 3 is written; both little-endian.
 //!
-//!     "GGUF"  u32 version  u64 tensors  u64 values
-//!     value:  string key, u32 kind, value         (array: u32 kind, u64 count, elements)
-//!     tensor: string name, u32 axes, u64 per axis, u32 type, u64 offset
-//!     zeros up to a multiple of the alignment; data, each tensor at such a multiple
+//! ```text
+//! "GGUF"  u32 version  u64 tensors  u64 values
+//! value:  string key, u32 kind, value         (array: u32 kind, u64 count, elements)
+//! tensor: string name, u32 axes, u64 per axis, u32 type, u64 offset
+//! zeros up to a multiple of the alignment; data, each tensor at such a multiple
+//! ```
 //!
 //! A string is a u64 length and bytes. Axes are stored fastest first; our shapes are row-major, so
 //! the lists are turned around. Offsets count from the begin of the data. The alignment is
@@ -57,7 +59,6 @@ type Checked<T> = std::result::Result<T, String>;
 /// How a tensor is stored, by ggml's list: more than we decode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GgmlType {
-    /// Number in files.
     pub id: u32,
     /// ggml's name for it.
     pub name: &'static str,

@@ -25,7 +25,6 @@ const HINT_CUT: &str = "the file may be cut short or damaged: download or conver
 const HINT_TYPE: &str =
     "quantise the model again; F32, F16, BF16, Q4_0 to Q8_0 and Q2_K to Q6_K can be read";
 
-/// An open file.
 pub struct Gguf {
     file: String,
     bytes: SharedBytes,
@@ -47,7 +46,6 @@ struct Stored {
 /// A tensor, by its place in the file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// Its name.
     pub name: String,
     /// Row-major, slowest axis first.
     pub shape: Vec<usize>,
@@ -55,7 +53,6 @@ pub struct Entry {
     pub ggml: GgmlType,
     /// First byte in the file.
     pub offset: usize,
-    /// How many bytes.
     pub n_bytes: usize,
 }
 
@@ -281,7 +278,6 @@ impl Gguf {
         self.typed(key, "a float", Value::float)
     }
 
-    /// A bool.
     pub fn bool(&self, key: &str) -> Result<Option<bool>> {
         self.typed(key, "a bool", |value| match value {
             Value::Bool(x) => Some(x),

@@ -18,7 +18,6 @@ pub enum Kind {
     U32 = 4,
     /// Signed, 32 bits.
     I32 = 5,
-    /// IEEE single.
     F32 = 6,
     /// One byte, 0 or 1.
     Bool = 7,
@@ -30,7 +29,6 @@ pub enum Kind {
     U64 = 10,
     /// Signed, 64 bits.
     I64 = 11,
-    /// IEEE double.
     F64 = 12,
 }
 
@@ -102,9 +100,7 @@ pub enum Value<'a> {
     U32(u32),
     /// Signed, 32 bits.
     I32(i32),
-    /// IEEE single.
     F32(f32),
-    /// True or false.
     Bool(bool),
     /// Bytes, most often UTF-8.
     Str(&'a [u8]),
@@ -114,7 +110,6 @@ pub enum Value<'a> {
     U64(u64),
     /// Signed, 64 bits.
     I64(i64),
-    /// IEEE double.
     F64(f64),
 }
 
@@ -175,7 +170,6 @@ impl<'a> Array<'a> {
         self.kind
     }
 
-    /// How many elements.
     pub fn len(&self) -> usize {
         self.n
     }

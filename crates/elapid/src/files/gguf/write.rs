@@ -32,13 +32,9 @@ pub enum Item {
     U64(u64),
     /// Signed, 64 bits.
     I64(i64),
-    /// IEEE single.
     F32(f32),
-    /// IEEE double.
     F64(f64),
-    /// True or false.
     Bool(bool),
-    /// A string.
     Str(String),
     /// A string that need not be UTF-8.
     Bytes(Vec<u8>),
@@ -88,7 +84,6 @@ fn put_scalar(out: &mut Vec<u8>, kind: Kind, bytes: &[u8]) {
     out.extend(bytes);
 }
 
-/// Kind and value.
 fn put_item(out: &mut Vec<u8>, item: &Item) {
     match item {
         Item::U8(x) => put_scalar(out, Kind::U8, &x.to_le_bytes()),

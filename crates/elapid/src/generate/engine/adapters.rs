@@ -4,7 +4,9 @@
 //! tensor of the base: switching costs a list of names, and adds the halves. Several adapters of
 //! one matrix become one of the ranks together:
 //!
-//!     s1 B1 A1 + s2 B2 A2 = (s1 B1, s2 B2) (A1 ; A2)
+//! ```text
+//! s1 B1 A1 + s2 B2 A2 = (s1 B1, s2 B2) (A1 ; A2)
+//! ```
 //!
 //! An adapter that trains the lengths of rows (DoRA) is not a sum, and goes alone; a factor of zero
 //! leaves an adapter out.
@@ -38,7 +40,6 @@ struct Loaded {
 }
 
 impl Adapters {
-    /// None yet.
     pub(super) fn new(base: Weights) -> Adapters {
         Adapters { base: Arc::new(base), list: Vec::new(), ready: Vec::new() }
     }
@@ -68,7 +69,6 @@ impl Adapters {
         Ok(self.list.len() - 1)
     }
 
-    /// Numbers and names.
     pub(super) fn names(&self) -> Vec<(usize, &str)> {
         self.list.iter().map(|it| it.name.as_str()).enumerate().collect()
     }

@@ -47,9 +47,7 @@ pub(super) struct Rule {
 /// How far an answer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// More may follow.
     Open,
-    /// Nothing may follow.
     Over,
 }
 

@@ -19,9 +19,7 @@ const N_PAUSE_MAX: usize = 32;
 
 /// Makes guesses for one sequence.
 pub(super) struct Lookup {
-    /// Guesses at most.
     n_max: usize,
-    /// Guesses next time.
     n_next: usize,
     /// Failures in a row.
     n_failed: u32,

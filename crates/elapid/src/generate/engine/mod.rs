@@ -199,11 +199,9 @@ pub struct Finish {
 /// How far a request is.
 #[derive(Clone, Debug)]
 pub struct Running {
-    /// Which.
     pub id: RequestId,
     /// Tokens of its prompt.
     pub n_prompt: usize,
-    /// Prompt tokens read.
     pub n_read: usize,
     /// Tokens of its answer so far.
     pub n_tok: usize,

@@ -34,7 +34,6 @@ pub(super) struct Slot {
     pub(super) keys: Vec<Key>,
     /// There but while a pass has it.
     pub(super) state: Option<State>,
-    /// Prompt, then answer.
     pub(super) tokens: Vec<u32>,
     pub(super) n_prompt: usize,
     pub(super) n_cached: usize,
@@ -59,7 +58,6 @@ pub(super) struct Slot {
 pub(super) enum Phase {
     /// Reads the prompt: this many tokens are left.
     Reads(usize),
-    /// Answers.
     Answers,
 }
 
@@ -137,7 +135,6 @@ impl Slot {
         self.ended.is_some() || self.n_max == 0 && self.phase() == Phase::Answers
     }
 
-    /// Ends it.
     pub(super) fn fail(&mut self, error: &Arc<Error>) {
         self.ended = Some(Reason::Failed(error.clone()));
     }

@@ -3,8 +3,10 @@
 //! Prompts are read in pieces that begin and end at multiples of `PIECE` tokens. The state behind
 //! piece k is kept under a key that says everything it depends on:
 //!
-//!     key[0] = BLAKE3("adapters" and their scales)
-//!     key[k] = BLAKE3(key[k-1], tokens of piece k)
+//! ```text
+//! key[0] = BLAKE3("adapters" and their scales)
+//! key[k] = BLAKE3(key[k-1], tokens of piece k)
+//! ```
 //!
 //! A prompt that begins as one before goes on from the last state they share, and computes from
 //! there exactly the pieces that it would have computed from the start: the answer has the same
@@ -70,7 +72,6 @@ impl Snapshots {
         Snapshots { bytes_max, entries, parts, n_bytes: 0, clock: 0 }
     }
 
-    /// Drops all.
     pub(super) fn clear(&mut self) {
         *self = Snapshots::new(self.bytes_max);
     }

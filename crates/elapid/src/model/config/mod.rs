@@ -44,7 +44,6 @@ pub const FAMILIES: &[&str] = &[
     "elapid",
 ];
 
-/// A whole model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// `model_type`.

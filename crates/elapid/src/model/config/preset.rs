@@ -99,7 +99,6 @@ impl Arch {
 /// What the vocabulary of a new model is like.
 #[derive(Clone, Copy, Debug)]
 pub struct Vocabulary {
-    /// Tokens in it.
     pub n_vocab: usize,
     /// The token before a text.
     pub begin: Option<u32>,

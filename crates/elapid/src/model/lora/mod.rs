@@ -47,7 +47,6 @@ pub struct Module {
 }
 
 impl Module {
-    /// The inner width.
     pub fn rank(&self) -> usize {
         self.a.shape().first().copied().unwrap_or(0)
     }

@@ -12,7 +12,6 @@ pub enum QkNorm {
     None,
     /// Each head by itself, with one weight for all heads.
     Head,
-    /// All heads together.
     Whole,
 }
 

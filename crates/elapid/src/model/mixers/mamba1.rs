@@ -10,7 +10,6 @@ const D_STATE_MAX: usize = 256;
 #[derive(Clone, Debug, PartialEq)]
 pub enum InnerNorm {
     None,
-    /// Without weights.
     Plain {
         eps: f32,
     },
@@ -25,7 +24,6 @@ pub enum InnerNorm {
 pub struct DeltaInit {
     pub min: f32,
     pub max: f32,
-    /// Nothing below this.
     pub floor: f32,
 }
 
@@ -61,7 +59,6 @@ impl DeltaInit {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mamba1Config {
     pub prefix: String,
-    /// Channels.
     pub d_inner: usize,
     /// State numbers per channel.
     pub d_state: usize,

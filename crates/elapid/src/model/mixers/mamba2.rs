@@ -42,7 +42,6 @@ impl Default for Mamba2Scales {
 }
 
 impl Mamba2Config {
-    /// Channels.
     pub fn d_inner(&self) -> usize {
         self.n_head * self.d_head
     }

@@ -73,7 +73,6 @@ impl CacheType {
         self.dtype().n_bytes(n_elem).expect("rows of whole blocks")
     }
 
-    /// Encodes whole blocks.
     fn encode(self, x: &[f32], out: &mut [u8]) {
         if self != CacheType::F16 {
             return self.dtype().encode(x, out);
@@ -90,7 +89,6 @@ impl CacheType {
     }
 }
 
-/// Keys or values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// What queries are compared with.
@@ -186,7 +184,6 @@ impl KvCache {
         self.kind
     }
 
-    /// Tokens so far.
     pub fn n_tok(&self) -> usize {
         self.n_tok
     }

@@ -142,7 +142,6 @@ fn n_rounds(config: &Attention, n_tok: usize) -> (usize, usize) {
 /// The groups of a launch of forward.
 struct Groups<'a> {
     blocks: &'a Tensor,
-    /// For each head.
     n_block: usize,
     cached: usize,
     params: [Word; 7],

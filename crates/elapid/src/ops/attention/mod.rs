@@ -2,8 +2,10 @@
 //!
 //! For query i and key j of one sequence, head by head, and only where `i - window < j <= i`:
 //!
-//!     s[i,j] = scale q[i] . k[j]      p[i,j] = exp(s[i,j] - l[i])      l[i] = ln sum_j exp s[i,j]
-//!     y[i]   = sum_j p[i,j] v[j]
+//! ```text
+//! s[i,j] = scale q[i] . k[j]      p[i,j] = exp(s[i,j] - l[i])      l[i] = ln sum_j exp s[i,j]
+//! y[i]   = sum_j p[i,j] v[j]
+//! ```
 //!
 //! Query head h reads key-value head `h / (n_head / n_kv_head)`. The score matrix never exists:
 //! keys come in blocks, and a running maximum and sum correct what was added so far. Inside, s and
@@ -11,9 +13,11 @@
 //!
 //! Backward keeps q, k, v, y and l, and recomputes p block by block:
 //!
-//!     e[i]    = dy[i] . y[i]                 ds[i,j] = p[i,j] (dy[i] . v[j] - e[i])
-//!     dv[j]   = sum_i p[i,j] dy[i]
-//!     dq[i]   = scale sum_j ds[i,j] k[j]     dk[j] = scale sum_i ds[i,j] q[i]
+//! ```text
+//! e[i]    = dy[i] . y[i]                 ds[i,j] = p[i,j] (dy[i] . v[j] - e[i])
+//! dv[j]   = sum_i p[i,j] dy[i]
+//! dq[i]   = scale sum_j ds[i,j] k[j]     dk[j] = scale sum_i ds[i,j] q[i]
+//! ```
 //!
 //! | name      | shape                       |                                               |
 //! |-----------|-----------------------------|-----------------------------------------------|
@@ -58,7 +62,6 @@ use step::{Few, step};
 /// The sizes of an attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
-    /// Query heads.
     pub n_head: usize,
     /// Key-value heads; divides `n_head`.
     pub n_kv_head: usize,

@@ -2,13 +2,15 @@
 //!
 //! For each segment and channel, with act the identity or SiLU:
 //!
-//!     pre[t] = bias + sum over k of w[k] x[t - (d_conv - 1) + k]
-//!     y[t] = act(pre[t])
+//! ```text
+//! pre[t] = bias + sum over k of w[k] x[t - (d_conv - 1) + k]
+//! y[t] = act(pre[t])
 //!
-//!     dpre[t] = act'(pre[t]) dy[t]
-//!     dx[t] = sum over k of w[k] dpre[t + (d_conv - 1) - k], within the segment
-//!     dw[k] = sum over t of dpre[t] x[t - (d_conv - 1) + k]
-//!     dbias = sum over t of dpre[t]
+//! dpre[t] = act'(pre[t]) dy[t]
+//! dx[t] = sum over k of w[k] dpre[t + (d_conv - 1) - k], within the segment
+//! dw[k] = sum over t of dpre[t] x[t - (d_conv - 1) + k]
+//! dbias = sum over t of dpre[t]
+//! ```
 //!
 //! | name     | shape                  |                                              |
 //! |----------|------------------------|----------------------------------------------|
@@ -41,7 +43,6 @@ use std::sync::Arc;
 /// What follows the sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
-    /// Nothing.
     None,
     /// `x sigmoid(x)`.
     Silu,
@@ -449,7 +450,6 @@ struct Backward<'a> {
     rows: Range<usize>,
     /// End of the segment.
     end: usize,
-    /// All rows.
     dy: &'a [f32],
     /// The last `d_conv` rows of `dpre`; row t at `t % d_conv`.
     dpre: &'a mut [f32],

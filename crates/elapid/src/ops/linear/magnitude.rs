@@ -1,12 +1,16 @@
 //! Magnitudes of an adapted weight (DoRA, Liu et al., 2024): each row of `w + scale b @ a` is
 //! brought to a trained length, so that the rest of the adapter learns directions.
 //!
-//!     v = w + scale b @ a        n = |v|, row by row        y = (m / n) (x @ v^T) + bias
+//! ```text
+//! v = w + scale b @ a        n = |v|, row by row        y = (m / n) (x @ v^T) + bias
+//! ```
 //!
 //! As in the paper and in PEFT, `n` follows the adapter but is a constant to the gradient. It is
 //! found without forming `v`, from the squares of the rows of the frozen `w`:
 //!
-//!     n^2 = |w|^2 + 2 scale b . (w @ a^T) + scale^2 b . (b @ (a @ a^T))
+//! ```text
+//! n^2 = |w|^2 + 2 scale b . (w @ a^T) + scale^2 b . (b @ (a @ a^T))
+//! ```
 //!
 //! | name      | shape   |                                |
 //! |-----------|---------|--------------------------------|

@@ -4,9 +4,11 @@
 //! a time, and is frozen. The last term is a low-rank adapter, absent for most. Its input may go
 //! through dropout, and the rows of the adapted weight may be brought to trained lengths.
 //!
-//!     dx = dy @ w + du @ a           u = x @ a^T,   du = scale dy @ b
-//!     dw = dy^T @ x                  da = du^T @ x
-//!     dbias = sum over rows of dy    db = scale dy^T @ u
+//! ```text
+//! dx = dy @ w + du @ a           u = x @ a^T,   du = scale dy @ b
+//! dw = dy^T @ x                  da = du^T @ x
+//! dbias = sum over rows of dy    db = scale dy^T @ u
+//! ```
 //!
 //! | name   | shape            |          | name | shape            |
 //! |--------|------------------|----------|------|------------------|
@@ -56,7 +58,6 @@ pub struct Linear {
     pub order: Option<Arc<[usize]>>,
     /// (d_out).
     pub bias: Option<Var>,
-    /// Low-rank addition.
     pub adapter: Option<Adapter>,
     /// How the product is computed where nothing is recorded.
     pub arithmetic: Arithmetic,
@@ -342,7 +343,6 @@ pub fn linear_grouped(tape: &Tape, x: &Var, offsets: &[usize], experts: &[Linear
     })
 }
 
-/// Widths to ranges.
 fn cut(widths: &[usize]) -> Vec<Range<usize>> {
     let mut end = 0;
     let mut range = |&width: &usize| {

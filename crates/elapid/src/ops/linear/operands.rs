@@ -2,12 +2,14 @@
 //!
 //! With `xd = drop(x)` (which is `x` without dropout) and `f = m / n` (one without magnitudes):
 //!
-//!     u = xd @ a^T                 z = xd @ w^T + scale u @ b^T
-//!     y = (x - xd) @ w^T + f z + bias
+//! ```text
+//! u = xd @ a^T                 z = xd @ w^T + scale u @ b^T
+//! y = (x - xd) @ w^T + f z + bias
 //!
-//!     e = f dy                     du = scale e @ b            dm = sum over rows of dy z / n
-//!     da = du^T @ xd               db = scale e^T @ u
-//!     dx = dy @ w + drop((e - dy) @ w + du @ a)
+//! e = f dy                     du = scale e @ b            dm = sum over rows of dy z / n
+//! da = du^T @ xd               db = scale e^T @ u
+//! dx = dy @ w + drop((e - dy) @ w + du @ a)
+//! ```
 //!
 //! Without magnitudes dropout reaches the adapter alone, as in PEFT: `y = x @ w^T + scale u @ b^T`.
 //! Terms that vanish are not computed.
@@ -44,7 +46,6 @@ const PANEL_BYTES: usize = 64 << 20;
 pub(in crate::ops) enum Way {
     /// As it is stored, a row of it at a time.
     Few,
-    /// In tiles, decoded.
     Many,
 }
 

@@ -84,7 +84,6 @@ struct Plan<'a> {
     n_subs: usize,
     /// Pieces of each segment.
     counts: Vec<usize>,
-    /// See scan.wgsl.
     coefs: Tensor,
 }
 

@@ -222,9 +222,7 @@ pub(super) struct Walk<'a> {
     pub n_tok: usize,
     pub n_pad: usize,
     pub width: usize,
-    /// First channel.
     pub ch: usize,
-    /// First state.
     pub state: usize,
 }
 

@@ -3,21 +3,25 @@
 //! For each segment and channel, with a state `h` of `d_state` numbers that starts at zero or at
 //! the state carried over, and with `a = -exp(a_log)`:
 //!
-//!     delta[t] = softplus(delta_raw[t] + delta_bias)
-//!     h[t] = exp(delta[t] a) h[t-1] + delta[t] b[t] x[t]
-//!     out[t] = c[t] . h[t] + skip x[t]
-//!     y[t] = out[t] silu(gate[t])
+//! ```text
+//! delta[t] = softplus(delta_raw[t] + delta_bias)
+//! h[t] = exp(delta[t] a) h[t-1] + delta[t] b[t] x[t]
+//! out[t] = c[t] . h[t] + skip x[t]
+//! y[t] = out[t] silu(gate[t])
+//! ```
 //!
 //! Backward, with `g[t]` the gradient of the loss by `h[t]`, from the last token to the first, and
 //! `q[t] = g[t] exp(delta[t] a) h[t-1]`:
 //!
-//!     dout[t] = dy[t] silu(gate[t])                dgate[t] = dy[t] out[t] silu'(gate[t])
-//!     g[t] = dout[t] c[t] + exp(delta[t+1] a) g[t+1]
-//!     dx[t] = dout[t] skip + delta[t] (g[t] . b[t])
-//!     ddelta[t] = x[t] (g[t] . b[t]) + q[t] . a    times sigmoid(delta_raw[t] + delta_bias)
-//!     dc[t] = sum over channels of dout[t] h[t]    dskip = sum over t of dout[t] x[t]
-//!     db[t] = sum over channels of g[t] delta[t] x[t]
-//!     da_log = a times the sum over t of delta[t] q[t]
+//! ```text
+//! dout[t] = dy[t] silu(gate[t])                dgate[t] = dy[t] out[t] silu'(gate[t])
+//! g[t] = dout[t] c[t] + exp(delta[t+1] a) g[t+1]
+//! dx[t] = dout[t] skip + delta[t] (g[t] . b[t])
+//! ddelta[t] = x[t] (g[t] . b[t]) + q[t] . a    times sigmoid(delta_raw[t] + delta_bias)
+//! dc[t] = sum over channels of dout[t] h[t]    dskip = sum over t of dout[t] x[t]
+//! db[t] = sum over channels of g[t] delta[t] x[t]
+//! da_log = a times the sum over t of delta[t] q[t]
+//! ```
 //!
 //! | name              | shape              |                                            |
 //! |-------------------|--------------------|--------------------------------------------|

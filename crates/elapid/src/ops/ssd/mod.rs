@@ -3,9 +3,11 @@
 //! For each segment and head, with a state `h` of (d_state, d_head) numbers and a number `a` below
 //! zero:
 //!
-//!     delta = clamp(softplus(raw + bias), delta_min, delta_max),   a = -exp(a_log)
-//!     h[t] = exp(delta[t] a) h[t-1] + delta[t] b[t] x[t]^T
-//!     y[t] = h[t]^T c[t] + skip x[t]
+//! ```text
+//! delta = clamp(softplus(raw + bias), delta_min, delta_max),   a = -exp(a_log)
+//! h[t] = exp(delta[t] a) h[t-1] + delta[t] b[t] x[t]^T
+//! y[t] = h[t]^T c[t] + skip x[t]
+//! ```
 //!
 //! | name         | shape                                |                                        |
 //! |--------------|--------------------------------------|----------------------------------------|
@@ -24,10 +26,12 @@
 //! A segment is cut into chunks. With `cum[i]` the sum of `delta a` over the chunk up to token i,
 //! `h` the state before the chunk, and i, j tokens of the chunk:
 //!
-//!     scores[i,j] = c[i] . b[j]                          one matrix for all heads of a group
-//!     mix[i,j]    = exp(cum[i] - cum[j]) scores[i,j] delta[j]       for j <= i, else 0
-//!     y           = mix x + since c h + skip x,          since[i] = exp(cum[i])
-//!     h_next      = exp(cum[last]) h + b^T (until delta x),   until[j] = exp(cum[last] - cum[j])
+//! ```text
+//! scores[i,j] = c[i] . b[j]                          one matrix for all heads of a group
+//! mix[i,j]    = exp(cum[i] - cum[j]) scores[i,j] delta[j]       for j <= i, else 0
+//! y           = mix x + since c h + skip x,          since[i] = exp(cum[i])
+//! h_next      = exp(cum[last]) h + b^T (until delta x),   until[j] = exp(cum[last] - cum[j])
+//! ```
 //!
 //! Every exponent is at most zero, so that strong decay underflows and nothing overflows. `cum` is
 //! summed in f64 and kept as two f32: after a strong decay `cum[i] - cum[j]` is a small difference
@@ -37,24 +41,28 @@
 //!
 //! Chunks are walked from the last, with `dh` the gradient by the state after the chunk:
 //!
-//!     dmix     = dy x^T                                  dskip = trace of dmix
-//!     dx       = mix^T dy + until delta (b dh) + skip dy
-//!     dscores  = exp(cum[i] - cum[j]) delta[j] dmix      for j <= i, summed over heads
-//!     dc       = dscores b + since (dy h^T)              summed over heads
-//!     db       = dscores^T c + (until delta x) dh^T      summed over heads
-//!     dh_prev  = exp(cum[last]) dh + c^T (since dy)
+//! ```text
+//! dmix     = dy x^T                                  dskip = trace of dmix
+//! dx       = mix^T dy + until delta (b dh) + skip dy
+//! dscores  = exp(cum[i] - cum[j]) delta[j] dmix      for j <= i, summed over heads
+//! dc       = dscores b + since (dy h^T)              summed over heads
+//! db       = dscores^T c + (until delta x) dh^T      summed over heads
+//! dh_prev  = exp(cum[last]) dh + c^T (since dy)
+//! ```
 //!
 //! The loss by the decay `delta[k] a` of token k is the sum of what passes over k, each term
 //! being a factor times the exponential that holds `delta[k] a` in its exponent:
 //!
-//!     ddecay[k] = sum over i >= k > j of mix[i,j] dmix[i,j]          inside the chunk
-//!               + sum over i >= k of since[i] c[i] . (h dy[i])       from before, to tokens
-//!               + sum over j < k of until[j] delta[j] b[j] . (dh x[j])     from tokens, to after
-//!               + exp(cum[last]) h . dh                              straight through
-//!     ddelta[k] = a ddecay[k] + sum over i of exp(cum[i] - cum[k]) scores[i,k] dmix[i,k]
-//!               + until[k] b[k] . (dh x[k])
-//!     da_log    = sum over k of a delta[k] ddecay[k]
-//!     draw      = ddelta sigmoid(raw + bias) where the clamp passes, else 0
+//! ```text
+//! ddecay[k] = sum over i >= k > j of mix[i,j] dmix[i,j]          inside the chunk
+//!           + sum over i >= k of since[i] c[i] . (h dy[i])       from before, to tokens
+//!           + sum over j < k of until[j] delta[j] b[j] . (dh x[j])     from tokens, to after
+//!           + exp(cum[last]) h . dh                              straight through
+//! ddelta[k] = a ddecay[k] + sum over i of exp(cum[i] - cum[k]) scores[i,k] dmix[i,k]
+//!           + until[k] b[k] . (dh x[k])
+//! da_log    = sum over k of a delta[k] ddecay[k]
+//! draw      = ddelta sigmoid(raw + bias) where the clamp passes, else 0
+//! ```
 //!
 //! The usual form, sums of rows less sums of columns accumulated over the chunk, cancels where
 //! decay is strong; here every term is one that belongs.
@@ -84,7 +92,6 @@ use kernels::*;
 /// Sizes of a Mamba-2 block, and the limits of its step sizes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SsdDims {
-    /// Heads.
     pub n_head: usize,
     /// Width of a head.
     pub d_head: usize,
@@ -92,7 +99,6 @@ pub struct SsdDims {
     pub n_group: usize,
     /// Rows of a head's state.
     pub d_state: usize,
-    /// Least step size.
     pub delta_min: f32,
     /// Largest step size; may be infinity.
     pub delta_max: f32,
@@ -102,15 +108,12 @@ pub struct SsdDims {
 pub struct Ssd<'a> {
     /// x, b and c side by side.
     pub xbc: &'a Var,
-    /// Raw step sizes.
     pub delta: &'a Var,
-    /// Added to them.
     pub delta_bias: &'a Var,
     /// Decay is `-exp(a_log)`.
     pub a_log: &'a Var,
     /// Input passed around the state.
     pub skip: &'a Var,
-    /// Sizes.
     pub dims: SsdDims,
 }
 
@@ -401,7 +404,6 @@ struct ForwardTask<'a> {
     heads: Range<usize>,
     /// Its columns of every token's `y`.
     y: Vec<&'a mut [f32]>,
-    /// Its heads' states.
     states: Option<&'a mut [f32]>,
 }
 

@@ -41,7 +41,6 @@ fn expect_inside(what: &str, len: usize, rows: usize, cols: usize, row: usize, c
 }
 
 impl<'a> Mat<'a> {
-    /// Row-major and dense.
     pub fn new(data: &'a [f32], rows: usize, cols: usize) -> Self {
         Mat::strided(data, rows, cols, cols)
     }
@@ -59,7 +58,6 @@ impl<'a> Mat<'a> {
 }
 
 impl<'a> MatMut<'a> {
-    /// Row-major and dense.
     pub fn new(data: &'a mut [f32], rows: usize, cols: usize) -> Self {
         MatMut::strided(data, rows, cols, cols)
     }

@@ -38,7 +38,6 @@ impl Cpu {
         Ok(Cpu { threads, arch: pulp::Arch::new(), pool: Pool::default() })
     }
 
-    /// Threads in use.
     pub fn n_threads(&self) -> usize {
         self.threads.current_num_threads()
     }
@@ -48,7 +47,6 @@ impl Cpu {
         format!("{:?}", self.arch).split('(').next().unwrap_or_default().to_lowercase()
     }
 
-    /// The buffer pool.
     pub fn pool(&self) -> &Pool {
         &self.pool
     }

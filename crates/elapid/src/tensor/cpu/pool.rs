@@ -23,7 +23,6 @@ enum Memory {
 const MAP_BYTES: usize = 1 << 16;
 
 impl Memory {
-    /// Zeros.
     fn new(n_bytes: usize) -> Memory {
         if n_bytes >= MAP_BYTES {
             // Where the system has no more maps to give, the heap may still have room.
@@ -83,7 +82,6 @@ impl Pool {
         Buffer { memory: Some(memory), n_bytes, pool: self.clone() }
     }
 
-    /// The accounts.
     pub fn usage(&self) -> MemoryUse {
         self.shelf().usage
     }
@@ -95,7 +93,6 @@ impl Pool {
 }
 
 impl Buffer {
-    /// The bytes.
     pub fn bytes(&self) -> &[u8] {
         let memory = self.memory.as_ref().expect("memory is there until the drop");
         &memory.bytes()[..self.n_bytes]

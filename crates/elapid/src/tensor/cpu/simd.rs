@@ -77,7 +77,6 @@ impl<S: Simd> F32s<S> {
         self.simd.reduce_sum_f32s(self.v)
     }
 
-    /// The largest lane.
     #[inline(always)]
     pub fn max_lane(self) -> f32 {
         self.simd.reduce_max_f32s(self.v)
@@ -95,7 +94,6 @@ impl<S: Simd> F32s<S> {
         self.with(self.simd.min_f32s(self.v, other.v))
     }
 
-    /// Magnitude.
     #[inline(always)]
     pub fn abs(self) -> Self {
         self.with(self.simd.abs_f32s(self.v))
@@ -234,7 +232,6 @@ impl<S: Simd> F32s<S> {
         (self.max(zero) + log1p, self.select_less(zero, e, one) / (one + e))
     }
 
-    /// Hyperbolic tangent.
     #[inline(always)]
     pub fn tanh(self) -> Self {
         let two = self.same(2.0);

@@ -5,7 +5,6 @@ use pulp::{Simd, WithSimd};
 
 /// `a . b`, over the length of `a`.
 pub struct Dot<'a> {
-    /// One side.
     pub a: &'a [f32],
     /// The other, at least as long.
     pub b: &'a [f32],

@@ -1,10 +1,12 @@
 //! The same work many times over: recorded once, then started as one.
 //!
-//!     let mut step = Graph::new(&gpu);
-//!     loop {
-//!         token.rewrite(..);
-//!         let logits = step.run(|| model_step(&token, &mut state));
-//!     }
+//! ```text
+//! let mut step = Graph::new(&gpu);
+//! loop {
+//!     token.rewrite(..);
+//!     let logits = step.run(|| model_step(&token, &mut state));
+//! }
+//! ```
 //!
 //! The first run does the work plainly: kernels are compiled, buffers are left in the pool. The
 //! second records it on CUDA and starts what was recorded; later ones only start it, and the
@@ -36,7 +38,6 @@ pub struct Graph<R> {
 }
 
 impl<R> Graph<R> {
-    /// Nothing yet.
     pub fn new(gpu: &Gpu) -> Graph<R> {
         Graph { recorded: None, result: None, reserve: None, n_runs: 0, gpu: gpu.clone() }
     }

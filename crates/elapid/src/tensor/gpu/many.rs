@@ -2,8 +2,10 @@
 //!
 //! Only where a kernel may follow addresses (`Caps::addresses`). It gets one table:
 //!
-//!     (n_groups, 2)   the row, and the group among those of its row
-//!     rows            addresses (two words each), then parameters, padded to eight bytes
+//! ```text
+//! (n_groups, 2)   the row, and the group among those of its row
+//! rows            addresses (two words each), then parameters, padded to eight bytes
+//! ```
 //!
 //! and as its parameter the word where the rows begin. The kernel's file says what a row is.
 

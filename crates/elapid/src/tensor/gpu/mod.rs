@@ -2,12 +2,14 @@
 //!
 //! An op describes its work once and has its kernels in both languages beside it:
 //!
-//!     static FORWARD: Kernel = Kernel {
-//!         entry: "scale_forward",
-//!         wgsl: include_str!("scale.wgsl"),
-//!         cuda: include_str!("scale.cu"),
-//!     };
-//!     gpu.launch(&FORWARD, Work::each(n), &[("D", d)], &mut [In(x), Out(&mut y)], &[n.into()]);
+//! ```text
+//! static FORWARD: Kernel = Kernel {
+//!     entry: "scale_forward",
+//!     wgsl: include_str!("scale.wgsl"),
+//!     cuda: include_str!("scale.cu"),
+//! };
+//! gpu.launch(&FORWARD, Work::each(n), &[("D", d)], &mut [In(x), Out(&mut y)], &[n.into()]);
+//! ```
 //!
 //! | part               | in WGSL                                 | in CUDA                       |
 //! |--------------------|-----------------------------------------|-------------------------------|
@@ -63,9 +65,7 @@ pub use self::work::{Const, N_ROUNDS_MAX, Word, Work};
 pub struct Kernel {
     /// Name of the function.
     pub entry: &'static str,
-    /// Source for wgpu.
     pub wgsl: &'static str,
-    /// Source for CUDA.
     pub cuda: &'static str,
 }
 
@@ -79,7 +79,6 @@ impl Kernel {
 
 /// An argument of a kernel.
 pub enum Arg<'a> {
-    /// Read.
     In(&'a Tensor),
     /// Written, every number of it, or read and written.
     Out(&'a mut Tensor),
@@ -484,7 +483,6 @@ impl Gpu {
         }
     }
 
-    /// Its name.
     pub fn name(&self) -> String {
         match &self.0.backend {
             Backend::Wgpu(wgpu) => wgpu.name(),

@@ -42,19 +42,14 @@ pub enum Side<'a> {
 
 /// Rows of a tensor that a product writes.
 pub struct Rows<'a> {
-    /// All of it.
     pub tensor: &'a mut Tensor,
-    /// Its rows.
     pub rows: Range<usize>,
 }
 
 /// Rows and columns of a tensor that a product writes.
 pub struct Block<'a> {
-    /// All of it.
     pub tensor: &'a mut Tensor,
-    /// Its rows.
     pub rows: Range<usize>,
-    /// Its columns.
     pub cols: Range<usize>,
 }
 

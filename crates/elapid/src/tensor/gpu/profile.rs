@@ -17,7 +17,6 @@ pub struct KernelTime {
 /// Of each name how often, and milliseconds.
 pub(super) type Sums = HashMap<String, (u64, f64)>;
 
-/// The longest first.
 pub(super) fn listed(sums: Sums) -> Vec<KernelTime> {
     let mut list: Vec<KernelTime> = sums
         .into_iter()

@@ -25,7 +25,6 @@ use crate::tensor::DType;
 /// What the rules ask of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct ArchFacts {
-    /// Layers.
     pub n_layer: usize,
     /// Experts of a feed-forward; zero where there are none.
     pub n_expert: usize,

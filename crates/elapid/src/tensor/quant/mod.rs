@@ -37,7 +37,6 @@ mod search;
 
 use pulp::{Simd, WithSimd};
 
-/// A block format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockType {
     /// 4 bits, one scale for 32.
@@ -135,7 +134,6 @@ impl BlockType {
         BlockType::ALL.into_iter().find(|block| block.ggml_id() == Some(id))
     }
 
-    /// Decodes whole blocks.
     pub fn decode(self, bytes: &[u8], out: &mut [f32]) {
         let Facts { n_elem, n_bytes, name, .. } = self.facts();
         assert!(

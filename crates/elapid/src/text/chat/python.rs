@@ -365,7 +365,6 @@ fn formatted(style: FormatStyle, format: &str, args: &[Value]) -> Outcome<String
     format_filter(style, format, args)
 }
 
-/// Python's slice.
 fn slice(value: Value, start: &Value, stop: &Value, step: &Value) -> Outcome<Value> {
     if value.is_undefined() {
         return Err(Error::from(ErrorKind::UndefinedError));

@@ -3,7 +3,9 @@
 //! A word is a list of symbols (ids). Among all neighbouring pairs that may be joined the one of
 //! the lowest rank is joined, the leftmost of equals, and so on:
 //!
-//!     t h e r e   --(h e -> he)-->   t he r e   --(t he -> the)-->   the r e   --> there
+//! ```text
+//! t h e r e   --(h e -> he)-->   t he r e   --(t he -> the)-->   the r e   --> there
+//! ```
 //!
 //! Short words keep a rank per pair in an array and look for the smallest; long ones keep a heap,
 //! so that a line of a million letters takes n log n steps and not n².
@@ -20,7 +22,6 @@ use std::hash::{BuildHasher, Hasher};
 
 /// Words up to this many symbols are joined in an array.
 const N_ARRAY_MAX: usize = 40;
-/// No join.
 const NEVER: u64 = u64::MAX;
 
 /// A map by a fast hash: pairs of ids are looked up in the inner loop.

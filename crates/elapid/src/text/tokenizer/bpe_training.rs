@@ -4,7 +4,9 @@
 //! begins as its bytes. Then, until the vocabulary is full, the pair of neighbours that occurs
 //! most often becomes one token:
 //!
-//!     count(a, b) = sum over words w of count(w) * occurrences of a b in w
+//! ```text
+//! count(a, b) = sum over words w of count(w) * occurrences of a b in w
+//! ```
 //!
 //! After a merge only words that held the pair change, so counts are kept up to date from those
 //! words, and a heap holds the candidates with counts that are corrected when they come up.
@@ -50,7 +52,6 @@ pub struct BpeTrainer {
     pub specials: Vec<String>,
 }
 
-/// A trained encoding.
 #[derive(Debug, PartialEq)]
 struct TrainedBpe {
     /// Tokens by id: special ones as they are, others with each byte as `byte_char` spells it.

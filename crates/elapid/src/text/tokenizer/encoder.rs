@@ -27,7 +27,6 @@ pub(super) const SKIPPED: u32 = u32::MAX;
 /// When a space is put before a piece of text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Prefix {
-    /// Never.
     Never,
     /// Before every piece between special tokens.
     Each,
@@ -37,7 +36,6 @@ pub(super) enum Prefix {
     FirstWithout,
 }
 
-/// Words of SentencePiece.
 pub(super) struct Spaces {
     pub(super) prefix: Prefix,
     /// The symbol of each character that can be joined or is a token.
@@ -54,7 +52,6 @@ pub(super) struct Spaces {
 pub(super) enum Words {
     /// By patterns, then bytes.
     Bytes {
-        /// The patterns.
         stages: Vec<Stage>,
         /// The symbol of each byte, or `SKIPPED`.
         symbols: Box<[u32; 256]>,
@@ -90,7 +87,6 @@ struct Work<'o> {
 }
 
 impl Encoder {
-    /// In words.
     pub(super) fn kind(&self) -> &'static str {
         match self.words {
             Words::Bytes { .. } => "byte-level BPE",

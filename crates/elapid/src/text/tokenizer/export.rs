@@ -149,7 +149,6 @@ fn parts(encoder: &Encoder) -> [Value; 3] {
     }
 }
 
-/// A tokenizer.json.
 pub(super) fn to_json(tokenizer: &Tokenizer) -> Result<String> {
     let encoder = own(tokenizer)?;
     let tokens = &tokenizer.tokens;
@@ -225,7 +224,6 @@ fn gguf_model(tokenizer: &Tokenizer, encoder: &Encoder, vocab: &mut GgufVocab) -
     Ok(())
 }
 
-/// A GGUF vocabulary.
 pub(super) fn to_gguf(tokenizer: &Tokenizer) -> Result<GgufVocab> {
     let encoder = own(tokenizer)?;
     let tokens = &tokenizer.tokens;

@@ -80,7 +80,6 @@ enum Whole {
     TextOnly,
 }
 
-/// Reads any tokenizer.json.
 pub(super) fn read(file: &str, json: &str) -> Result<Tokenizer> {
     let parse =
         guarded(|| tokenizers::Tokenizer::from_bytes(json.as_bytes())).map_err(|problem| {

@@ -103,7 +103,6 @@ pub(super) struct Roles {
 /// Which names count: any, or only those that the file calls special or added.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Names {
-    /// As llama.cpp does.
     Any,
     /// For files that are right about their tokens.
     Added,

@@ -41,7 +41,6 @@ fn pairs<'t>(file: &str, text: &'t str) -> Result<Vec<(&'t str, &'t str)>> {
     Ok(list)
 }
 
-/// Reads both files.
 pub(super) fn read(
     files: [&str; 2],
     vocab_json: &[u8],

@@ -244,7 +244,6 @@ enum Scanner {
     Plain(Regex),
 }
 
-/// One pattern.
 pub(super) struct Stage {
     /// As tokenizer.json spells it.
     pub(super) pattern: String,

@@ -47,9 +47,7 @@ pub(super) enum Order {
 /// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Part {
-    /// Bytes from, to.
     Text(usize, usize),
-    /// A token.
     Token(u32),
 }
 

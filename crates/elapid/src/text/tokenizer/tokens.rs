@@ -13,7 +13,6 @@ use crate::error::{Error, Result};
 pub(super) enum Kind {
     /// No token has this id.
     Absent = 0,
-    /// Text.
     Normal = 1,
     /// Stands for what the vocabulary cannot say.
     Unknown = 2,
@@ -21,7 +20,6 @@ pub(super) enum Kind {
     Control = 3,
     /// Found in text before it is cut into words.
     UserDefined = 4,
-    /// Reserved.
     Unused = 5,
     /// One byte, written `<0x0A>`.
     Byte = 6,
@@ -34,14 +32,12 @@ pub(super) enum Alphabet {
     Bytes,
     /// Plain text with U+2581 for spaces, as in SentencePiece.
     Spaces,
-    /// Plain text.
     Plain,
 }
 
 /// U+2581, which stands for a space.
 pub(super) const SPACE_MARK: char = '\u{2581}';
 
-/// The tokens.
 pub(super) struct Tokens {
     pub(super) alphabet: Alphabet,
     text: Vec<u8>,

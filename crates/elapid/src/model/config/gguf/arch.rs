@@ -24,7 +24,6 @@ pub enum Arch {
 }
 
 impl Arch {
-    /// All of them.
     pub const ALL: [Arch; 9] = [
         Arch::Llama,
         Arch::Qwen2,

@@ -7,7 +7,6 @@ use crate::ops::rope::RopeScaling;
 
 /// What a file says besides its tensors, tokenizer and name.
 pub struct Description {
-    /// Keys and values.
     pub metadata: Vec<(String, Item)>,
     /// Factors of the rotary frequencies, for a tensor of their own.
     pub frequencies: Option<Vec<f32>>,

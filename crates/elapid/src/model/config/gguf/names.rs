@@ -9,7 +9,6 @@ use std::collections::HashMap;
 /// Factors of the rotary frequencies (those of Llama 3), which belong to no parameter.
 pub const FREQUENCIES: &str = "rope_freqs.weight";
 
-/// Where everything is.
 pub struct Names {
     /// In the order of the specs.
     pub places: Vec<Place>,

@@ -100,7 +100,6 @@ fn align_of(at: CUdeviceptr) -> u32 {
     1 << at.trailing_zeros().min(8)
 }
 
-/// The library, opened.
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
     workspace: CUdeviceptr,
@@ -168,7 +167,6 @@ impl Blas {
         Ok(Blas { handle, workspace, plans: HashMap::new(), context: context.clone() })
     }
 
-    /// Bytes of it.
     fn workspace_bytes(&self) -> usize {
         if self.workspace == 0 { 0 } else { WORKSPACE }
     }

@@ -15,15 +15,12 @@ const ARCHITECTURE_MIN: i32 = 80;
 /// What `elapid info --devices` says of a device.
 #[derive(Clone, Debug)]
 pub struct CudaDevice {
-    /// Its name.
     pub name: String,
-    /// Bytes of memory.
     pub memory: u64,
     /// Bytes of memory that nobody had taken when it was asked.
     pub memory_free: u64,
     /// Compute capability, as in `9.0`.
     pub capability: String,
-    /// Multiprocessors.
     pub n_multiprocessors: u32,
     /// Most bytes of shared memory for a group of threads.
     pub shared_bytes_max: u32,
@@ -70,7 +67,6 @@ pub(super) fn expect_nvrtc() -> Result<()> {
     }
 }
 
-/// Likewise cuBLASLt.
 pub(super) fn expect_blas() -> Result<()> {
     // SAFETY: as above.
     match unsafe { cublaslt::sys::is_culib_present() } {

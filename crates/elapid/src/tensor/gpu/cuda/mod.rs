@@ -158,7 +158,6 @@ impl Cuda {
         }
     }
 
-    /// What it is.
     pub fn device(&self) -> &CudaDevice {
         &self.context.device
     }

@@ -33,7 +33,6 @@ enum Target {
     Virtual(String),
 }
 
-/// Compiled kernels.
 pub(super) struct Functions {
     known: Mutex<Known>,
     target: Target,

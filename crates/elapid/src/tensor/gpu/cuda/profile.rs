@@ -10,7 +10,6 @@ use result::DriverError;
 /// Launches whose events wait to be read.
 const N_WAITING_MAX: usize = 4096;
 
-/// Times so far.
 pub(super) struct Profile {
     /// Name, first event, second event.
     waiting: Vec<(String, Event, Event)>,

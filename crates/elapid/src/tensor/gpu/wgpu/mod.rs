@@ -38,7 +38,6 @@ const F16_HALVES: &str = include_str!("../f16.wgsl");
 /// What kernels can use and not every adapter has.
 const FEATURES: [(wgpu::Features, &str); 2] =
     [(wgpu::Features::SHADER_F16, "f16"), (wgpu::Features::SUBGROUP, "subgroups")];
-/// Their names.
 pub(super) const FEATURE_NAMES: [&str; 2] = [FEATURES[0].1, FEATURES[1].1];
 /// Bytes between the parameters of two launches: the alignment of uniform bindings.
 const SLOT: usize = 256;
@@ -118,7 +117,6 @@ fn adapters() -> Vec<wgpu::Adapter> {
     list
 }
 
-/// Best first.
 fn rank(kind: wgpu::DeviceType) -> usize {
     match kind {
         wgpu::DeviceType::DiscreteGpu => 0,

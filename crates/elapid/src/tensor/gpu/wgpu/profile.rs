@@ -6,7 +6,6 @@ use crate::tensor::gpu::profile::{KernelTime, Sums, listed};
 /// Launches whose times wait to be read: a set of queries has no room for more.
 const N_WAITING_MAX: usize = 2048;
 
-/// Times so far.
 pub(super) struct Profile {
     queries: wgpu::QuerySet,
     /// Of launches whose times wait to be read.

@@ -13,18 +13,15 @@ use std::ops::Range;
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub struct Group {
-    /// The integers.
     pub(super) q: [i8; 32],
     /// Minus their sums, four to a lane.
     pub(super) negated: [i32; 8],
     /// `d sum q`: all of it in the first lane, or four numbers to a lane.
     pub(super) sums: [f32; 8],
-    /// d.
     pub(super) scale: f32,
 }
 
 impl Group {
-    /// All zero.
     pub const ZERO: Group = Group { q: [0; 32], negated: [0; 8], sums: [0.0; 8], scale: 0.0 };
 
     /// The numbers after rounding.
@@ -37,13 +34,11 @@ impl Group {
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub struct Pair {
-    /// The integers.
     pub(super) q: [i8; 64],
     /// Minus their sums, four to a lane.
     pub(super) negated: [i32; 16],
     /// `d sum q`, four to a lane.
     pub(super) sums: [f32; 16],
-    /// d.
     pub(super) scales: [f32; 16],
 }
 
@@ -94,7 +89,6 @@ impl Rounded {
 /// Which scales inputs get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rounding {
-    /// One per group.
     Groups,
     /// One for eight groups.
     Eights,

@@ -4,7 +4,6 @@
 //! against. A value of an implementing type stands for the fact that the machine has the set.
 //! Everything is `inline(always)`: what is not inlined is compiled without the set.
 
-/// An instruction set.
 pub(super) trait Isa: Copy + Send + Sync {
     /// 32 bytes.
     type Bytes: Copy;
@@ -32,9 +31,7 @@ pub(super) trait Isa: Copy + Send + Sync {
     fn dot_signed(self, q: Self::Bytes, x: &[i8; 32], negated: &[i32; 8]) -> Self::Ints;
     /// `x << SHIFT`.
     fn shifted<const SHIFT: i32>(self, x: &[i32; 8]) -> Self::Ints;
-    /// Zeros.
     fn no_ints(self) -> Self::Ints;
-    /// As floats.
     fn to_floats(self, x: Self::Ints) -> Self::Floats;
 
     /// 8 floats.
@@ -57,7 +54,6 @@ pub(super) trait Isa: Copy + Send + Sync {
     fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b + c`.
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
-    /// The lanes.
     fn to_array(self, x: Self::Floats) -> [f32; 8];
 
     /// The sum of the lanes, in the order of all sets: by halves.

@@ -1,7 +1,9 @@
 //! Products of matrices in blocks with few inputs, without decoding the matrix: each byte of it is
 //! read once, whatever the number of inputs.
 //!
-//!     y[row, t] = w[row] . x[t]
+//! ```text
+//! y[row, t] = w[row] . x[t]
+//! ```
 //!
 //! Matrices in blocks take inputs rounded to 8 bits (`inputs.rs`), those in f16, bf16 and f32 take
 //! them as they are. A result depends on its row and its input alone, bit by bit: not on how many
@@ -37,11 +39,9 @@ const AHEAD: usize = 2048;
 pub enum Rows<'a> {
     /// Blocks of this format.
     Blocks(BlockType, &'a [u8]),
-    /// Little-endian halves.
     F16(&'a [u8]),
     /// The upper halves of floats.
     BF16(&'a [u8]),
-    /// Floats.
     F32(&'a [f32]),
 }
 
@@ -90,7 +90,6 @@ impl Set {
         *BEST.get_or_init(|| Set::all()[0])
     }
 
-    /// Its name.
     pub fn name(self) -> &'static str {
         match self.0 {
             Kind::Plain => "plain",
@@ -284,7 +283,9 @@ fn row<
 
 /// Multiplies groups with those of `T` inputs. With inputs `x = d q`:
 ///
-///     y += s d ((u . q) - zero sum q) + low d sum q
+/// ```text
+/// y += s d ((u . q) - zero sum q) + low d sum q
+/// ```
 ///
 /// The bracket is exact: a sum of integers. Four sums are added at the end, so that no addition
 /// waits for the one before: two in turns for products, two for minima.

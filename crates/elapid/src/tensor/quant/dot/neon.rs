@@ -5,7 +5,6 @@
 use super::isa::Isa;
 use std::arch::aarch64::*;
 
-/// NEON.
 #[derive(Clone, Copy)]
 pub(super) struct Neon(());
 

@@ -5,7 +5,9 @@
 //! time, whose bytes are broadcast four by four. For row r, input t and group g of 32, or each half
 //! of it where halves have scales of their own:
 //!
-//!     y[r, t] += s[r, g] d[t, g] (u . q - zero sum q)  +  low[r, g] d[t, g] sum q
+//! ```text
+//! y[r, t] += s[r, g] d[t, g] (u . q - zero sum q)  +  low[r, g] d[t, g] sum q
+//! ```
 //!
 //! As in the products of few inputs the bracket is an exact sum of integers.
 

@@ -136,7 +136,7 @@ fn write(lora: &Lora, base: Option<&Checkpoint>, output: &Output) -> Done<u64> {
     }
     let modules = base.map(|base| lora::modules_of(base.model()));
     let (config, tensors) = peft::write(lora, modules.as_deref())?;
-    let family = base.map_or("", |base| base.model().config().family.as_str());
+    let family = base.map_or("", |base| base.model().config().family.name());
     for caveat in caveats(lora, family) {
         eprintln!("note    {caveat}");
     }

@@ -49,7 +49,7 @@ impl Info {
         } else {
             line(format!("elapid  {version}"));
             line(format!("device  {}", device.describe()));
-            line(format!("models  {}", elapid::model::config::FAMILIES.join(", ")));
+            line(format!("models  {}", elapid::model::config::Family::names()));
         }
         Ok(())
     }
@@ -171,7 +171,7 @@ impl Facts<'_> {
         let config = self.checkpoint.model().config();
         line(json!({
             "name": self.checkpoint.name(), "architecture": self.architecture(),
-            "family": config.family, "layers": kinds(config), "n_layer": config.layers.len(),
+            "family": config.family.name(), "layers": kinds(config), "n_layer": config.layers.len(),
             "d_model": config.d_model, "n_vocab": config.n_vocab, "n_ctx": config.n_ctx,
             "tied": config.tied,
             "n_params": self.by_role.iter().sum::<usize>(),
@@ -192,7 +192,7 @@ impl Facts<'_> {
     fn print(&self, tokenizer: &Result<Option<Tokenizer>, Error>) {
         let config = self.checkpoint.model().config();
         let architecture = match self.architecture() {
-            Some(name) if name != config.family => format!(" (gguf {name})"),
+            Some(name) if name != config.family.name() => format!(" (gguf {name})"),
             _ => String::new(),
         };
         line(format!(

@@ -115,7 +115,8 @@ impl App {
         let Loaded { name, path, engine, adapters, chat_source, chat, fim, .. } = loaded;
         let tokenizer = engine.tokenizer().clone();
         let config = engine.model().config();
-        let (n_vocab, d_model, family) = (config.n_vocab, config.d_model, config.family.clone());
+        let (n_vocab, d_model, family) =
+            (config.n_vocab, config.d_model, config.family.to_string());
         let n_params = n_params(&engine);
         let settings = engine.settings().clone();
         let device = engine.device().describe();

@@ -1,6 +1,6 @@
 //! What a config.json means where it is silent, and which ones are refused.
 
-use elapid::model::config::{Config, FAMILIES, FeedForwardConfig, Mamba2Config, MixerConfig};
+use elapid::model::config::{Config, Family, FeedForwardConfig, Mamba2Config, MixerConfig};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -74,14 +74,14 @@ fn windows(config: &Config) -> Vec<Option<usize>> {
 fn the_sets_and_our_own_config_are_read() {
     read(&own());
     let sets = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../golden/sets");
-    let mut seen = vec!["elapid".to_string()];
+    let mut seen = vec![Family::Elapid];
     for entry in std::fs::read_dir(sets).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         if !name.starts_with("lora") {
             seen.push(read(&set(&name)).family);
         }
     }
-    assert!(FAMILIES.iter().all(|family| seen.iter().any(|name| name == family)), "{seen:?}");
+    assert!(Family::ALL.iter().all(|family| seen.contains(family)), "{seen:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Whole models of every family: what must hold whatever the layers are.
 //! (tidy: allow long: a list of tests, and of keys that mean nothing)
 
-use elapid::model::config::{Config, FAMILIES};
+use elapid::model::config::{Config, Family};
 use elapid::model::state::{CacheType, State};
 use elapid::model::weights::{Role, Weights};
 use elapid::model::{ForwardOptions, Model};
@@ -111,8 +111,8 @@ fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
 fn every_family_has_a_golden_set() {
     let sets = set_configs();
     // Our own family has no reference implementation that could make one.
-    for family in FAMILIES.iter().filter(|family| **family != "elapid") {
-        assert!(sets.iter().any(|(_, c)| c["model_type"] == **family), "{family} has no set");
+    for family in Family::ALL.iter().filter(|family| **family != Family::Elapid) {
+        assert!(sets.iter().any(|(_, c)| c["model_type"] == family.name()), "{family} has no set");
     }
 }
 
@@ -170,7 +170,7 @@ fn a_state_of_any_family_is_saved_and_goes_on_with_the_same_bits() {
             n_saved += 1;
         }
     }
-    assert!(n_saved > 2 * FAMILIES.len(), "{n_saved} states");
+    assert!(n_saved > 2 * Family::ALL.len(), "{n_saved} states");
 }
 
 #[test]

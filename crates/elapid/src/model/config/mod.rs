@@ -1,13 +1,15 @@
 //! What a model is: a list of layers, each a mixer and a feed-forward.
 //!
-//! `families.rs` turns the config.json of each family into this, and `own.rs` our own config;
-//! `check.rs` refuses what no model can be. Outside this folder nothing knows families. Parameters
+//! `family.rs` is the table of families: to add one like Llama, add its entry. `families.rs` turns
+//! the config.json of any of them into this, and `own.rs` our own config; `check.rs` refuses what
+//! no model can be. Outside this folder nothing knows families. Parameters
 //! keep the names of the family's files, so that adapters, patterns and exports speak the names
 //! people know.
 
 mod check;
 mod experts;
 mod families;
+mod family;
 pub mod gguf;
 mod keys;
 mod own;
@@ -20,33 +22,14 @@ use crate::ops::attention::Attention;
 use crate::ops::gated_norm::GatedNorm;
 use crate::ops::rope::Rope;
 use crate::ops::router::Router;
+pub use family::{Arch, Family};
 use keys::Keys;
-
-/// Families that `Config::from_json` reads.
-pub const FAMILIES: &[&str] = &[
-    "mamba",
-    "mamba2",
-    "falcon_mamba",
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "mixtral",
-    "qwen2_moe",
-    "olmoe",
-    "dots1",
-    "jamba",
-    "bamba",
-    "granitemoehybrid",
-    "falcon_h1",
-    "elapid",
-];
 
 /// A whole model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// `model_type`.
-    pub family: String,
+    pub family: Family,
     /// Tokens in the vocabulary.
     pub n_vocab: usize,
     /// Width of the residual stream.
@@ -349,19 +332,30 @@ pub struct ExpertsConfig {
 impl Config {
     /// Reads a config.json; `file` is its name for messages.
     pub fn from_json(file: &str, json: &str) -> Result<Config> {
-        let keys = Keys::parse(file, json)?;
-        let family = keys.str("model_type")?.to_string();
+        Config::from_keys(Keys::parse(file, json)?)
+    }
+
+    fn from_keys(mut keys: Keys) -> Result<Config> {
+        let name = keys.str("model_type")?;
         if let Some(value) = keys.get("quantization_config") {
             let method = value.get("quant_method").unwrap_or(value);
             let problem = format!("weights quantised by {method} are not plain weights");
             let hint = "take the original weights, or a GGUF file of them";
-            return Err(Error::config(file, "quantization_config", problem, hint));
+            return Err(Error::config(keys.file(), "quantization_config", problem, hint));
         }
-        let config = match family.as_str() {
-            "elapid" => own::config(&keys)?,
-            _ => families::config(&family, &keys)?,
+        let family = Family::from_name(name).ok_or_else(|| Error::UnknownFamily {
+            file: keys.file().into(),
+            family: name.into(),
+            supported: Family::names(),
+        })?;
+        keys.set_family(family);
+        let config = match family {
+            Family::Elapid => own::config(&keys)?,
+            _ => families::config(family, &keys)?,
         };
-        config.validate(file)?;
-        Ok(config)
+        match config.problems().into_iter().next() {
+            Some((key, text)) => Err(keys.wrong(key, text)),
+            None => Ok(config),
+        }
     }
 }

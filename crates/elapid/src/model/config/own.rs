@@ -60,7 +60,7 @@ pub(super) fn config(keys: &Keys) -> Result<Config> {
     let d_model = keys.size("d_model")?;
     let eps = keys.float_or("eps", 1e-5)?;
     let mut config = Config {
-        family: "elapid".into(),
+        family: Family::Elapid,
         n_vocab: keys.size("vocab_size")?,
         d_model,
         n_ctx: keys.size_opt("n_ctx")?,

@@ -23,8 +23,7 @@ pub fn names(config: &Config, arch: Arch, specs: &[Spec]) -> Result<Names> {
     walk.model();
     let place = |spec: &Spec| {
         walk.places.get(&spec.name).cloned().ok_or_else(|| {
-            let name = arch.name();
-            let problem = format!("`{}` has no place in the architecture {name}", spec.name);
+            let problem = format!("`{}` has no place in the architecture {arch}", spec.name);
             let hint = "convert it to a directory or to a package, which keep every model";
             Error::input(format!("this model cannot be written as GGUF: {problem}"), hint)
         })
@@ -96,7 +95,7 @@ impl Walk<'_> {
     fn attention(&mut self, at: &str, c: &AttentionConfig) {
         let (d_head, d_model) = (c.dims.d_head, self.config.d_model);
         let (d_q, d_kv) = (c.dims.n_head * d_head, c.dims.n_kv_head * d_head);
-        let pairs = match self.arch.pairs_rows() {
+        let pairs = match self.arch.facts().pairs_rows {
             // Without RoPE any order will do; llama.cpp's own converter pairs all the same.
             true => {
                 let d_rotary = c.rope.as_ref().map_or(d_head, |rope| rope.d_rotary);
@@ -124,7 +123,7 @@ impl Walk<'_> {
         let map = Map::scale(d_model, c.out_scale);
         let out = format!("{at}.attn_output");
         self.put(format!("{prefix}.o_proj.weight"), format!("{out}.weight"), &[d_model, d_q], map);
-        if matches!(self.arch, Arch::Llama | Arch::GraniteHybrid | Arch::FalconH1) {
+        if self.arch.facts().has_out_bias {
             let map = Map::scale(d_model, c.out_scale);
             self.put(format!("{prefix}.o_proj.bias"), format!("{out}.bias"), &[d_model], map);
         }

@@ -14,7 +14,7 @@ pub(super) fn config(family: Family, keys: &Keys) -> Result<Config> {
     if facts.mixers != Mixers::Attention && activation != Kind::Silu {
         return Err(keys.wrong("hidden_act", format!("{activation:?} in a Mamba block")));
     }
-    let n_layer = keys.size("layers")?;
+    let (n_vocab, n_layer) = (keys.size("vocab_size")?, keys.size("layers")?);
     if n_layer > check::N_LAYER_MAX {
         return Err(keys.wrong("layers", format!("{n_layer} is out of range")));
     }
@@ -25,7 +25,7 @@ pub(super) fn config(family: Family, keys: &Keys) -> Result<Config> {
     }
     let mut config = Config {
         family,
-        n_vocab: keys.size("vocab_size")?,
+        n_vocab,
         d_model: keys.size("d_model")?,
         n_ctx: keys.size_opt("n_ctx")?,
         layers: Vec::new(),

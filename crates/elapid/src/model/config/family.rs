@@ -8,22 +8,19 @@ use super::{DenseForm, ExpertForm, QkNorm};
 use crate::ops::router::Score;
 use Absent::*;
 use Source::*;
+use Trait::{HeadWidth, Normalised, OutBias, PairedRows, RopeFactors};
 
 /// What we call a hyper-parameter, what config.json calls it, and where a GGUF file has it.
 pub(super) struct Row(pub &'static str, pub &'static str, pub Source);
 
 /// Where a GGUF file has a hyper-parameter. Keys are without the architecture before them.
 pub(super) enum Source {
-    /// Nowhere.
-    No,
+    No, // nowhere
     Size(&'static str, Absent),
-    /// A size, or a list with the same size for each layer.
-    Each(&'static str, Absent),
+    Each(&'static str, Absent), // a size, or a list with the same size for each layer
     Float(&'static str, Absent),
-    /// Under this key among others; `gguf/import.rs` puts it together.
-    Parts(&'static str),
-    /// True if some layer has a tensor of this name.
-    Tensor(&'static str),
+    Parts(&'static str), // under this key among others; `gguf/import.rs` puts it together
+    Tensor(&'static str), // true if some layer has a tensor of this name
 }
 
 /// What it means that a GGUF file does not have a key.
@@ -234,52 +231,44 @@ macro_rules! table {
     };
 }
 
-/// What is particular to an architecture of llama.cpp.
+/// What is particular to an architecture of llama.cpp: its `general.architecture`, and more.
 pub(super) struct ArchFacts {
-    /// `general.architecture`.
     pub name: &'static str,
-    /// RoPE turns neighbours, so that rows of queries and keys are stored in pairs.
-    pub pairs_rows: bool,
-    /// A tensor may hold a factor for each frequency of RoPE.
-    pub has_rope_factors: bool,
-    /// Layers without attention are marked by zero heads of keys, and RoPE may be absent.
-    pub is_hybrid: bool,
-    /// Weights of the chosen experts sum to one.
-    pub normalises: bool,
-    /// The output of attention may have a bias.
-    pub has_out_bias: bool,
-    /// The width of a head is always written.
-    pub writes_d_head: bool,
+    pub traits: &'static [Trait],
 }
 
-const ARCH: ArchFacts = ArchFacts {
-    name: "",
-    pairs_rows: false,
-    has_rope_factors: false,
-    is_hybrid: false,
-    normalises: false,
-    has_out_bias: false,
-    writes_d_head: false,
-};
+/// In what an architecture may differ from the others.
+#[derive(PartialEq)]
+pub(super) enum Trait {
+    PairedRows,  // RoPE turns neighbours: rows of queries and keys are stored in pairs
+    RopeFactors, // a tensor may hold a factor for each frequency of RoPE
+    Hybrid,      // zero heads of keys mark layers without attention, and RoPE may be absent
+    Normalised,  // weights of the chosen experts sum to one
+    OutBias,     // the output of attention may have a bias
+    HeadWidth,   // the width of a head is always written
+}
 
 table! {
     /// An architecture of llama.cpp that we read and write.
     Arch of ArchFacts {
-        Llama: ArchFacts {
-            name: "llama", pairs_rows: true, has_rope_factors: true, normalises: true,
-            has_out_bias: true, ..ARCH
-        },
-        Qwen2: ArchFacts { name: "qwen2", ..ARCH },
-        Qwen3: ArchFacts { name: "qwen3", writes_d_head: true, ..ARCH },
-        Qwen2Moe: ArchFacts { name: "qwen2moe", ..ARCH },
-        Mamba: ArchFacts { name: "mamba", ..ARCH },
-        Mamba2: ArchFacts { name: "mamba2", ..ARCH },
-        Jamba: ArchFacts { name: "jamba", is_hybrid: true, ..ARCH },
+        Llama: ArchFacts { name: "llama", traits: &[PairedRows, RopeFactors, Normalised, OutBias] },
+        Qwen2: ArchFacts { name: "qwen2", traits: &[] },
+        Qwen3: ArchFacts { name: "qwen3", traits: &[HeadWidth] },
+        Qwen2Moe: ArchFacts { name: "qwen2moe", traits: &[] },
+        Mamba: ArchFacts { name: "mamba", traits: &[] },
+        Mamba2: ArchFacts { name: "mamba2", traits: &[] },
+        Jamba: ArchFacts { name: "jamba", traits: &[Trait::Hybrid] },
         GraniteHybrid: ArchFacts {
-            name: "granitehybrid", pairs_rows: true, has_rope_factors: true, is_hybrid: true,
-            normalises: true, has_out_bias: true, ..ARCH
+            name: "granitehybrid",
+            traits: &[PairedRows, RopeFactors, Trait::Hybrid, Normalised, OutBias],
         },
-        FalconH1: ArchFacts { name: "falcon-h1", has_out_bias: true, writes_d_head: true, ..ARCH },
+        FalconH1: ArchFacts { name: "falcon-h1", traits: &[OutBias, HeadWidth] },
+    }
+}
+
+impl Arch {
+    pub(super) fn has(self, what: Trait) -> bool {
+        self.facts().traits.contains(&what)
     }
 }
 
@@ -317,14 +306,10 @@ pub(super) enum Mixers {
     Mamba1,
     Mamba2,
     Attention,
-    /// Attention once in a period, Mamba-1 elsewhere.
-    Periodic,
-    /// Attention at the layers of `attn_layer_indices`, Mamba-2 elsewhere.
-    Listed,
-    /// Attention or Mamba-2, as `layer_types` says.
-    Typed,
-    /// Both side by side.
-    Parallel,
+    Periodic, // attention once in a period, Mamba-1 elsewhere
+    Listed,   // attention at the layers of `attn_layer_indices`, Mamba-2 elsewhere
+    Typed,    // attention or Mamba-2, as `layer_types` says
+    Parallel, // both side by side
 }
 
 /// The layers whose attention slides over a window.
@@ -332,10 +317,8 @@ pub(super) enum Mixers {
 pub(super) enum Windows {
     None,
     All,
-    /// Those of `layer_types`, else those from `max_window_layers` on.
-    Last,
-    /// Those of `layer_types`, else every other one before `max_window_layers`.
-    EveryOther,
+    Last,       // those of `layer_types`, else those from `max_window_layers` on
+    EveryOther, // those of `layer_types`, else every other one before `max_window_layers`
 }
 
 /// The feed-forward of each layer.
@@ -361,25 +344,18 @@ pub(super) struct Experts {
 /// The layers that have experts; the others are dense.
 pub(super) enum ExpertLayers {
     All,
-    /// All, if there are experts.
-    Any,
-    /// By `decoder_sparse_step` and `mlp_only_layers`.
-    Sparse,
-    /// From `first_k_dense_replace` on.
-    AfterDense,
-    /// Once in a period.
-    Periodic,
+    Any,        // all, if there are experts
+    Sparse,     // by `decoder_sparse_step` and `mlp_only_layers`
+    AfterDense, // from `first_k_dense_replace` on
+    Periodic,   // once in a period
 }
 
 /// The feed-forward, by its name, that every token takes beside the chosen experts.
 pub(super) enum Shared {
     None,
-    /// Weighed by the sigmoid of a matrix.
-    Gated(&'static str),
-    /// As wide as some experts together.
-    Multiple(&'static str),
-    /// As it is.
-    Plain(&'static str),
+    Gated(&'static str),    // weighed by the sigmoid of a matrix
+    Multiple(&'static str), // as wide as some experts together
+    Plain(&'static str),    // as it is
 }
 
 const LLAMA_FF: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
@@ -400,29 +376,20 @@ const EXPERT_FACTS: Experts = Experts {
 pub(super) enum Shape {
     Mamba1,
     Mamba2,
-    /// Attention with dense feed-forwards.
-    Dense(QkNorm),
-    /// Attention with experts.
-    Experts,
-    /// Attention with experts beside a gated shared one.
-    GatedShared,
-    /// Mamba-1, and attention without RoPE.
-    Jamba,
-    /// Mamba-2 and attention.
-    Hybrid,
+    Dense(QkNorm), // attention with dense feed-forwards
+    Experts,       // attention with experts
+    GatedShared,   // attention with experts beside a gated shared one
+    Jamba,         // Mamba-1, and attention without RoPE
+    Hybrid,        // Mamba-2 and attention
     Parallel,
 }
 
 /// What is particular to a family.
 pub(super) struct Facts {
-    /// `model_type`.
-    pub name: &'static str,
-    /// Of transformers, without `ForCausalLM`.
-    pub class: &'static str,
-    /// The architecture for models of this shape.
-    pub gguf: Option<(Arch, Shape)>,
-    /// The first row of a name counts.
-    pub rows: &'static [&'static [Row]],
+    pub name: &'static str,              // `model_type`
+    pub class: &'static str,             // of transformers, without `ForCausalLM`
+    pub gguf: Option<(Arch, Shape)>,     // the architecture for models of this shape
+    pub rows: &'static [&'static [Row]], // the first row of a name counts
     /// What absent keys mean, by our names, where most families have nothing or something else.
     pub defaults: &'static [(&'static str, f64)],
     /// Keys of config.json that a model out of GGUF has against the defaults of the class.
@@ -433,10 +400,8 @@ pub(super) struct Facts {
     pub feed_forwards: FeedForwards,
     pub dense_form: DenseForm,
     pub qk_norm: QkNorm,
-    /// Where no key says it.
-    pub has_rope: bool,
-    /// Whether logits are divided by their factor instead of multiplied.
-    pub divides_logits: bool,
+    pub has_rope: bool,       // where no key says it
+    pub divides_logits: bool, // whether logits are divided by their factor instead of multiplied
     /// Whether the gated norm of Mamba-2 takes all channels together, whatever the groups.
     pub norms_whole: bool,
 }

@@ -3,7 +3,7 @@
 //! The choice looks at layers, not at the name of the family, so that a model of our own that is
 //! built like a known one is written as that one.
 
-use crate::model::config::family::Shape;
+use crate::model::config::family::{Shape, Trait};
 use crate::model::config::*;
 use crate::ops::gated_norm::Order;
 use crate::ops::rope::RopeScaling;
@@ -55,7 +55,7 @@ impl Arch {
     }
 
     fn attention_problems(self, c: &AttentionConfig) -> Problems {
-        let (dims, facts, granite) = (&c.dims, self.facts(), self == Arch::GraniteHybrid);
+        let (dims, granite) = (&c.dims, self == Arch::GraniteHybrid);
         let d_head = dims.d_head;
         let d_rotary = c.rope.as_ref().map_or(d_head, |rope| rope.d_rotary);
         let scaling = c.rope.as_ref().map(|rope| &rope.scaling);
@@ -78,10 +78,10 @@ impl Arch {
             ),
             // llama.cpp reads the key of another factor in Granite alone.
             (unusual && !granite, format!("attention has the factor {}", dims.scale)),
-            (by_pair && !facts.has_rope_factors, "RoPE has a factor for each pair".into()),
+            (by_pair && !self.has(Trait::RopeFactors), "RoPE has a factor for each pair".into()),
             (by_itself, "YaRN has an amplitude or a ramp of its own".into()),
             (d_rotary != d_head && !granite, format!("RoPE turns {d_rotary} of {d_head}")),
-            (c.rope.is_none() && !facts.is_hybrid, "attention has no RoPE".into()),
+            (c.rope.is_none() && !self.has(Trait::Hybrid), "attention has no RoPE".into()),
         ]
     }
 
@@ -103,7 +103,7 @@ impl Arch {
                     Score::SoftmaxOfChosen => Some(true),
                     Score::Sigmoid => None,
                 };
-                let usual = sums_to_one == Some(self.facts().normalises)
+                let usual = sums_to_one == Some(self.has(Trait::Normalised))
                     && (c.router.n_group, c.router.scale) == (1, 1.0)
                     && c.choice_bias.is_none();
                 let mut list = c.shared.as_ref().map(dense).unwrap_or_default();

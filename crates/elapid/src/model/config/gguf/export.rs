@@ -2,6 +2,7 @@
 
 use super::{Arch, arch};
 use crate::files::gguf::Item;
+use crate::model::config::family::Trait;
 use crate::model::config::*;
 use crate::ops::rope::RopeScaling;
 
@@ -95,13 +96,13 @@ fn value(config: &Config, arch: Arch, own: &str) -> Option<Item> {
             size(n_ctx.unwrap_or(N_CTX_ENDLESS))
         }
         "attention.n_head" => size(dims?.n_head),
-        "attention.n_kv_head" if arch.facts().is_hybrid => {
+        "attention.n_kv_head" if arch.has(Trait::Hybrid) => {
             Item::I32s(layers.iter().map(of_layer).collect())
         }
         "attention.n_kv_head" => size(dims?.n_kv_head),
         "attention.d_head" => {
             let is_usual = dims?.n_head * dims?.d_head == config.d_model;
-            size(dims.filter(|_| arch.facts().writes_d_head || !is_usual)?.d_head)
+            size(dims.filter(|_| arch.has(Trait::HeadWidth) || !is_usual)?.d_head)
         }
         "attention.scale" => Item::F32(dims?.scale),
         "attention.position" => Item::Bool(rope.is_some()),

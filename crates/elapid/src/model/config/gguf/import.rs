@@ -63,8 +63,16 @@ struct Import<'a> {
 }
 
 impl Import<'_> {
+    fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.arch)
+    }
+
     fn wrong(&self, key: &str, problem: impl Into<String>) -> Error {
         Error::config(self.gguf.file(), key, problem, "convert the original again")
+    }
+
+    fn need<T>(&self, key: &str, value: Option<T>) -> Result<T> {
+        value.ok_or_else(|| self.wrong(&self.key(key), "is missing"))
     }
 
     fn put(&mut self, key: &str, value: impl Into<Value>) {
@@ -72,12 +80,12 @@ impl Import<'_> {
     }
 
     fn size(&self, key: &str) -> Result<Option<usize>> {
-        self.gguf.size(&format!("{}.{key}", self.arch))
+        self.gguf.size(&self.key(key))
     }
 
     /// One number for all layers, or a list with the same number for each.
     fn size_of_each(&self, key: &str) -> Result<Option<usize>> {
-        let key = format!("{}.{key}", self.arch);
+        let key = self.key(key);
         if !matches!(self.gguf.get(&key), Some(GgufValue::Array(_))) {
             return self.gguf.size(&key);
         }
@@ -90,7 +98,7 @@ impl Import<'_> {
 
     /// A finite float: JSON has no other, and a null would mean the default.
     fn float(&self, key: &str) -> Result<Option<f64>> {
-        let key = format!("{}.{key}", self.arch);
+        let key = self.key(key);
         match self.gguf.float(&key)? {
             Some(x) if !(x as f32).is_finite() => Err(self.wrong(&key, format!("is {x}"))),
             x => Ok(x),
@@ -129,9 +137,7 @@ impl Import<'_> {
                 (Some(value), _) => self.put(name, value),
                 (None, Absent::Is(value)) => self.put(name, value),
                 (None, Absent::Unknown) => {}
-                (None, Absent::Need) => {
-                    return Err(self.wrong(&format!("{}.{key}", self.arch), "is missing"));
-                }
+                (None, Absent::Need) => self.need(key, None)?,
             }
         }
         let embedding = self.shape("token_embd.weight").and_then(|shape| shape.first().copied());
@@ -169,18 +175,16 @@ impl Import<'_> {
     fn widths(&mut self) -> Result<()> {
         let row = |own: &str| self.facts.row(own).map(|row| row.1);
         let (d_head, factor) = (row("mamba2.d_head"), row("mamba.factor"));
-        let Some(d_inner) = self.size("ssm.inner_size")? else {
-            let key = format!("{}.ssm.inner_size", self.arch);
-            return factor.map_or(Ok(()), |_| Err(self.wrong(&key, "is missing")));
-        };
+        let Some(factor) = factor else { return Ok(()) };
+        let d_inner = self.need("ssm.inner_size", self.size("ssm.inner_size")?)?;
         // These two have a key for it.
-        let factor = factor.filter(|_| !matches!(self.arch, Arch::Mamba | Arch::FalconH1));
+        let factor = (!matches!(self.arch, Arch::Mamba | Arch::FalconH1)).then_some(factor);
         for (name, by) in [(d_head, "ssm.time_step_rank"), (factor, "embedding_length")] {
             let Some(name) = name else { continue };
             let divisor = self.size(by)?.unwrap_or(0);
             if divisor == 0 || !d_inner.is_multiple_of(divisor) {
                 let problem = format!("{d_inner} is not a multiple of {by}, {divisor}");
-                return Err(self.wrong(&format!("{}.ssm.inner_size", self.arch), problem));
+                return Err(self.wrong(&self.key("ssm.inner_size"), problem));
             }
             self.put(name, d_inner / divisor);
         }
@@ -206,7 +210,7 @@ impl Import<'_> {
             let is_part = self.arch == Arch::GraniteHybrid && d_rotary.is_multiple_of(2);
             if d_rotary > d_head || (d_rotary != d_head && !is_part) {
                 let problem = format!("is {d_rotary}, heads have {d_head}");
-                return Err(self.wrong(&format!("{}.rope.dimension_count", self.arch), problem));
+                return Err(self.wrong(&self.key("rope.dimension_count"), problem));
             }
             if d_rotary != d_head {
                 self.put("partial_rotary_factor", d_rotary as f64 / d_head as f64);
@@ -220,7 +224,7 @@ impl Import<'_> {
     }
 
     fn rope_scaling(&self, d_head: usize, base: f64) -> Result<Option<Value>> {
-        let key = format!("{}.rope.scaling.type", self.arch);
+        let key = self.key("rope.scaling.type");
         let factor = match self.float("rope.scaling.factor")? {
             None => self.float("rope.scale_linear")?, // as it was called in old files
             factor => factor,
@@ -283,9 +287,9 @@ impl Import<'_> {
 
     /// Puts the heads of keys that layers with attention have; which layers these are.
     fn attention_layers(&mut self) -> Result<Vec<bool>> {
-        let key = format!("{}.attention.head_count_kv", self.arch);
+        let key = self.key("attention.head_count_kv");
         let n_layer = self.known("num_hidden_layers").unwrap_or(0);
-        let list = self.gguf.sizes(&key)?.ok_or_else(|| self.wrong(&key, "is missing"))?;
+        let list = self.need("attention.head_count_kv", self.gguf.sizes(&key)?)?;
         if list.len() != n_layer {
             let problem = format!("holds {} numbers for {n_layer} layers", list.len());
             return Err(self.wrong(&key, problem));
@@ -309,7 +313,7 @@ impl Import<'_> {
         let same = |idx: usize| (idx % period == offset) == marked[idx];
         if offset >= period || !(0..marked.len()).all(same) {
             let problem = format!("layers with {what} have no period: {places:?}");
-            return Err(self.wrong(&format!("{}.block_count", self.arch), problem));
+            return Err(self.wrong(&self.key("block_count"), problem));
         }
         self.put(&format!("{what}_layer_period"), period);
         self.put(&format!("{what}_layer_offset"), offset);
@@ -332,7 +336,7 @@ impl Import<'_> {
         let kind = |is_attention: &bool| if *is_attention { "attention" } else { "mamba" };
         let kinds: Vec<&str> = self.attention_layers()?.iter().map(kind).collect();
         self.put("layer_types", kinds);
-        let has_rope = self.gguf.bool(&format!("{}.rope.scaling.finetuned", self.arch))?;
+        let has_rope = self.gguf.bool(&self.key("rope.scaling.finetuned"))?;
         let position = if has_rope.unwrap_or(true) { "rope" } else { "nope" };
         self.put("position_embedding_type", position);
         // A factor of 0 is one that is not set.
@@ -351,8 +355,7 @@ impl Import<'_> {
             Some(0) | None => self.known("intermediate_size"),
             _ => self.size("expert_shared_feed_forward_length")?,
         };
-        let key = format!("{}.expert_shared_feed_forward_length", self.arch);
-        let shared = shared.ok_or_else(|| self.wrong(&key, "is missing"))?;
+        let shared = self.need("expert_shared_feed_forward_length", shared)?;
         self.put("shared_intermediate_size", shared);
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Each parameter's place among the tensors of a GGUF file.
 
 use super::Arch;
+use crate::model::config::family::Trait;
 use crate::model::config::*;
 use crate::model::place::{Map, Part, Place};
 use crate::model::weights::Spec;
@@ -95,7 +96,7 @@ impl Walk<'_> {
     fn attention(&mut self, at: &str, c: &AttentionConfig) {
         let (d_head, d_model) = (c.dims.d_head, self.config.d_model);
         let (d_q, d_kv) = (c.dims.n_head * d_head, c.dims.n_kv_head * d_head);
-        let pairs = match self.arch.facts().pairs_rows {
+        let pairs = match self.arch.has(Trait::PairedRows) {
             // Without RoPE any order will do; llama.cpp's own converter pairs all the same.
             true => {
                 let d_rotary = c.rope.as_ref().map_or(d_head, |rope| rope.d_rotary);
@@ -123,7 +124,7 @@ impl Walk<'_> {
         let map = Map::scale(d_model, c.out_scale);
         let out = format!("{at}.attn_output");
         self.put(format!("{prefix}.o_proj.weight"), format!("{out}.weight"), &[d_model, d_q], map);
-        if self.arch.facts().has_out_bias {
+        if self.arch.has(Trait::OutBias) {
             let map = Map::scale(d_model, c.out_scale);
             self.put(format!("{prefix}.o_proj.bias"), format!("{out}.bias"), &[d_model], map);
         }

@@ -1,8 +1,8 @@
 //! Where to compute: the flags `--device`, `--precision` and `--threads` of every command.
 
 use crate::report::{Done, between, n_threads_default};
-use elapid::tensor::device::Device;
-use elapid::tensor::gpu::Precision;
+use elapid::Device;
+use elapid::Precision;
 use serde::{Deserialize, Serialize};
 
 /// Where to compute.

@@ -1,28 +1,47 @@
-//! What the machine says of itself: processor, memory there is, memory this process holds.
+//! What the machine says of itself: CPU, memory there is, memory this process holds.
 
-/// The name of the processor, where the system tells.
-pub fn processor() -> Option<String> {
-    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = info.lines().find(|line| line.starts_with("model name"))?;
-    line.split_once(':').map(|pair| pair.1.trim().to_string())
+use sysinfo::{CpuRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, System};
+
+/// The name of the CPU, where the system tells.
+pub fn cpu() -> Option<String> {
+    let mut system = System::new().ok()?;
+    system.refresh_cpu_list(CpuRefreshKind::nothing());
+    let name = system.cpus().first()?.brand().trim();
+    (!name.is_empty()).then(|| name.to_string())
 }
 
-/// A size in `/proc/self/status` or `/proc/meminfo`, in bytes.
-fn kib_line(path: &str, key: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(path).ok()?;
-    let line = text.lines().find(|line| line.starts_with(key))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib * 1024)
+/// The system, with the memory of this process.
+fn with_this_process() -> Option<(System, Pid)> {
+    let (mut system, pid) = (System::new().ok()?, sysinfo::get_current_pid().ok()?);
+    let kind = ProcessRefreshKind::nothing().with_memory().without_tasks();
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), false, kind);
+    Some((system, pid))
 }
 
 /// Bytes that this process holds now, where the system tells.
 pub fn held_bytes() -> Option<u64> {
-    kib_line("/proc/self/status", "VmRSS:")
+    let (system, pid) = with_this_process()?;
+    Some(system.process(pid)?.memory())
 }
 
-/// The most bytes that this process ever held, where the system tells.
+/// Bytes that this process may still take without swapping, where the system tells: what is free,
+/// and what a limit of its control group leaves.
+pub fn free_bytes() -> Option<u64> {
+    let (mut system, pid) = with_this_process()?;
+    system.refresh_memory();
+    let free = system.available_memory();
+    // Files cached in memory are given up when somebody needs the room: only the rest counts.
+    let limits = system.process(pid).and_then(|process| process.cgroup_limits());
+    let limits = limits.or_else(|| system.cgroup_limits());
+    let left = limits.map(|limits| limits.total_memory.saturating_sub(limits.rss));
+    (system.total_memory() > 0).then(|| left.map_or(free, |left| left.min(free)))
+}
+
+/// The most bytes that this process ever held. Linux alone tells, and lets it be reset.
 pub fn peak_bytes() -> Option<u64> {
-    kib_line("/proc/self/status", "VmHWM:")
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
 /// Forgets the peak so far, where the system lets it be forgotten.
@@ -30,20 +49,18 @@ pub fn reset_peak() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
-/// Bytes that this process may still take without swapping, where the system tells: what is free,
-/// and what a limit of its group leaves.
-pub fn free_bytes() -> Option<u64> {
-    let free = kib_line("/proc/meminfo", "MemAvailable:")?;
-    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let limit = number("/sys/fs/cgroup/memory.max");
-    let used = number("/sys/fs/cgroup/memory.current");
-    // Files that lie in memory are given up when somebody needs the room.
-    let stat = std::fs::read_to_string("/sys/fs/cgroup/memory.stat").unwrap_or_default();
-    let of_files = |line: &str| {
-        let (key, value) = line.split_once(' ')?;
-        matches!(key, "inactive_file" | "active_file").then(|| value.parse::<u64>().ok()).flatten()
-    };
-    let cached: u64 = stat.lines().filter_map(of_files).sum();
-    let left = limit.zip(used).map(|(limit, used)| (limit + cached).saturating_sub(used));
-    Some(left.map_or(free, |left| left.min(free)))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_told_in_bytes() {
+        let block = vec![1u8; 64 << 20];
+        let held = held_bytes().unwrap();
+        assert!(held > block.len() as u64, "{held}");
+        let free = free_bytes().unwrap();
+        assert!(free > 1 << 20 && free < 1 << 50, "{free}");
+        // The peak is exact, what is held now may be off by some pages for each thread.
+        assert!(peak_bytes().is_none_or(|peak| peak + (8 << 20) > held), "{held}");
+    }
 }

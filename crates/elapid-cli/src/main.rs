@@ -6,7 +6,6 @@ mod files;
 mod machine;
 mod report;
 mod run;
-mod run_report;
 mod serve;
 mod source;
 mod talk;

@@ -1,27 +1,39 @@
-//! A model from nothing that learns a string and goes on with it: `cargo run --release -p elapid
-//! --example train`.
+//! Train a small model from scratch on a text, save it, resume the training.
 
-use elapid::generate::sample::Sampling;
-use elapid::model::config::preset::{Arch, Size};
-use elapid::session::Session;
-use elapid::tensor::device::Device;
-use elapid::train::Settings;
-use std::ops::ControlFlow;
+mod tiny;
 
-fn main() -> Result<(), elapid::error::Error> {
-    let text = include_str!("train.rs").repeat(8);
+use elapid::{Arch, Batches, Device, Document, Outcome, Result, Session, Settings, Size};
+
+pub fn main() -> Result<()> {
+    let text = tiny::TEXT.repeat(20);
     let device = Device::cpu(2)?;
+    let documents = [Document::whole("math.rs", text.as_str())];
+    let batches = Batches { context: 64, n_rows: 2, ..Batches::default() };
+    let settings = Settings { n_steps: 8, lr: 3e-3, ..Settings::default() };
 
-    let mut session = Session::scratch(&device, Size::Tiny, Arch::Hybrid, &text)?;
-    let settings = Settings { n_steps: 60, lr: 3e-3, ..Settings::default() };
-    session.train(&text, 4, &settings, |step, loss| {
-        if step % 10 == 0 {
-            println!("step    {step}  loss {loss:.4}");
+    let mut session = Session::scratch(Size::Tiny, Arch::Mamba2, &text, &device)?;
+    let mut training = session.begin(&documents, &batches, &settings)?;
+    let checkpoint = tiny::folder("train").with_extension("elapid");
+    while !training.is_done() {
+        match training.step()? {
+            Outcome::Made { report, .. } => println!("loss {:.4}", report.loss),
+            Outcome::Diverged(why) => println!("took nothing of this step: {why}"),
         }
-        ControlFlow::Continue(())
-    })?;
+        if training.progress().step == 4 {
+            training.save(&checkpoint, &serde_json::Value::Null)?;
+        }
+    }
+    session.end(training);
+    session.save(tiny::folder("trained"))?; // for transformers; `model.gguf` for llama.cpp
 
-    println!("{:.3} bits per byte", session.measure(&text)?.bits_per_byte());
-    println!("use elapid::{}", session.complete("use elapid::", 40, Sampling::greedy())?);
+    // Another process goes back to step 4 and makes the same four steps, to the bit.
+    let mut again = Session::scratch(Size::Tiny, Arch::Mamba2, &text, &device)?;
+    let mut training = again.begin(&documents, &batches, &settings)?;
+    training.resume(&checkpoint)?;
+    while !training.is_done() {
+        training.step()?;
+    }
+    again.end(training);
+    assert_eq!(again.embed("fn add(")?, session.embed("fn add(")?);
     Ok(())
 }

@@ -1,16 +1,18 @@
-//! The one error type: every message a person can meet, made here, each with what to do next.
+//! The one error type. `Display` says what is wrong, `hint` what to do, `source` what was below.
 //!
-//! Errors are for the world (files, configurations, sizes asked for). Our own mistakes are
-//! assertions and panic with their numbers.
+//! Errors are for what comes from outside (files, configurations, sizes asked for). Mistakes of
+//! this crate are assertions and panic with their numbers.
 
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
 use thiserror::Error as ThisError;
 
-/// What can go wrong because of the world.
+/// What can go wrong; [`Error::hint`] says what to do about it.
 #[derive(Debug, ThisError)]
 #[non_exhaustive]
 pub enum Error {
     /// The family is not one we know.
-    #[error("{file} says `model_type: \"{family}\"`\n\nhint: supported are {supported}")]
+    #[error("{file} says `model_type: \"{family}\"`, which is not supported")]
     UnknownFamily {
         /// File the configuration came from.
         file: String,
@@ -20,7 +22,7 @@ pub enum Error {
         supported: String,
     },
     /// A configuration key is missing, of the wrong type, out of range or not supported.
-    #[error("{file}: `{key}`: {problem}\n\nhint: {hint}")]
+    #[error("{file}: `{key}`: {problem}")]
     Config {
         /// File the configuration came from.
         file: String,
@@ -32,7 +34,7 @@ pub enum Error {
         hint: String,
     },
     /// A file does not follow its format.
-    #[error("{file}: {problem}\n\nhint: {hint}")]
+    #[error("{file}: {problem}")]
     Format {
         /// The file.
         file: String,
@@ -42,10 +44,7 @@ pub enum Error {
         hint: String,
     },
     /// The configuration asks for a tensor that no file holds.
-    #[error(
-        "the weights hold no tensor `{name}`, the config asks for one of shape {shape:?}\n\n\
-         hint: config.json and the weights may belong to different models"
-    )]
+    #[error("the weights hold no tensor `{name}`, the config asks for one of shape {shape:?}")]
     MissingTensor {
         /// Its name.
         name: String,
@@ -53,10 +52,7 @@ pub enum Error {
         shape: Vec<usize>,
     },
     /// A file holds a tensor that the configuration does not ask for.
-    #[error(
-        "`{name}` in {file} belongs to no layer of this config\n\n\
-         hint: config.json and the weights may belong to different models"
-    )]
+    #[error("`{name}` in {file} belongs to no layer of this config")]
     ExtraTensor {
         /// Its name.
         name: String,
@@ -64,10 +60,7 @@ pub enum Error {
         file: String,
     },
     /// A tensor has another shape than the configuration asks for.
-    #[error(
-        "`{name}` in {file} has shape {got:?}, the config asks for {want:?}\n\n\
-         hint: config.json and the weights may belong to different models"
-    )]
+    #[error("`{name}` in {file} has shape {got:?}, the config asks for {want:?}")]
     WrongShape {
         /// Its name.
         name: String,
@@ -79,7 +72,7 @@ pub enum Error {
         want: Vec<usize>,
     },
     /// A pattern that should select parameters selects none.
-    #[error("no parameter matches {pattern:?}\n\nhint: names look like {example}")]
+    #[error("no parameter matches {pattern:?}")]
     NoMatch {
         /// The pattern.
         pattern: String,
@@ -87,7 +80,7 @@ pub enum Error {
         example: String,
     },
     /// Token ids, targets or lengths that the model cannot take.
-    #[error("{problem}\n\nhint: {hint}")]
+    #[error("{problem}")]
     Input {
         /// What is wrong, with the numbers.
         problem: String,
@@ -95,10 +88,7 @@ pub enum Error {
         hint: String,
     },
     /// A loss or gradient that is not finite.
-    #[error(
-        "the loss is {loss} and the norm of the gradients {grad_norm}: nothing was changed\n\n\
-         hint: lower the learning rate, or look at the data of this batch"
-    )]
+    #[error("the loss is {loss} and the gradient norm {grad_norm}: nothing was changed")]
     Diverged {
         /// The loss.
         loss: f32,
@@ -106,16 +96,32 @@ pub enum Error {
         grad_norm: f64,
     },
     /// A device that is not there.
-    #[error("{problem}\n\nhint: {hint}")]
+    #[error("{problem}")]
     Device {
         /// What is wrong.
         problem: String,
         /// What to do.
         hint: String,
     },
+    /// A file that cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// A file that cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
 }
 
-/// Our results.
+/// A result with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Longest problem in a message, in characters. Values come from files and may be megabytes long.
@@ -132,7 +138,46 @@ fn short(problem: String) -> String {
     format!("{head} [...] {tail}")
 }
 
+const DIFFERENT: &str = "config.json and the weights may belong to different models";
+
 impl Error {
+    /// What to do about it, in one sentence.
+    pub fn hint(&self) -> Cow<'_, str> {
+        match self {
+            Error::UnknownFamily { supported, .. } => format!("supported are {supported}").into(),
+            Error::Config { hint, .. }
+            | Error::Format { hint, .. }
+            | Error::Input { hint, .. }
+            | Error::Device { hint, .. } => hint.into(),
+            Error::MissingTensor { .. } | Error::ExtraTensor { .. } | Error::WrongShape { .. } => {
+                DIFFERENT.into()
+            }
+            Error::NoMatch { example, .. } => format!("names look like {example}").into(),
+            Error::Diverged { .. } => {
+                "lower the learning rate, or look at the data of this batch".into()
+            }
+            Error::Read { .. } => "a model is a .gguf or .elapid file, or a directory with \
+                config.json and model.safetensors"
+                .into(),
+            Error::Write { .. } => "check the free disk space and the permissions".into(),
+        }
+    }
+
+    /// The message and, in a paragraph of its own, the hint: for a terminal.
+    pub fn report(&self) -> String {
+        format!("{self}\n\nhint: {}", self.hint())
+    }
+
+    /// A file that cannot be read.
+    pub(crate) fn read(path: &Path, source: std::io::Error) -> Error {
+        Error::Read { path: path.into(), source }
+    }
+
+    /// A file that cannot be written.
+    pub(crate) fn write(path: &Path, source: std::io::Error) -> Error {
+        Error::Write { path: path.into(), source }
+    }
+
     /// A configuration error.
     pub fn config(file: &str, key: &str, problem: impl Into<String>, hint: &str) -> Error {
         Error::Config {

@@ -1,7 +1,62 @@
-//! Elapid's engine: trains, adapts and runs small language models on a person's own machine.
+//! Train, adapt and run small language models on a person's own machine.
 //!
-//! Mamba, hybrid, Llama and mixture-of-experts models are one model with different lists of
-//! layers, made of about fifteen coarse operations, each with its exact gradient.
+//! Mamba, hybrid, Llama and mixture-of-experts models; CPU, wgpu and CUDA; GGUF, Hugging Face
+//! directories and PEFT adapters. Nothing leaves the machine.
+//!
+//! # How do I ...
+//!
+//! | ... | with | example |
+//! |-----|------|---------|
+//! | open a model and generate        | [`Session::open`], [`Session::generate`] | `generate.rs` |
+//! | get the answer while it is made  | [`Session::stream`], [`Session::tokens`] | `stream.rs` |
+//! | chat                             | [`Session::chat`]                        | `chat.rs` |
+//! | fill a gap in code               | [`Session::infill`]                      | |
+//! | train from scratch               | [`Session::scratch`], [`Session::train`], [`Training`] | `train.rs` |
+//! | adapt a model with LoRA          | [`Session::adapt`], [`Method`]           | `lora.rs` |
+//! | resume a training                | [`Training::save`], [`Training::resume`] | `train.rs` |
+//! | see whether it got better        | [`Session::score`], [`compare`]          | `compare.rs` |
+//! | get embeddings                   | [`Session::embed`]                       | `embed.rs` |
+//! | convert or quantise              | [`Model::convert`], [`Mix`]              | `convert.rs` |
+//! | answer many requests at once     | [`Generator`], [`Engine`], [`Request`]   | |
+//! | use a GPU                        | [`Device::by_name`]                      | |
+//!
+//! ```
+//! use elapid::{Arch, Batches, Device, Result, Session, Settings, Size};
+//! use std::ops::ControlFlow;
+//!
+//! fn main() -> Result<()> {
+//!     let text = "fn add(a: i32, b: i32) -> i32 {\n    a + b\n}\n".repeat(20);
+//!     let mut session = Session::scratch(Size::Tiny, Arch::Hybrid, &text, &Device::cpu(2)?)?;
+//!     let settings = Settings { n_steps: 3, ..Settings::default() };
+//!     let batches = Batches { context: 32, n_rows: 2, ..Batches::default() };
+//!     session.train(&text, &batches, &settings, |step, loss| {
+//!         println!("step {step} loss {loss}");
+//!         ControlFlow::Continue(())
+//!     })?;
+//!     let request = session.request("fn add(")?.max_tokens(8).temperature(0.0);
+//!     println!("{}", session.tokens(request)?.text()?);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! A model that is there is opened by its path, and every [`Error`] says what to do:
+//!
+//! ```
+//! # use elapid::{Device, Session};
+//! # fn main() -> elapid::Result<()> {
+//! match Session::open("no-such-model.gguf", &Device::cpu(1)?) {
+//!     Ok(mut session) => println!("{}", session.generate("fn main() {")?),
+//!     Err(error) => eprintln!("{error}\nhint: {}", error.hint()),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Without a file system
+//!
+//! The default feature `fs` opens and saves by paths. Without it bytes come in
+//! ([`Model::from_gguf`], [`Model::from_files`]). The library never touches a terminal, the network,
+//! the environment or a clock.
 //!
 //! # Glossary
 //!
@@ -21,21 +76,83 @@
 //! | `n_group`  | groups of heads that share B and C             | G             |
 //! | `d_head`   | width of one head                              | P             |
 //! | `dx`       | gradient of the loss by `x`                    |               |
-//!
-//! # What is not here
-//!
-//! No terminal, no network, no async runtime, no environment, no clock, no paths: bytes come in,
-//! bytes go out.
 
-pub mod data;
-pub mod error;
-pub mod eval;
-pub mod files;
-pub mod generate;
-pub mod model;
-pub mod ops;
-pub mod session;
-pub mod tape;
-pub mod tensor;
-pub mod text;
-pub mod train;
+mod data;
+mod error;
+mod eval;
+mod files;
+/// What the fuzz targets run; no part of the API.
+#[cfg(any(test, fuzzing))]
+#[path = "../../../lab/fuzz/targets.rs"]
+pub mod fuzz_targets;
+mod generate;
+mod model;
+mod ops;
+#[cfg(feature = "fs")]
+mod session;
+mod tape;
+mod tensor;
+#[cfg(test)]
+mod tests;
+mod text;
+mod train;
+
+pub use data::filter::{
+    BYTE_MAX, Reason as Unwanted, unwanted_content, unwanted_path, unwanted_size,
+};
+pub use data::language::of_path as language_of_path;
+pub use data::near::{CopyOf, Likeness, compare as near_copies};
+pub use data::records::{ChatStyle, documents as documents_of_jsonl};
+pub use data::split::{Split, SplitBy, SplitItem, hash as name_hash, split, split_single};
+pub use data::{Document, Encoded, Ends, Part};
+pub use error::{Error, Result};
+#[cfg(feature = "fs")]
+pub use eval::bench::{GenerateBench, TrainBench};
+#[cfg(feature = "fs")]
+pub use eval::convert::{Conversion, Same};
+#[cfg(feature = "fs")]
+pub use eval::golden::{Comparison as GoldenComparison, check_directory as check_golden};
+pub use eval::{
+    Comparison, DocScore, EvalSettings, FimDoc, FimReport, FimSettings, Interval, Resampled, Score,
+    Summary, Verdict, compare,
+};
+pub use files::Sink;
+#[cfg(feature = "fs")]
+pub use files::disk::{make_directory, map, read_text, write};
+pub use files::package::{OutFile as PackageFile, Package, write as write_package};
+pub use generate::engine::{
+    Constraint, Engine, EngineSettings, Event, Finish, Reason, Refusal, Request, RequestId, Stats,
+    Token,
+};
+#[cfg(feature = "fs")]
+pub use generate::generator::{Chat, Generator, GeneratorSettings, LoadedAdapter, Suggested};
+pub use generate::sample::Sampling;
+#[cfg(feature = "fs")]
+pub use model::adapter::{Adapter, AdapterInfo};
+pub use model::checkpoint::Checkpoint as Model;
+pub use model::config::FAMILIES;
+pub use model::config::preset::{Arch, Size};
+pub use model::export::Mix;
+pub use model::info::ModelInfo;
+#[cfg(feature = "fs")]
+pub use model::save::Form;
+pub use model::state::CacheType;
+#[cfg(feature = "fs")]
+pub use session::{Batches, Session, Snapshot, Tokens};
+pub use tensor::SharedBytes;
+pub use tensor::device::Device;
+pub use tensor::devices::DeviceInfo;
+pub use tensor::gpu::Precision;
+pub use tensor::gpu::profile::KernelTime;
+pub use tensor::shelf::MemoryUse;
+pub use text::chat::{ChatOptions, ChatTemplate, Message, Moment};
+pub use text::fim::{FimContext, FimFile, FimTokens};
+pub use text::tokenizer::{Special, Tokenizer};
+pub use text::train_bpe::BpeTrainer;
+pub use train::method::{Coverage, Form as LoraForm, LoraSettings, Method, Scaling};
+pub use train::optim::OptimizerKind;
+pub use train::plan::{Fixed, Probe, Trial, foretell};
+pub use train::schedule::Schedule;
+pub use train::scratch::{Shape, Texts, Vocabulary};
+pub use train::state::Saved;
+pub use train::{Outcome, Progress, Settings, StepReport, Training};

@@ -1,160 +1,492 @@
-//! The short way for programs: a model, text to learn, text to go on with.
+//! The short way for programs: a model that learns, writes, chats, embeds and measures.
 //!
-//! Everything here is a few calls of the modules below it, which take over where more is wanted:
-//! `method` for adapters, `train` for the loop, `eval` for proof, `formats` for files.
+//! A session is a few calls of the modules below it. `Generator` takes over where several requests
+//! run at once, `Training` where a program wants its own loop.
 
+use crate::data::middle::FimSettings;
 use crate::data::pack::{LoadSettings, Loader, Order};
-use crate::data::{Document, Ends, encode};
+use crate::data::{Document, Encoded, Ends, encode};
 use crate::error::{Error, Result};
-use crate::eval::{DocScore, EvalSettings, measure};
-use crate::generate::sample::Sampling;
-use crate::generate::{GenerateSettings, generate};
-use crate::model::Model;
+use crate::eval::{
+    DocScore, EvalSettings, FimReport, FimSettings as InfillSettings, Subject, fim_exact_match,
+    measure,
+};
+use crate::generate::engine::{Event, Reason, Refusal, Request, RequestId, Token};
+use crate::generate::generator::{Generator, GeneratorSettings};
 use crate::model::checkpoint::Checkpoint;
 use crate::model::config::preset::{Arch, Size};
+use crate::model::save::{Form, Save};
 use crate::model::weights::Weights;
+use crate::model::{ForwardOptions, Model};
 use crate::tensor::device::Device;
+use crate::text::chat::Message;
 use crate::text::tokenizer::{Special, Tokenizer};
+use crate::train::lens::Lens;
 use crate::train::method::{self, Coverage, Method};
-use crate::train::optim::OptimizerKind;
+use crate::train::optim::{Optimizer, OptimizerKind};
 use crate::train::scratch::{self, Shape};
+use crate::train::state::{self, Saved};
 use crate::train::{Outcome, Settings, Trainer, Training};
+use serde_json::Value;
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 
-/// A model that learns and writes.
+/// A model on a device: it learns, writes, chats, embeds and measures.
+///
+/// Weights are loaded when they are first needed: as they are stored to generate, as f32 to train.
 pub struct Session {
-    /// The model as it was found or made: what an export needs besides the weights.
-    pub checkpoint: Checkpoint,
-    /// Text to ids.
-    pub tokenizer: Arc<Tokenizer>,
-    /// There but while it trains.
-    trainer: Option<Trainer>,
-    method: Method,
-    context: usize,
+    model: Arc<Checkpoint>,
+    device: Device,
+    tokenizer: Arc<Tokenizer>,
+    /// What is trained, once that was chosen.
+    method: Option<Method>,
+    /// Weights to train and to measure, once something was adapted, trained or measured.
+    learner: Option<Learner>,
+    /// Ready to write, until the weights change.
+    generator: Option<Generator>,
+}
+
+/// What training changes, and what the optimizer remembers of it.
+struct Learner {
+    model: Model,
+    weights: Weights,
+    lens: Option<Lens>,
+    optimizer: Option<(OptimizerKind, Optimizer)>,
+}
+
+/// How documents become batches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Batches {
+    /// Tokens of a row.
+    pub context: usize,
+    /// Rows in a batch.
+    pub n_rows: usize,
+    /// Share of documents that are turned for fill-in-the-middle.
+    pub fim: f64,
+    /// Of these, the share with the suffix first.
+    pub spm: f64,
+    /// Of the order of rows.
+    pub seed: u64,
+}
+
+impl Default for Batches {
+    fn default() -> Batches {
+        Batches { context: 128, n_rows: 8, fim: 0.0, spm: 0.5, seed: 0 }
+    }
+}
+
+/// A prompt that was read: what follows it starts from its cached state.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    ids: Vec<u32>,
 }
 
 impl Session {
-    /// A new model with a vocabulary made from `text`.
-    pub fn scratch(device: &Device, size: Size, arch: Arch, text: &str) -> Result<Session> {
-        let context = 128;
+    /// Opens a model by its path; see `Model::open`.
+    pub fn open(path: impl AsRef<Path>, device: &Device) -> Result<Session> {
+        Session::new(Checkpoint::open(path)?, device)
+    }
+
+    /// A session with an open model.
+    pub fn new(model: Checkpoint, device: &Device) -> Result<Session> {
+        let tokenizer = Arc::new(scratch::tokenizer_of(&model)?);
+        Ok(Session {
+            model: Arc::new(model),
+            device: device.clone(),
+            tokenizer,
+            method: None,
+            learner: None,
+            generator: None,
+        })
+    }
+
+    /// A new model with random weights and a vocabulary made from `text`.
+    pub fn scratch(size: Size, arch: Arch, text: &str, device: &Device) -> Result<Session> {
+        let context = Batches::default().context;
         let n_vocab = (text.len() / 64).clamp(512, size.n_vocab());
         let texts = scratch::vocabulary(n_vocab, context, &mut [text].into_iter())?;
-        let checkpoint = scratch::checkpoint(Shape { size, arch, context }, texts, None)?;
-        let weights = Weights::init(device, checkpoint.model().specs(), 0);
-        Session::new(checkpoint, weights, Method::Full, context)
+        Session::new(scratch::checkpoint(Shape { size, arch, context }, texts, None)?, device)
     }
 
-    /// A model that is there, adapted by `method`; `context` is the tokens of a row in training.
-    pub fn open(
-        device: &Device,
-        checkpoint: Checkpoint,
-        method: Method,
-        context: usize,
-    ) -> Result<Session> {
-        let weights = checkpoint.weights(device)?;
-        Session::new(checkpoint, weights, method, context)
+    /// The model as it was opened or made.
+    pub fn model(&self) -> &Checkpoint {
+        &self.model
     }
 
-    fn new(
-        checkpoint: Checkpoint,
-        mut weights: Weights,
-        method: Method,
-        context: usize,
-    ) -> Result<Session> {
-        let model = Model::new(checkpoint.model().config().clone());
-        method::apply(&method, &model, &mut weights, 0)?;
-        let tokenizer = Arc::new(scratch::tokenizer_of(&checkpoint)?);
-        let trainer = Some(Trainer::with(model, weights, OptimizerKind::AdamW));
-        Ok(Session { checkpoint, tokenizer, trainer, method, context })
+    /// Text to ids and back.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
     }
 
-    fn trainer(&self) -> &Trainer {
-        self.trainer.as_ref().expect("a session has its model but while it trains")
+    /// Chooses what is trained: everything, LoRA or DoRA adapters, B and C alone, embeddings.
+    /// `quant` stores frozen matrices in blocks of few bits (QLoRA): `nf4`, `q4_0`, `q8_0`, `q4_k`.
+    pub fn adapt(&mut self, method: &Method, quant: Option<&str>, seed: u64) -> Result<Coverage> {
+        self.learner(seed)?;
+        let Learner { model, mut weights, .. } = self.learner.take().expect("it was just made");
+        if let Some(quant) = quant {
+            method::quantize(&mut weights, quant)?;
+        }
+        let coverage = method::apply(method, &model, &mut weights, seed)?;
+        self.generator = None;
+        self.method = Some(method.clone());
+        self.learner = Some(Learner { model, weights, lens: None, optimizer: None });
+        Ok(coverage)
     }
 
-    /// The numbers of the model.
-    pub fn weights(&self) -> &Weights {
-        &self.trainer().weights
+    /// Makes the embedding of a new model from that of `donor`, which has the same vocabulary.
+    pub fn borrow_embedding(&mut self, donor: &Checkpoint, seed: u64) -> Result<()> {
+        let donated = donor.weights(&self.device)?;
+        let name = &donor.model().config().embed_name;
+        let id = donated.find(name).expect("a model has an embedding");
+        let learner = self.learner(seed)?;
+        let lens = Lens::attach(&learner.model, &mut learner.weights, donated.tensor(id), seed)?;
+        learner.lens = Some(lens);
+        Ok(())
     }
 
-    /// What is trained.
-    pub fn coverage(&self) -> Coverage {
-        method::coverage_of(&self.trainer().model, self.weights())
+    fn load(&self, seed: u64) -> Result<Weights> {
+        let mut weights = match self.model.is_stored() {
+            false => Weights::init(&self.device, self.model.model().specs(), seed),
+            true => self.model.weights(&self.device)?,
+        };
+        if let Some(path) = self.model.adapter_path() {
+            let adapter = crate::model::adapter::Adapter::open(path)?;
+            adapter.read(Some(&self.model), &self.device)?.attach(&mut weights)?;
+        }
+        Ok(weights)
     }
 
-    /// Learns from `text`, `n_rows` rows in a step; `on_step` hears of (step, loss) and may break.
+    fn learner(&mut self, seed: u64) -> Result<&mut Learner> {
+        if self.learner.is_none() {
+            let model = Model::new(self.model.model().config().clone());
+            let weights = self.load(seed)?;
+            self.learner = Some(Learner { model, weights, lens: None, optimizer: None });
+        }
+        Ok(self.learner.as_mut().expect("it was just made"))
+    }
+
+    /// Starts training on documents. The weights move into the [`Training`] until
+    /// [`Session::end`] takes them back.
+    pub fn begin(
+        &mut self,
+        documents: &[Document],
+        batches: &Batches,
+        settings: &Settings,
+    ) -> Result<Training> {
+        settings.check()?;
+        if self.method.is_none() {
+            self.adapt(&Method::Full, None, settings.seed)?;
+        }
+        let fim = self.fim(batches)?;
+        let ends = Ends::of(&self.tokenizer);
+        let load = LoadSettings {
+            context: batches.context,
+            n_rows: batches.n_rows.max(1),
+            seed: batches.seed,
+            fim,
+            ends,
+            shuffle: Order::Shuffled,
+        };
+        let encoded = documents.iter().map(|document| encode(document, &self.tokenizer, ends));
+        let loader = Loader::new(encoded.collect::<Result<_>>()?, load, self.tokenizer.clone())?;
+        self.generator = None;
+        let learner = self.learner.take().expect("it was just made");
+        let Learner { model, weights, lens, optimizer } = learner;
+        let optimizer = match optimizer {
+            Some((kind, optimizer)) if kind == settings.optimizer => optimizer,
+            _ => Optimizer::new(&weights, settings.optimizer),
+        };
+        let options = ForwardOptions::default();
+        let trainer = Trainer { model, weights, optimizer, options, lens };
+        Training::new(trainer, loader, settings.clone())
+    }
+
+    fn fim(&self, batches: &Batches) -> Result<Option<FimSettings>> {
+        if batches.fim == 0.0 {
+            return Ok(None);
+        }
+        let tokens = self.tokenizer.fim().ok_or_else(|| {
+            let problem = "the vocabulary has no fill-in-the-middle tokens";
+            Error::input(problem, "train without fill-in-the-middle, or use a model for code")
+        })?;
+        Ok(Some(FimSettings { rate: batches.fim, spm: batches.spm, tokens }))
+    }
+
+    /// Takes the weights of a training back.
+    pub fn end(&mut self, training: Training) {
+        let Trainer { model, weights, optimizer, lens, .. } = training.trainer;
+        let optimizer = Some((training.settings.optimizer, optimizer));
+        self.learner = Some(Learner { model, weights, lens, optimizer });
+    }
+
+    /// Learns from a text; `on_step` hears of (step, loss) and may break.
     ///
     /// A step that diverges ends it with an error; the model is as after the step before.
     pub fn train(
         &mut self,
         text: &str,
-        n_rows: usize,
+        batches: &Batches,
         settings: &Settings,
         mut on_step: impl FnMut(u64, f32) -> ControlFlow<()>,
     ) -> Result<()> {
-        let ends = Ends::of(&self.tokenizer);
-        let document = encode(&Document::whole("text", text), &self.tokenizer, ends)?;
-        let load = LoadSettings {
-            context: self.context,
-            n_rows,
-            seed: settings.seed,
-            fim: None,
-            ends,
-            shuffle: Order::Shuffled,
-        };
-        let loader = Loader::new(vec![document], load, self.tokenizer.clone())?;
-        settings.check()?;
-        let Trainer { model, weights, .. } =
-            self.trainer.take().expect("a session has its model but while it trains");
-        let trainer = Trainer::with(model, weights, settings.optimizer);
-        let mut training = Training::new(trainer, loader, settings.clone())?;
-        let done = steps(&mut training, &mut on_step);
-        self.trainer = Some(training.trainer);
+        let mut training = self.begin(&[Document::whole("text", text)], batches, settings)?;
+        let mut done = Ok(());
+        while done.is_ok() && !training.is_done() {
+            match training.step() {
+                Err(error) => done = Err(error),
+                Ok(Outcome::Diverged(why)) => {
+                    done = Err(Error::input(why, "use a smaller learning rate, or no `spike`"));
+                }
+                Ok(Outcome::Made { report, .. }) => {
+                    if on_step(training.progress().step, report.loss).is_break() {
+                        break;
+                    }
+                }
+            }
+        }
+        self.end(training);
         done
     }
 
-    /// What follows `prompt`, at most `n_max` tokens.
-    pub fn complete(&self, prompt: &str, n_max: usize, sampling: Sampling) -> Result<String> {
-        let mut ids: Vec<u32> = Ends::of(&self.tokenizer).begin.into_iter().collect();
-        ids.extend(self.tokenizer.encode(prompt, Special::Plain)?);
-        let stops = self.tokenizer.eog().to_vec();
-        let settings = GenerateSettings { n_max, sampling, stops };
-        let go_on = |_| ControlFlow::Continue(());
-        let ids = generate(&self.trainer().model, self.weights(), &ids, &settings, go_on)?;
-        Ok(self.tokenizer.decode(&ids, Special::Plain))
+    /// Writes what was trained: an adapter as a PEFT directory (or `.gguf`), otherwise the model as
+    /// a `.gguf` file, an `.elapid` package, or a directory for transformers.
+    pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        self.learner(0)?;
+        let learner = self.learner.as_ref().expect("it was just made");
+        self.save_weights(&learner.weights, path.as_ref(), None)
     }
 
-    /// How well the model foresees a text.
-    pub fn measure(&self, text: &str) -> Result<DocScore> {
+    /// The same in the middle of a training; `base` is what an adapter calls its base model.
+    pub fn save_from(
+        &self,
+        training: &Training,
+        path: impl AsRef<Path>,
+        base: Option<&str>,
+    ) -> Result<()> {
+        self.save_weights(&training.trainer.weights, path.as_ref(), base)
+    }
+
+    fn save_weights(&self, weights: &Weights, path: &Path, base: Option<&str>) -> Result<()> {
+        if let Some(mut lora) = self.method.as_ref().and_then(|it| method::adapter(it, weights)) {
+            lora.base = base.map(str::to_string).or(lora.base);
+            lora.save(path, Some(&self.model))?;
+            return Ok(());
+        }
+        let weights = weights.to(&weights.device().host_device());
+        let (form, on_bytes) = (Form::of_path(path), &mut |_, _| {});
+        Save { path, form, mix: None, on_bytes }.write(&self.model, &weights)?;
+        Ok(())
+    }
+
+    /// What makes the model answer: engine, chat template, adapters.
+    pub fn generator(&mut self) -> Result<&mut Generator> {
+        if self.generator.is_none() {
+            let settings = GeneratorSettings::default();
+            let model = self.model.clone();
+            self.generator = Some(match &self.learner {
+                Some(learner) => {
+                    Generator::with_weights(model, learner.weights.share(), &settings)?
+                }
+                None if !self.model.is_stored() => {
+                    Generator::with_weights(model, self.load(0)?, &settings)?
+                }
+                None => Generator::new(model, &self.device, &settings)?,
+            });
+        }
+        Ok(self.generator.as_mut().expect("it was just made"))
+    }
+
+    /// A request that continues `prompt`, with the sampling that the model's files suggest.
+    pub fn request(&mut self, prompt: &str) -> Result<Request> {
+        let generator = self.generator()?;
+        Ok(generator.request(generator.prompt(prompt, Special::Plain)?))
+    }
+
+    /// The tokens of an answer as they come.
+    pub fn tokens(&mut self, request: Request) -> Result<Tokens<'_>> {
+        self.generator()?.tokens(request)
+    }
+
+    /// What follows `prompt`, as a whole.
+    pub fn generate(&mut self, prompt: &str) -> Result<String> {
+        let request = self.request(prompt)?;
+        self.tokens(request)?.text()
+    }
+
+    /// What follows `prompt`, piece by piece; `on_text` may break.
+    pub fn stream(
+        &mut self,
+        prompt: &str,
+        mut on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let request = self.request(prompt)?;
+        for token in self.tokens(request)? {
+            if on_text(&token?.text).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// A request that answers these messages by the model's chat template.
+    pub fn chat(&mut self, messages: &[Message]) -> Result<Request> {
+        let generator = self.generator()?;
+        let prompt = generator.chat()?.prompt(messages, generator.engine.tokenizer())?;
+        Ok(generator.request(prompt))
+    }
+
+    /// A request that fills the gap between two texts, with a model that has tokens for it.
+    pub fn infill(&mut self, prefix: &str, suffix: &str) -> Result<Request> {
+        let generator = self.generator()?;
+        let (prompt, stop_tokens) = generator.infill(prefix, suffix)?;
+        Ok(Request { stop_tokens, ..generator.request(prompt) })
+    }
+
+    /// One vector of length one for a text.
+    pub fn embed(&mut self, text: &str) -> Result<Vec<f32>> {
+        let generator = self.generator()?;
+        generator.engine.embed(&generator.prompt(text, Special::Plain)?)
+    }
+
+    /// Reads a prompt once and keeps its state in the prompt cache.
+    pub fn snapshot(&mut self, prompt: &str) -> Result<Snapshot> {
+        let request = self.request(prompt)?.max_tokens(0);
+        let ids = request.prompt.clone();
+        self.tokens(request)?.text()?;
+        Ok(Snapshot { ids })
+    }
+
+    /// A request that continues a snapshot with `text`; a snapshot may be forked any number of
+    /// times, and the answer is that of reading everything anew.
+    pub fn fork(&mut self, snapshot: &Snapshot, text: &str) -> Result<Request> {
+        let more = self.tokenizer.encode(text, Special::Plain)?;
+        Ok(self.generator()?.request([&snapshot.ids[..], &more].concat()))
+    }
+
+    /// The tokens of a document, as they are measured.
+    pub fn encode(&self, document: &Document) -> Result<Encoded> {
+        // Nothing follows the end of a text: it is not measured.
         let ends = Ends { end: None, ..Ends::of(&self.tokenizer) };
-        let document = encode(&Document::whole("text", text), &self.tokenizer, ends)?;
-        let (model, settings) = (&self.trainer().model, EvalSettings::new(self.context));
-        let scores = measure(model, self.weights(), &[document], &settings, &mut |_, _| {})?;
-        scores.into_iter().next().ok_or_else(|| Error::input("no text", "give some text"))
+        encode(document, &self.tokenizer, ends)
     }
 
-    /// How it is trained.
-    pub fn method(&self) -> &Method {
-        &self.method
+    /// How well the model predicts each of these documents; see `Summary` and `compare`.
+    /// `on_progress` hears of tokens read and to be read.
+    pub fn score(
+        &mut self,
+        documents: &[Document],
+        settings: &EvalSettings,
+        on_progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Vec<DocScore>> {
+        let encoded = documents.iter().map(|document| self.encode(document));
+        let encoded = encoded.collect::<Result<Vec<_>>>()?;
+        let learner = self.learner(0)?;
+        measure(&learner.model, &learner.weights, &encoded, settings, on_progress)
+    }
+
+    /// How often the model fills a gap with exactly the text that was cut out.
+    pub fn score_infill(
+        &mut self,
+        documents: &[Document],
+        settings: &InfillSettings,
+        on_progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<FimReport> {
+        let tokenizer = self.tokenizer.clone();
+        let Learner { model, weights, .. } = self.learner(0)?;
+        let subject = Subject { model, weights, tokenizer: &tokenizer };
+        fim_exact_match(subject, documents, settings, on_progress)
     }
 }
 
-fn steps(
-    training: &mut Training,
-    on_step: &mut dyn FnMut(u64, f32) -> ControlFlow<()>,
-) -> Result<()> {
-    while !training.is_done() {
-        match training.step()? {
-            Outcome::Made { report, .. } => {
-                if on_step(training.progress().step, report.loss).is_break() {
-                    break;
-                }
+/// The tokens of one answer, as they come.
+///
+/// Text that may still become part of a stop text is held back; the last item may be text alone.
+pub struct Tokens<'a> {
+    generator: &'a mut Generator,
+    id: RequestId,
+    waiting: VecDeque<Token>,
+    is_over: bool,
+}
+
+impl Generator {
+    /// The tokens of an answer as they come. Dropping them ends the answer.
+    pub fn tokens(&mut self, request: Request) -> Result<Tokens<'_>> {
+        let id = self.engine.submit(request).map_err(|refusal| match refusal {
+            Refusal::Bad(error) => error,
+            Refusal::Full => Error::input("the engine takes no more requests", "try again later"),
+        })?;
+        Ok(Tokens { generator: self, id, waiting: VecDeque::new(), is_over: false })
+    }
+}
+
+impl Tokens<'_> {
+    /// The rest of the answer as one text.
+    pub fn text(self) -> Result<String> {
+        self.map(|token| Ok(token?.text)).collect()
+    }
+}
+
+impl Iterator for Tokens<'_> {
+    type Item = Result<Token>;
+
+    fn next(&mut self) -> Option<Result<Token>> {
+        loop {
+            if let Some(token) = self.waiting.pop_front() {
+                return Some(Ok(token));
             }
-            Outcome::Diverged(why) => {
-                return Err(Error::input(why, "use a smaller rate, or no `spike`"));
+            if self.is_over || self.generator.engine.is_idle() {
+                return None;
+            }
+            for (id, event) in self.generator.engine.step() {
+                match event {
+                    _ if id != self.id => {}
+                    Event::Prompt { .. } => {}
+                    Event::Token(token) => self.waiting.push_back(token),
+                    Event::Done(finish) => {
+                        self.is_over = true;
+                        if let Reason::Failed(words) = finish.reason {
+                            return Some(Err(Error::input(words, "the weights may be damaged")));
+                        }
+                        if let (false, Some(last)) =
+                            (finish.text.is_empty(), self.waiting.back_mut())
+                        {
+                            last.text.push_str(&finish.text);
+                        }
+                    }
+                }
             }
         }
     }
-    Ok(())
+}
+
+impl Drop for Tokens<'_> {
+    fn drop(&mut self) {
+        self.generator.engine.cancel(self.id);
+    }
+}
+
+impl Training {
+    /// Writes a checkpoint that [`Training::resume`] continues from to the bit; `extra` is the
+    /// caller's and comes back with it.
+    pub fn save(&self, path: impl AsRef<Path>, extra: &Value) -> Result<()> {
+        crate::files::disk::write(path.as_ref(), |sink| state::write(self, extra, sink))?;
+        Ok(())
+    }
+
+    /// Continues from a checkpoint that the same model, data and settings wrote.
+    pub fn resume(&mut self, path: impl AsRef<Path>) -> Result<Saved> {
+        let saved = Saved::open(path)?;
+        saved.restore(self)?;
+        Ok(saved)
+    }
+}
+
+impl Saved {
+    /// Reads and verifies a checkpoint.
+    pub fn open(path: impl AsRef<Path>) -> Result<Saved> {
+        let path = path.as_ref();
+        Saved::parse(&path.display().to_string(), crate::files::disk::map(path)?)
+    }
 }

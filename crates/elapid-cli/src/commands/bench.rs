@@ -4,14 +4,8 @@ use super::bench_generate;
 use crate::compute::Compute;
 use crate::machine;
 use crate::report::{Done, Failure, between, count, line};
-use elapid::model::Model;
-use elapid::model::config::Config;
-use elapid::model::weights::Weights;
-use elapid::ops::adamw::AdamW;
-use elapid::tensor::batch::{Batch, Targets};
-use elapid::tensor::device::Device;
-use elapid::tensor::rng::Rng;
-use elapid::train::{StepSettings, Trainer};
+use elapid::Device;
+use elapid::TrainBench;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -26,7 +20,7 @@ use std::time::Instant;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid bench\n  elapid bench --models mamba --reps 15\n  \
     elapid bench model.gguf --llama 'python bench_llamacpp.py'\n  \
-    elapid bench --torch 'python scripts/bench_torch.py' --receipt bench.json")]
+    elapid bench --torch 'python lab/bench/bench_torch.py' --receipt bench.json")]
 pub struct Bench {
     /// Model files whose prompt and decode speed to measure instead
     #[arg(value_name = "MODEL")]
@@ -89,7 +83,7 @@ const RIVALS: &[(&str, &[&str])] = &[
 
 /// A product of square matrices, as large as the device does in a moment, and its size.
 fn probe(device: &Device) -> (usize, impl FnMut()) {
-    let n_max = if device.gpu().is_some() { 8192 } else { 2048 };
+    let n_max = if device.kind() == "cpu" { 2048 } else { 8192 };
     let mut n = 1024;
     loop {
         let mut product = device.product_probe(n, n, n);
@@ -139,7 +133,7 @@ impl Bench {
         if let Some(path) = &self.receipt {
             let text = json!({
                 "version": env!("CARGO_PKG_VERSION"), "commit": commit(),
-                "machine": machine::processor(), "figures": figures,
+                "machine": machine::cpu(), "figures": figures,
             });
             let written = std::fs::write(path, format!("{text:#}\n"));
             written.map_err(|error| {
@@ -206,28 +200,19 @@ impl Bench {
 
     fn measure(&self, name: &str) -> Done<Value> {
         let device = self.compute.open()?;
-        let config = Config::from_json("bench", &self.config(name)?)?;
-        let model = Model::new(config);
-        let weights = Weights::init(&device, model.specs(), 0);
-        let n_params = weights.n_elem();
-        let mut trainer = Trainer::new(model, weights);
-        let (batch, target_ids) = self.random_batch();
-        let target_weights = vec![1.0; target_ids.len()];
-        let norm = target_ids.len() as f32;
-        let targets = Targets { ids: &target_ids, weights: &target_weights, norm };
-        let adamw = AdamW { weight_decay: 0.1, ..AdamW::default() };
-        let settings = StepSettings { adamw, clip_norm: Some(1.0) };
+        let mut bench = TrainBench::new(&self.config(name)?, self.batch, self.context, &device)?;
+        let n_params = bench.n_params();
         let (mut times_ms, mut rates) = (Vec::new(), Vec::new());
         let mut tape_bytes = 0;
         for _ in 0..2 {
-            tape_bytes = device.run(|| trainer.step(&batch, &targets, &settings))?.tape_bytes;
+            tape_bytes = bench.step()?;
         }
         let live_max = device.memory().live_max;
         // Products are timed between the steps, so that both see the same machine.
         let (n, mut product) = probe(&device);
         for _ in 0..self.reps {
             let begin = Instant::now();
-            device.run(|| trainer.step(&batch, &targets, &settings))?;
+            bench.step()?;
             let elapsed_ms = begin.elapsed().as_secs_f64() * 1e3;
             let begin = Instant::now();
             product();
@@ -235,10 +220,8 @@ impl Bench {
             times_ms.push(elapsed_ms);
             rates.push(rate);
         }
-        if let Some(gpu) = device.gpu().filter(|_| self.profile) {
-            gpu.profile_start();
-            device.run(|| trainer.step(&batch, &targets, &settings))?;
-            for kernel in gpu.profile_stop() {
+        if self.profile {
+            for kernel in bench.profile()? {
                 let (name, n, ms) = (&kernel.name, kernel.n_launches, kernel.ms);
                 line(format!(
                     "kernel  {ms:9.3} ms  {n:5} times  {:9.1} us  {name}",
@@ -260,9 +243,9 @@ impl Bench {
             "step_min_ms": best_ms, "step_med_ms": median_ms,
             "tok_s_best": n_tok / best_ms * 1e3, "tok_s_med": tok_s,
             "gemm_gflops": gflops, "limit_tok_s": limit, "share_of_limit": tok_s / limit,
-            "tape_mb": tape_bytes as f64 / (1 << 20) as f64, "peak_rss_mb": match device.gpu() {
-                Some(_) => Some(live_max as f64 / (1 << 20) as f64),
-                None => peak_mib(),
+            "tape_mb": tape_bytes as f64 / (1 << 20) as f64, "peak_rss_mb": match device.kind() {
+                "cpu" => peak_mib(),
+                _ => Some(live_max as f64 / (1 << 20) as f64),
             },
         }))
     }
@@ -286,15 +269,6 @@ impl Bench {
             number("gemm_gflops"),
             number("peak_rss_mb"),
         ));
-    }
-
-    fn random_batch(&self) -> (Batch, Vec<u32>) {
-        let rng = Rng::new(0, 0);
-        let n_tok = self.batch * self.context;
-        let id = |n: usize| rng.below(n as u64, self.vocab as u64) as u32;
-        let tokens: Vec<u32> = (0..n_tok).map(id).collect();
-        let sequences: Vec<&[u32]> = tokens.chunks(self.context).collect();
-        (Batch::from_sequences(&sequences), (n_tok..2 * n_tok).map(id).collect())
     }
 
     /// The shapes of the PyTorch script.

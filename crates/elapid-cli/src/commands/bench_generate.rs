@@ -7,16 +7,9 @@
 
 use super::bench::{last_json_line, peak_mib};
 use crate::compute::Compute;
-use crate::files;
 use crate::report::{Done, Failure, line};
-use elapid::generate::decoder::Decoder;
-use elapid::generate::engine::PIECE;
-use elapid::generate::sample::{Sampling, pick};
-use elapid::model::Model;
-use elapid::model::state::State;
-use elapid::model::weights::{Arithmetic, Role, Weights};
-use elapid::tensor::device::Device;
-use elapid::tensor::rng::Rng;
+use elapid::GenerateBench;
+use elapid::Model;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
@@ -99,61 +92,25 @@ fn print(figure: &Value) {
     ));
 }
 
-/// A model that reads and goes on.
-struct Reader<'a> {
-    device: &'a Device,
-    model: &'a Model,
-    weights: &'a Weights,
-    decoder: Decoder,
-}
-
-impl Reader<'_> {
-    /// The likeliest token behind these.
-    fn read(&mut self, ids: &[u32], state: &mut State) -> Done<u32> {
-        let (model, weights, decoder) = (self.model, self.weights, &mut self.decoder);
-        let work = || -> Result<u32, elapid::error::Error> {
-            let (states, mut logits) = (std::slice::from_mut(&mut *state), Vec::new());
-            let n_pieces = ids.len().div_ceil(PIECE);
-            for (idx, ids) in ids.chunks(PIECE).enumerate() {
-                let n_wanted = usize::from(idx + 1 == n_pieces);
-                logits = decoder.advance(model, weights, &[ids], states, &[n_wanted])?;
-            }
-            pick(&logits, &Sampling::greedy(), 0)
-        };
-        let done = if ids.len() == 1 { self.device.run_awake(work) } else { self.device.run(work) };
-        Ok(done?)
-    }
-}
-
 fn measure(path: &Path, settings: &Settings) -> Done<Value> {
     let begin = Instant::now();
     let device = settings.compute.open()?;
-    let checkpoint = files::open(path)?;
-    let mut weights = checkpoint.weights_as_stored(&device)?;
-    weights.set_arithmetic(Arithmetic::Quick);
-    files::release_pages();
-    let model = checkpoint.model();
-    let decoder = Decoder::new();
-    let mut reader = Reader { device: &device, model, weights: &weights, decoder };
-    reader.read(&[0], &mut model.state(&device))?;
+    let mut bench = GenerateBench::new(Model::open(path)?, &device)?;
+    bench.read(&[0])?;
     let first_token_ms = begin.elapsed().as_secs_f64() * 1e3;
     let peak_mb = peak_mib();
-    let n_vocab = model.config().n_vocab as u64;
-    let rng = Rng::new(0, 0);
-    let prompt: Vec<u32> =
-        (0..settings.n_prompt as u64).map(|n| rng.below(n, n_vocab) as u32).collect();
+    let prompt = bench.random_prompt(settings.n_prompt);
     let mut read = device.read_probe(PROBE_BYTES);
     let mut product = device.product_probe(1024, 1024, 1024);
     let [mut prompt_s, mut token_s, mut read_s, mut product_s] = [const { Vec::new() }; 4];
-    let mut state_bytes = 0;
     for rep in 0..=settings.n_reps {
-        let mut state = model.state(&device);
-        let of_prompt = timed(|| reader.read(&prompt, &mut state))?;
-        let mut state = model.state(&device);
-        let mut id = reader.read(&prompt[..4.min(prompt.len())], &mut state)?;
+        bench.restart();
+        let of_prompt = timed(|| Ok(bench.read(&prompt)?))?;
+        bench.restart();
+        let mut id = bench.read(&prompt[..4.min(prompt.len())])?;
         let of_answer = timed(|| {
             for _ in 0..settings.n_answer {
-                id = reader.read(&[id], &mut state)?;
+                id = bench.read(&[id])?;
             }
             Ok(())
         })?;
@@ -165,7 +122,6 @@ fn measure(path: &Path, settings: &Settings) -> Done<Value> {
             product();
             Ok(())
         })?;
-        state_bytes = state.n_bytes();
         if rep > 0 {
             prompt_s.push(of_prompt);
             token_s.push(of_answer / settings.n_answer as f64);
@@ -180,8 +136,7 @@ fn measure(path: &Path, settings: &Settings) -> Done<Value> {
     let n_prompt = settings.n_prompt as f64;
     let (read_gb_s, gflops) =
         (PROBE_BYTES as f64 / read_s[0] / 1e9, 2.0 * 1024f64.powi(3) / product_s[0] / 1e9);
-    let (token_bytes, n_multiplied) = read_per_token(model, &weights);
-    let token_bytes = token_bytes + state_bytes;
+    let (token_bytes, n_multiplied) = bench.read_per_token();
     let decode = 1.0 / median(&token_s);
     let prompt_rate = n_prompt / median(&prompt_s);
     Ok(json!({
@@ -201,22 +156,4 @@ fn timed<T>(work: impl FnOnce() -> Done<T>) -> Done<f64> {
     let begin = Instant::now();
     work()?;
     Ok(begin.elapsed().as_secs_f64())
-}
-
-/// Bytes of weights that a token reads, and numbers in the matrices that a prompt is multiplied
-/// with (all but the head, which only its last token meets).
-fn read_per_token(model: &Model, weights: &Weights) -> (usize, usize) {
-    let is_head = |id| weights.role(id) == Role::Embedding || weights.name(id).contains("lm_head");
-    let rows = model.config().n_vocab;
-    let (mut n_bytes, mut n_multiplied) = (0, 0);
-    for id in weights.ids() {
-        let tensor = weights.tensor(id);
-        // An embedding that is not the head as well gives one row.
-        let is_table = weights.role(id) == Role::Embedding && !model.config().tied;
-        n_bytes += tensor.n_bytes() / if is_table { rows } else { 1 };
-        if weights.role(id) == Role::Matrix && !is_head(id) {
-            n_multiplied += tensor.n_elem();
-        }
-    }
-    (n_bytes, n_multiplied)
 }

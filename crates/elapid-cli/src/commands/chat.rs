@@ -5,8 +5,9 @@ use crate::talk::answer::{self, Answer, INTERRUPTED, Out, answer};
 use crate::talk::conversation::Conversation;
 use crate::talk::flags::{ModelFlags, SamplingFlags, number_from_zero, share};
 use crate::talk::input::{Input, Typed};
-use crate::talk::load::{Loaded, load};
-use elapid::generate::engine::{Reason, Request};
+use crate::talk::load::{chat_prompt, load};
+use elapid::Generator;
+use elapid::{Reason, Request};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -73,7 +74,7 @@ enum Next {
 
 /// A chat under way.
 struct Talk {
-    loaded: Loaded,
+    loaded: Generator,
     conversation: Conversation,
     sampling: SamplingFlags,
     max_tokens: Option<usize>,
@@ -144,7 +145,7 @@ impl Chat {
         }
     }
 
-    fn talk(&self, loaded: Loaded) -> Talk {
+    fn talk(&self, loaded: Generator) -> Talk {
         let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
             || !std::io::stderr().is_terminal();
         Talk {
@@ -260,9 +261,8 @@ impl Talk {
         let context = self.loaded.engine.settings().context;
         // An answer gets what it may take, but no more than a quarter is kept free for it.
         let n_kept = self.max_tokens.unwrap_or(context).min(context / 4).max(1);
-        let chat = self.loaded.chat()?;
-        let tokenizer = self.loaded.engine.tokenizer();
-        let mut prompt = |messages: &[_]| chat.prompt(messages, tokenizer);
+        let loaded = &self.loaded;
+        let mut prompt = |messages: &[_]| chat_prompt(loaded, messages);
         let (ids, n_forgotten) = self.conversation.fit(context - n_kept, &mut prompt)?;
         if n_forgotten > 0 {
             let turns = if n_forgotten == 1 { "question" } else { "questions" };
@@ -358,9 +358,7 @@ impl Talk {
     fn stats(&self) {
         let stats = self.loaded.engine.stats();
         let context = self.loaded.engine.settings().context;
-        let chat = self.loaded.chat().and_then(|chat| {
-            chat.prompt(&self.conversation.messages(), self.loaded.engine.tokenizer())
-        });
+        let chat = chat_prompt(&self.loaded, &self.conversation.messages());
         if let Some(last) = &self.last {
             self.show(&format!("speed   {last}"));
         }

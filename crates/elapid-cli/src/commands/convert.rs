@@ -1,15 +1,14 @@
 //! `elapid convert` and `elapid quantize`: a model in another form, and the receipt that it is the
 //! same.
 
-use crate::files;
-use crate::report::{Done, Failure, Progress, between, count, line, mebibytes, n_threads_default};
-use elapid::eval::parity::{self, Parity};
-use elapid::files::package;
-use elapid::model::checkpoint::{Checkpoint, GGUF_FILE, TEXTS};
-use elapid::model::export::{Content, Export, Mix, OutFile};
-use elapid::model::weights::Weights;
-use elapid::tensor::DType;
-use elapid::tensor::device::Device;
+use crate::report::live::progress;
+use crate::report::{Done, Failure, between, count, line, mebibytes, n_threads_default};
+use elapid::Adapter;
+use elapid::Device;
+use elapid::Form;
+use elapid::Mix;
+use elapid::Model;
+use elapid::{Conversion, Same};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -75,82 +74,82 @@ struct Common {
     json: bool,
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Form {
-    Gguf,
-    Directory,
-    Package,
-}
-
-impl Form {
-    fn name(self) -> &'static str {
-        match self {
-            Form::Gguf => "gguf",
-            Form::Directory => "hf",
-            Form::Package => "package",
+/// By flag, else by the name of the output.
+fn form_of(flag: Option<&str>, output: &Path) -> Done<Form> {
+    let extension = output.extension().and_then(|extension| extension.to_str());
+    match (flag, extension.map(str::to_lowercase).as_deref()) {
+        (Some("gguf"), _) => Ok(Form::Gguf),
+        (Some("package"), _) => Ok(Form::Package),
+        (Some(_), _) => Ok(Form::Directory),
+        (None, Some("safetensors" | "bin" | "json" | "pt" | "pth")) => {
+            let problem = format!("{} does not say which form it is to have", output.display());
+            let hint = "name a .gguf or .elapid file or a directory, or use --to";
+            Err(Failure::new(problem, hint))
         }
+        _ => Ok(Form::of_path(output)),
     }
-
-    /// By flag, else by extension.
-    fn of(flag: Option<&str>, output: &Path) -> Done<Form> {
-        let extension = extension(output);
-        match (flag, extension.as_deref()) {
-            (Some("gguf"), _) | (None, Some("gguf")) => Ok(Form::Gguf),
-            (Some("package"), _) | (None, Some("elapid")) => Ok(Form::Package),
-            (None, Some("safetensors" | "bin" | "json" | "pt" | "pth")) => {
-                let problem = format!("{} does not say which form it is to have", output.display());
-                Err(Failure::new(
-                    problem,
-                    "name a .gguf or .elapid file or a directory, or use --to",
-                ))
-            }
-            _ => Ok(Form::Directory),
-        }
-    }
-}
-
-/// In small letters.
-fn extension(path: &Path) -> Option<String> {
-    path.extension().and_then(|extension| extension.to_str()).map(str::to_lowercase)
 }
 
 impl Convert {
     pub fn run(&self) -> Done<ExitCode> {
-        let form = Form::of(self.to.as_deref(), &self.output)?;
-        if let Some(adapter) = super::adapter::detect(&self.input)? {
-            if self.stored.is_some() || form == Form::Package {
-                let problem = "an adapter keeps its numbers, and has no package of its own";
-                return Err(Failure::new(
-                    problem,
-                    "leave --type out; write a .gguf or a directory",
-                ));
+        let form = form_of(self.to.as_deref(), &self.output)?;
+        match Adapter::detect(&self.input)? {
+            Some(adapter) => self.adapter(&adapter, form),
+            None => {
+                let mix = self.stored.as_deref().map(parse_type).transpose()?;
+                convert(&self.input, &self.output, form, mix, &self.common)
             }
-            let threads = self.common.threads.unwrap_or_else(n_threads_default);
-            let base = self.base.as_deref();
-            let output = super::adapter::Output {
-                path: &self.output,
-                gguf: form == Form::Gguf,
-                force: self.common.force,
-                json: self.common.json,
-            };
-            return super::adapter::convert(adapter, base, &output, &Device::cpu(threads)?);
         }
-        let mix = self.stored.as_deref().map(parse_type).transpose()?;
-        Job { input: &self.input, output: &self.output, form, mix, common: &self.common }.run()
+    }
+
+    fn adapter(&self, adapter: &Adapter, form: Form) -> Done<ExitCode> {
+        let problem = match (&self.stored, form, Form::of_path(&self.output)) {
+            (Some(_), _, _) | (_, Form::Package, _) => {
+                "an adapter keeps its numbers, and has no package of its own"
+            }
+            (_, Form::Gguf, Form::Directory) => "a GGUF adapter has a name that ends in .gguf",
+            _ => "",
+        };
+        if !problem.is_empty() {
+            return Err(Failure::new(problem, "omit --type; write a .gguf or a directory"));
+        }
+        check_output(&self.output, self.common.force)?;
+        let device = self.common.device()?;
+        let base = self.base.as_deref().map(Model::open).transpose()?;
+        if base.is_none() && form == Form::Gguf {
+            let problem = "a GGUF adapter is written by its base model";
+            return Err(Failure::new(problem, "name the model it belongs to: --base MODEL"));
+        }
+        let info = adapter.info()?;
+        if !self.common.json {
+            let (path, n_params) = (adapter.path().display(), count(info.n_params as f64));
+            let n = info.modules.len();
+            line(format!(
+                "read    {path}  {} adapter, {n} modules, {n_params} parameters",
+                info.form
+            ));
+        }
+        let done = adapter.convert(&self.output, base.as_ref(), &device)?;
+        if let Some(base) = base.as_ref().filter(|_| form == Form::Directory) {
+            for caveat in adapter.caveats(base)? {
+                eprintln!("note    {caveat}");
+            }
+        }
+        let form = if form == Form::Gguf { "gguf" } else { "peft" };
+        Ok(self.common.receipt(&self.output, form, None, &done))
     }
 }
 
 impl Quantize {
     pub fn run(&self) -> Done<ExitCode> {
         let mix = Some(parse_type(&self.stored)?);
-        let form = match Form::of(None, &self.output)? {
+        match form_of(None, &self.output)? {
             Form::Directory => {
                 let problem = format!("{} is no .gguf or .elapid file", self.output.display());
-                return Err(Failure::new(problem, "a directory cannot hold blocks: name a file"));
+                Err(Failure::new(problem, "a directory cannot hold blocks: name a file"))
             }
-            form => form,
-        };
-        Job { input: &self.input, output: &self.output, form, mix, common: &self.common }.run()
+            form => convert(&self.input, &self.output, form, mix, &self.common),
+        }
     }
 }
 
@@ -176,281 +175,88 @@ pub fn check_output(output: &Path, force: bool) -> Done<()> {
     Err(Failure::new(problem, "choose another name, or add --force to replace it"))
 }
 
-struct Job<'a> {
-    input: &'a Path,
-    output: &'a Path,
+fn convert(
+    input: &Path,
+    output: &Path,
     form: Form,
     mix: Option<Mix>,
-    common: &'a Common,
-}
-
-impl Job<'_> {
-    fn run(&self) -> Done<ExitCode> {
-        check_output(self.output, self.common.force)?;
-        if self.output.exists() && self.output.is_dir() != self.is_directory() {
-            let kind = if self.is_directory() { "a file" } else { "a directory" };
-            let problem = format!("{} is {kind}", self.output.display());
-            return Err(Failure::new(problem, "choose another name"));
-        }
-        let threads = self.common.threads.unwrap_or_else(n_threads_default);
-        let device = Device::cpu(threads)?;
-        let checkpoint = files::open(self.input)?;
-        let weights = checkpoint.weights(&device)?;
-        self.say_input(&checkpoint, &weights);
-        let n_bytes = device.run(|| self.write(&checkpoint, &weights))?;
-        let written = files::open(self.output)?;
-        let new_weights = written.weights(&device)?;
-        let parity = device.run(|| -> Done<Parity> {
-            let tokenizer = checkpoint.tokenizer()?;
-            let n_vocab = checkpoint.model().config().n_vocab;
-            let prompts = parity::prompts(tokenizer.as_ref(), n_vocab)?;
-            let pair = [(checkpoint.model(), &weights), (written.model(), &new_weights)];
-            Ok(parity::compare(pair, &prompts)?)
-        })?;
-        self.receipt(&new_weights, n_bytes, &parity)
-    }
-
-    fn say_input(&self, checkpoint: &Checkpoint, weights: &Weights) {
-        if self.common.json {
-            return;
-        }
-        let config = checkpoint.model().config();
+    common: &Common,
+) -> Done<ExitCode> {
+    check_output(output, common.force)?;
+    let model = Model::open(input)?;
+    if !common.json {
+        let info = model.info()?;
         line(format!(
             "read    {}  {}, {} layers, {} parameters, {}",
-            self.input.display(),
-            config.family,
-            config.layers.len(),
-            count(weights.n_elem() as f64),
-            dtypes(weights)
+            input.display(),
+            info.family,
+            info.n_layer,
+            count(info.n_params as f64),
+            stored(&info.dtype_bytes)
         ));
     }
+    let mut progress = progress("write", "{binary_bytes} of {binary_total_bytes}");
+    let done = model.convert(output, form, mix, &common.device()?, &mut progress)?;
+    drop(progress);
+    Ok(common.receipt(output, form.name(), mix, &done))
+}
 
-    /// Matrices in a directory: one of three dtypes.
-    fn plain(&self) -> Done<Option<DType>> {
-        let Some(mix) = self.mix else { return Ok(None) };
-        match mix.name() {
-            "f32" => Ok(Some(DType::F32)),
-            "f16" => Ok(Some(DType::F16)),
-            "bf16" => Ok(Some(DType::BF16)),
-            other => Err(Failure::new(
-                format!("a directory cannot hold {other}"),
-                "use f32, f16 or bf16, or write a .gguf or .elapid file",
-            )),
-        }
+impl Common {
+    fn device(&self) -> Done<Device> {
+        Ok(Device::cpu(self.threads.unwrap_or_else(n_threads_default))?)
     }
 
-    fn write(&self, checkpoint: &Checkpoint, weights: &Weights) -> Done<u64> {
-        match self.form {
-            Form::Directory => {
-                let export = Export::directory(checkpoint, weights);
-                let out = export.directory_files(self.plain()?)?;
-                self.write_directory(&out, None)
+    fn receipt(&self, output: &Path, form: &str, mix: Option<Mix>, done: &Conversion) -> ExitCode {
+        let verdict = done.verdict.name();
+        let parity = done.parity.as_ref();
+        if self.json {
+            let mut about = json!({"verdict": verdict});
+            if let Some(parity) = parity {
+                about["prompts"] = json!(parity.n_prompts);
+                about["tokens"] = json!(parity.n_tok);
+                about["logit_difference"] = json!(parity.logit_difference);
+                about["top1"] = json!(parity.top1());
+                about["divergence"] = json!(parity.divergence);
             }
-            Form::Gguf => {
-                let export = Export::gguf(checkpoint, weights)?;
-                let content = export.gguf_content(self.mix)?;
-                self.write_file(&OutFile { name: String::new(), content })
+            if let Some(difference) = done.adapter_difference {
+                about["adapter_difference"] = json!(difference);
             }
-            Form::Package => {
-                let keeps_blocks = self.mix.is_none() && has_blocks(weights);
-                let plain = self.plain();
-                let (blocks, floats);
-                let list = match plain {
-                    Ok(dtype) if !keeps_blocks => {
-                        floats = Export::directory(checkpoint, weights);
-                        floats.directory_files(dtype)?
-                    }
-                    _ => {
-                        blocks = Export::gguf(checkpoint, weights)?;
-                        blocks.package_files(self.mix)?
-                    }
-                };
-                self.write_package(checkpoint, weights, list)
-            }
-        }
-    }
-
-    fn write_file(&self, out: &OutFile) -> Done<u64> {
-        let progress = Progress::new("write", content_bytes(&out.content));
-        files::write(self.output, |sink| out.write(&mut progress.through(sink)))
-    }
-
-    fn write_package(
-        &self,
-        checkpoint: &Checkpoint,
-        weights: &Weights,
-        mut list: Vec<OutFile>,
-    ) -> Done<u64> {
-        if !list.iter().any(|out| out.name == CARD) {
-            let content = Content::Bytes(card(checkpoint, weights).into_bytes());
-            list.insert(0, OutFile { name: CARD.into(), content });
-        }
-        let total = list.iter().map(|out| content_bytes(&out.content)).sum();
-        if self.is_directory() {
-            return self.write_directory(&list, Some(checkpoint.name()));
-        }
-        let progress = Progress::new("write", total);
-        let mut entries: Vec<(String, package::OutFile)> = Vec::new();
-        for out in &list {
-            entries.push((out.name.clone(), Box::new(move |sink| out.write(sink))));
-        }
-        let name = checkpoint.name();
-        files::write(self.output, |sink| {
-            package::write(name, &entries, &mut progress.through(sink))
-        })
-    }
-
-    /// Whether OUT is to be a directory: a package is one where its name does not end in .elapid.
-    fn is_directory(&self) -> bool {
-        let is_file = extension(self.output).as_deref() == Some("elapid");
-        self.form == Form::Directory || (self.form == Form::Package && !is_file)
-    }
-
-    /// Files of the model that was there before, which the new one does not have.
-    fn remove_others(&self, list: &[OutFile]) -> Done<()> {
-        let stays = |name: &str| list.iter().any(|out| out.name == name);
-        let is_ours = |name: &str| {
-            TEXTS.contains(&name)
-                || ["config.json", GGUF_FILE, package::MANIFEST, package::MANIFEST_HASH]
-                    .contains(&name)
-                || (name.starts_with("model") && name.contains(".safetensors"))
-        };
-        let Ok(entries) = std::fs::read_dir(self.output) else { return Ok(()) };
-        for path in entries.flatten().map(|entry| entry.path()) {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            if is_ours(name) && !stays(name) {
-                std::fs::remove_file(&path).map_err(|error| {
-                    let problem = format!("cannot remove {}: {error}", path.display());
-                    Failure::new(problem, "look at the rights of the directory")
-                })?;
-            }
-        }
-        Ok(())
-    }
-
-    /// With a name the directory becomes a package.
-    fn write_directory(&self, list: &[OutFile], package_name: Option<&str>) -> Done<u64> {
-        let dir = self.output;
-        std::fs::create_dir_all(dir).map_err(|error| {
-            let hint = "look at the rights of the directory above";
-            Failure::new(format!("cannot make {}: {error}", dir.display()), hint)
-        })?;
-        let total = list.iter().map(|out| content_bytes(&out.content)).sum();
-        let progress = Progress::new("write", total);
-        let mut n_bytes = 0;
-        for out in list {
-            let path = dir.join(&out.name);
-            n_bytes += files::write(&path, |sink| out.write(&mut progress.through(sink)))?;
-        }
-        // Not before: the model that is converted may lie in the same directory.
-        self.remove_others(list)?;
-        if let Some(name) = package_name {
-            let map = |out: &OutFile| files::map(&dir.join(&out.name));
-            let bytes = list.iter().map(map).collect::<Result<Vec<_>, _>>()?;
-            let names = list.iter().map(|out| out.name.as_str());
-            let all: Vec<(&str, &[u8])> = names.zip(bytes.iter().map(|b| (**b).as_ref())).collect();
-            let [manifest, hash] = package::manifest_of_directory(name, &all)?;
-            for (name, bytes) in [(package::MANIFEST, manifest), (package::MANIFEST_HASH, hash)] {
-                n_bytes += files::write(&dir.join(name), |sink| sink(&bytes))?;
-            }
-        }
-        Ok(n_bytes)
-    }
-
-    fn receipt(&self, weights: &Weights, n_bytes: u64, parity: &Parity) -> Done<ExitCode> {
-        // Without blocks or shorter floats nothing but rounding may differ.
-        let is_exact = !has_blocks(weights) && self.mix.is_none_or(|mix| mix.name() == "f32");
-        let same = parity.logit_difference <= 1e-3;
-        let verdict = match (parity.logit_difference == 0.0, same, is_exact) {
-            (true, _, _) => "equal",
-            (_, true, _) => "same",
-            (_, _, false) if parity.logit_difference.is_finite() => "close",
-            _ => "DIFFERENT",
-        };
-        if self.common.json {
             line(json!({
-                "output": self.output.display().to_string(), "form": self.form.name(),
-                "type": self.mix.map(Mix::name), "bytes": n_bytes,
-                "parity": {
-                    "verdict": verdict, "prompts": parity.n_prompts, "tokens": parity.n_tok,
-                    "logit_difference": parity.logit_difference, "top1": parity.top1(),
-                    "divergence": parity.divergence,
-                },
+                "output": output.display().to_string(), "form": form, "type": mix.map(Mix::name),
+                "bytes": done.n_bytes, "parity": about,
             }));
         } else {
-            line(format!(
-                "write   {}  {}, {}, {}",
-                self.output.display(),
-                self.form.name(),
-                mebibytes(n_bytes as f64),
-                dtypes(weights)
-            ));
-            line(format!(
-                "parity  {verdict}: {} prompts, {} tokens, largest logit difference {:.2e}, top-1 \
-                 {}/{} ({:.1}%), divergence {:.2e}",
-                parity.n_prompts,
-                parity.n_tok,
-                parity.logit_difference,
-                parity.n_top1,
-                parity.n_tok,
-                100.0 * parity.top1(),
-                parity.divergence
-            ));
+            let (size, dtypes) = (mebibytes(done.n_bytes as f64), stored(&done.dtype_bytes));
+            let what = match done.adapter_difference {
+                Some(_) => format!("{form} adapter, {size}"),
+                None => format!("{form}, {size}, {dtypes}"),
+            };
+            line(format!("write   {}  {what}", output.display()));
+            let mut facts = Vec::new();
+            facts.extend(parity.map(|parity| {
+                format!(
+                    "{} prompts, {} tokens, largest logit difference {:.2e}, top-1 {}/{} ({:.1}%), \
+                     divergence {:.2e}",
+                    parity.n_prompts,
+                    parity.n_tok,
+                    parity.logit_difference,
+                    parity.n_top1,
+                    parity.n_tok,
+                    100.0 * parity.top1(),
+                    parity.divergence
+                )
+            }));
+            let of_adapter =
+                |difference| format!("largest difference of the adapter {difference:.2e}");
+            facts.extend(done.adapter_difference.map(of_adapter));
+            let more = match parity {
+                None => "; with --base MODEL logits are compared too",
+                Some(_) => "",
+            };
+            line(format!("parity  {verdict}: {}{more}", facts.join(", ")));
         }
-        Ok(if verdict == "DIFFERENT" { ExitCode::from(1) } else { ExitCode::SUCCESS })
+        if done.verdict == Same::Different { ExitCode::from(1) } else { ExitCode::SUCCESS }
     }
-}
-
-/// The model card of a package.
-const CARD: &str = "README.md";
-
-/// A card for a model that came without one: what is known for certain.
-fn card(checkpoint: &Checkpoint, weights: &Weights) -> String {
-    let config = checkpoint.model().config();
-    let name = checkpoint.name();
-    let mut lines = vec![
-        format!("# {name}"),
-        String::new(),
-        format!("A {} model of {} layers.", config.family, config.layers.len()),
-        String::new(),
-        "| | |".into(),
-        "|---|---|".into(),
-        format!("| parameters | {} |", count(weights.n_elem() as f64)),
-        format!("| width | {} |", config.d_model),
-        format!("| vocabulary | {} |", config.n_vocab),
-        format!("| stored as | {} |", dtypes(weights)),
-    ];
-    if let Some(n_ctx) = config.n_ctx {
-        lines.push(format!("| context | {n_ctx} tokens |"));
-    }
-    let more = "What it was trained on, for what and under which licence, its maker must say here.";
-    lines.extend([String::new(), more.into(), String::new()]);
-    lines.join("\n")
-}
-
-fn has_blocks(weights: &Weights) -> bool {
-    weights.ids().any(|id| matches!(weights.tensor(id).dtype(), DType::Block(_)))
-}
-
-/// Bytes that will be written, nearly: for the progress alone.
-fn content_bytes(content: &Content) -> u64 {
-    let of = |tensors: &[elapid::files::Outgoing]| {
-        let n_bytes = |t: &elapid::files::Outgoing| t.dtype.n_bytes(t.shape.iter().product());
-        tensors.iter().filter_map(n_bytes).sum::<usize>() as u64
-    };
-    match content {
-        Content::Bytes(bytes) => bytes.len() as u64,
-        Content::SafeTensors(tensors) | Content::Gguf(_, tensors) => of(tensors),
-    }
-}
-
-fn dtypes(weights: &Weights) -> String {
-    let mut by_name: BTreeMap<&str, usize> = BTreeMap::new();
-    for id in weights.ids() {
-        let tensor = weights.tensor(id);
-        *by_name.entry(tensor.dtype().name()).or_default() += tensor.n_bytes();
-    }
-    stored(&by_name)
 }
 
 /// How much is stored in each way: `q4_k 61.2 MiB, f32 0.4 MiB`.

@@ -1,24 +1,21 @@
 //! `elapid eval`: how well a model foresees text, and whether it does so better than another.
 
 use crate::compute::Compute;
-use crate::files;
-use crate::report::{Done, Failure, between, count, line};
+use crate::report::live::progress;
+use crate::report::{Done, between, count, line};
 use crate::source::walk::{Walk, chat_of, collect, divide};
-use elapid::data::{self, Document, Encoded, Ends};
-use elapid::eval::{
+use elapid::Adapter;
+use elapid::Device;
+use elapid::Model;
+use elapid::Session;
+use elapid::{
     Comparison, DocScore, EvalSettings, FimReport, FimSettings, Interval, Resampled, Score,
-    Subject, Summary, Verdict, compare, fim_exact_match, measure,
+    Summary, Verdict, compare,
 };
-use elapid::model::checkpoint::Checkpoint;
-use elapid::model::peft;
-use elapid::model::weights::Weights;
-use elapid::tensor::device::Device;
-use elapid::text::tokenizer::Tokenizer;
+use elapid::{Document, Ends};
 use serde_json::{Value, json};
-use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
 
 /// Measure how well a model foresees text: loss, perplexity, bits per byte, top-1.
 ///
@@ -69,9 +66,6 @@ const CONTEXT: usize = 512;
 /// Share of the files that `elapid train` holds out.
 const HELD_OUT: f64 = 0.1;
 
-/// File of an adapter directory.
-const ADAPTER: &str = "adapter_config.json";
-
 /// What to measure on.
 struct Source {
     documents: Vec<Document>,
@@ -102,15 +96,18 @@ struct Measured {
 impl Eval {
     pub fn run(&self) -> Done<ExitCode> {
         let device = self.compute.open_exact()?;
-        let checkpoint = files::open(&self.model)?;
+        let checkpoint = Model::open(&self.model)?;
         let source = self.source(&checkpoint)?;
         let name = match &self.adapter {
             Some(adapter) => format!("{} + {}", self.model.display(), adapter.display()),
             None => self.model.display().to_string(),
         };
-        let weights = load(&checkpoint, self.adapter.as_deref(), &device)?;
-        let model = self.measure(name, &checkpoint, weights, &source)?;
-        let other = self.other(&checkpoint, &source, &device)?;
+        let model = match &self.adapter {
+            Some(adapter) => checkpoint.with_adapter(adapter),
+            None => checkpoint,
+        };
+        let model = self.measure(name, model, &source, &device)?;
+        let other = self.other(&source, &device)?;
         let verdict = match &other {
             Some(other) => Some(compare(&model.scores, &other.scores)?),
             None => None,
@@ -123,7 +120,7 @@ impl Eval {
         Ok(if is_fine { ExitCode::SUCCESS } else { ExitCode::from(3) })
     }
 
-    fn source(&self, checkpoint: &Checkpoint) -> Done<Source> {
+    fn source(&self, checkpoint: &Model) -> Done<Source> {
         let (template, options) = chat_of(checkpoint)?;
         let walk = Walk { template: template.as_ref(), options, ..Walk::default() };
         let collected = collect(&self.path, &walk)?;
@@ -138,57 +135,44 @@ impl Eval {
     }
 
     /// What `--compare` names: an adapter on MODEL, or a model.
-    fn other(
-        &self,
-        checkpoint: &Checkpoint,
-        source: &Source,
-        device: &Device,
-    ) -> Done<Option<Measured>> {
+    fn other(&self, source: &Source, device: &Device) -> Done<Option<Measured>> {
         let Some(path) = &self.compare else { return Ok(None) };
         let name = path.display().to_string();
-        if path.join(ADAPTER).is_file() || path.join("adapter").is_dir() {
-            let weights = load(checkpoint, Some(path), device)?;
-            return self.measure(name, checkpoint, weights, source).map(Some);
-        }
-        let other = files::open(path)?;
-        let weights = load(&other, None, device)?;
-        self.measure(name, &other, weights, source).map(Some)
+        let other = match Adapter::detect(path)? {
+            Some(_) => Model::open(&self.model)?.with_adapter(path),
+            None => Model::open(path)?,
+        };
+        self.measure(name, other, source, device).map(Some)
     }
 
     fn measure(
         &self,
         name: String,
-        checkpoint: &Checkpoint,
-        weights: Weights,
+        model: Model,
         source: &Source,
+        device: &Device,
     ) -> Done<Measured> {
-        let tokenizer = tokenizer(Path::new(&name), checkpoint)?;
-        // No text stands behind the token that ends one.
-        let ends = Ends { end: None, ..Ends::of(&tokenizer) };
-        let docs = encode(&source.documents, &tokenizer, ends)?;
-        let settings = self.settings(checkpoint);
-        let model = checkpoint.model();
-        let mut shown = Shown::new("eval", "tokens");
-        let scores =
-            measure(model, &weights, &docs, &settings, &mut |done, of| shown.update(done, of))?;
-        drop(shown);
+        let settings = self.settings(&model);
+        let mut session = Session::new(model, device)?;
+        let mut told = progress("eval", "{human_pos} of {human_len} tokens");
+        let scores = session.score(&source.documents, &settings, &mut told)?;
+        drop(told);
         let summary = Summary::of(&scores)?;
         let fim = match self.fim {
             None => None,
             Some(n_holes) => {
-                let subject = Subject { model, weights: &weights, tokenizer: &tokenizer };
                 let settings = FimSettings::new(n_holes, settings.context);
-                let mut shown = Shown::new("fim", "holes");
-                let mut progress = |done, of| shown.update(done, of);
-                Some(fim_exact_match(subject, &source.documents, &settings, &mut progress)?)
+                let mut told = progress("fim", "{human_pos} of {human_len} holes");
+                Some(session.score_infill(&source.documents, &settings, &mut told)?)
             }
         };
-        let n_params = weights.n_elem();
+        let n_params = session.model().n_params();
+        let ends = Ends { end: None, ..Ends::of(session.tokenizer()) };
         Ok(Measured { name, n_params, settings, ends, scores, summary, fim })
     }
 
     /// Windows are no longer than what the model was made for.
-    fn settings(&self, checkpoint: &Checkpoint) -> EvalSettings {
+    fn settings(&self, checkpoint: &Model) -> EvalSettings {
         let n_ctx = checkpoint.model().config().n_ctx.unwrap_or(CONTEXT);
         let settings = EvalSettings::new(self.context.unwrap_or(CONTEXT.min(n_ctx).max(2)));
         EvalSettings { overlap: self.overlap.unwrap_or(settings.overlap), ..settings }
@@ -272,43 +256,6 @@ impl Eval {
         }
         out
     }
-}
-
-fn tokenizer(path: &Path, checkpoint: &Checkpoint) -> Done<Tokenizer> {
-    checkpoint.tokenizer()?.ok_or_else(|| {
-        let problem = format!("{} holds no tokenizer", path.display());
-        Failure::new(problem, "put its tokenizer.json into the directory")
-    })
-}
-
-/// Weights, with an adapter where one is named.
-fn load(checkpoint: &Checkpoint, adapter: Option<&Path>, device: &Device) -> Done<Weights> {
-    let mut weights = checkpoint.weights(device)?;
-    if let Some(dir) = adapter {
-        // The directory of a run holds what came of it.
-        let of_run = dir.join("adapter");
-        let dir = if of_run.is_dir() { of_run.as_path() } else { dir };
-        let config = dir.join(ADAPTER);
-        if !config.is_file() {
-            let problem = format!("{} is no adapter: it has no {ADAPTER}", dir.display());
-            return Err(Failure::new(
-                problem,
-                "give a directory that PEFT or `elapid train` wrote",
-            ));
-        }
-        let tensors = files::open_safetensors(&dir.join("adapter_model.safetensors"))?;
-        let (name, text) = (config.display().to_string(), files::read_text(&config)?);
-        peft::apply(device, &mut weights, (&name, &text), &tensors)?;
-    }
-    Ok(weights)
-}
-
-fn encode(documents: &[Document], tokenizer: &Tokenizer, ends: Ends) -> Done<Vec<Encoded>> {
-    let mut list = Vec::new();
-    for document in documents {
-        list.push(data::encode(document, tokenizer, ends)?);
-    }
-    Ok(list)
 }
 
 /// Files that were measured, by bits per byte.
@@ -412,42 +359,4 @@ fn fim_json(fim: &FimReport) -> Value {
         "n_holes": fim.n_holes(), "n_exact": fim.n_exact(),
         "files": files.collect::<Value>(), "skipped": skipped.collect::<Value>(),
     })
-}
-
-/// How far the work is, on a terminal: one line on stderr that is written again and again.
-struct Shown {
-    kind: &'static str,
-    unit: &'static str,
-    is_terminal: bool,
-    begin: Instant,
-    last: Option<Instant>,
-}
-
-impl Shown {
-    fn new(kind: &'static str, unit: &'static str) -> Shown {
-        let is_terminal = std::io::stderr().is_terminal();
-        Shown { kind, unit, is_terminal, begin: Instant::now(), last: None }
-    }
-
-    fn update(&mut self, done: usize, of: usize) {
-        let now = Instant::now();
-        let is_soon = self.last.is_some_and(|last| (now - last).as_millis() < 200);
-        if !self.is_terminal || is_soon {
-            return;
-        }
-        self.last = Some(now);
-        let (done, of) = (done as f64, of as f64);
-        let left = (of - done) * (now - self.begin).as_secs_f64() / done.max(1.0);
-        let (n_done, n_of, percent) = (count(done), count(of), 100.0 * done / of);
-        let text = format!("{n_done} of {n_of} {}  {percent:.0}%  eta {left:.0} s", self.unit);
-        let _ = write!(std::io::stderr(), "\r{:<8}{text}\x1b[K", self.kind);
-    }
-}
-
-impl Drop for Shown {
-    fn drop(&mut self) {
-        if self.last.is_some() {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
-        }
-    }
 }

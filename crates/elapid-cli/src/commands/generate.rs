@@ -5,9 +5,10 @@ use crate::report::{Done, Failure, between, line};
 use crate::talk::answer::{self, Answer, INTERRUPTED, Out, answer, reason_word};
 use crate::talk::conversation::Conversation;
 use crate::talk::flags::{ModelFlags, SamplingFlags};
-use crate::talk::load::{Loaded, load};
-use elapid::generate::engine::{Reason, Request, Token};
-use elapid::text::tokenizer::Special;
+use crate::talk::load::{chat_prompt, load};
+use elapid::Generator;
+use elapid::Special;
+use elapid::{Reason, Request, Token};
 use serde_json::{Value, json};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -103,7 +104,7 @@ impl Generate {
     /// What to go on with.
     fn text(&self) -> Done<String> {
         if let Some(path) = &self.file {
-            return files::read_text(path);
+            return Ok(files::read_text(path)?);
         }
         let Some(text) = &self.prompt else { return Ok(String::new()) };
         if text != "-" {
@@ -116,7 +117,7 @@ impl Generate {
         Ok(text)
     }
 
-    fn request(&self, loaded: &Loaded, text: &str) -> Done<Request> {
+    fn request(&self, loaded: &Generator, text: &str) -> Done<Request> {
         let special = if self.special { Special::Parse } else { Special::Plain };
         let tokenizer = loaded.engine.tokenizer();
         let mut stop_tokens = loaded.stops();
@@ -127,13 +128,11 @@ impl Generate {
         } else if self.chat {
             let mut conversation = Conversation::new(self.system.clone());
             conversation.ask(text.to_string());
-            loaded.chat()?.prompt(&conversation.messages(), tokenizer)?
-        } else if text.is_empty() {
-            loaded.begin()?
-        } else if self.raw {
+            chat_prompt(loaded, &conversation.messages())?
+        } else if self.raw && !text.is_empty() {
             tokenizer.encode(text, special)?
         } else {
-            tokenizer.encode_with_begin(text, special)?
+            loaded.prompt(text, special)?
         };
         let request = self.sampling.request(loaded, prompt, self.max_tokens)?;
         Ok(Request { stop_tokens, special, ..request })

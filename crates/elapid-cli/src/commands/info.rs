@@ -1,18 +1,15 @@
 //! `elapid info`: what this machine has, what a model is.
 
 use super::convert::stored;
-use crate::files;
 use crate::report::{Done, count, line, mebibytes, n_threads_default};
-use elapid::error::Error;
-use elapid::model::checkpoint::Checkpoint;
-use elapid::model::config::{Config, FeedForwardConfig, LayerConfig, MixerConfig};
-use elapid::model::state::State;
-use elapid::model::weights::Role;
-use elapid::tensor::device::Device;
-use elapid::text::fim::FimTokens;
-use elapid::text::tokenizer::Tokenizer;
+use elapid::Adapter;
+use elapid::Error;
+use elapid::Model;
+use elapid::ModelInfo;
+use elapid::Tokenizer;
+use elapid::{Device, DeviceInfo};
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -49,227 +46,164 @@ impl Info {
         } else {
             line(format!("elapid  {version}"));
             line(format!("device  {}", device.describe()));
-            line(format!("models  {}", elapid::model::config::Family::names()));
+            line(format!("models  {}", elapid::FAMILIES.join(", ")));
         }
         Ok(())
     }
 
     /// One line for each device, under the name that `--device` takes.
     fn devices(&self) -> Done<()> {
-        let cpu = Device::cpu(n_threads_default())?;
-        let mut list = vec![json!({"device": "cpu", "name": cpu.describe()})];
-        for (idx, cuda) in elapid::tensor::gpu::cuda::list().into_iter().enumerate() {
-            list.push(json!({
-                "device": format!("cuda:{idx}"), "name": cuda.name, "memory": cuda.memory,
-                "memory_free": cuda.memory_free, "compute_capability": cuda.capability,
-                "multiprocessors": cuda.n_multiprocessors,
-            }));
-        }
-        for (idx, adapter) in elapid::tensor::gpu::list_wgpu().into_iter().enumerate() {
-            let opened = elapid::tensor::gpu::Gpu::wgpu(idx, cpu.host().clone());
-            let used = opened.map(|gpu| gpu.features()).unwrap_or_default();
-            list.push(json!({
-                "device": format!("wgpu:{idx}"), "name": adapter.name, "kind": adapter.kind,
-                "backend": adapter.backend, "buffer_max": adapter.buffer_bytes_max,
-                "binding_max": adapter.binding_bytes_max, "features": adapter.features,
-                "features_used": used,
-            }));
-        }
+        let list = Device::list(n_threads_default())?;
         if self.json {
-            line(format!("{}", json!({"devices": list})));
+            let device = |one: &DeviceInfo| {
+                let names = one.features.iter().map(|it| it.0).collect::<Vec<_>>();
+                let used = one.features.iter().filter(|it| it.1).map(|it| it.0);
+                json!({
+                    "device": one.id, "name": one.name, "kind": one.kind, "backend": one.backend,
+                    "memory": one.memory, "memory_free": one.memory_free,
+                    "compute_capability": one.compute_capability,
+                    "multiprocessors": one.n_multiprocessors,
+                    "buffer_max": one.buffer_bytes_max, "binding_max": one.binding_bytes_max,
+                    "features": names, "features_used": used.collect::<Vec<_>>(),
+                })
+            };
+            line(json!({"devices": list.iter().map(device).collect::<Vec<_>>()}));
             return Ok(());
         }
-        for one in &list {
-            let text = |name: &str| one[name].as_str().unwrap_or_default().to_string();
-            let size = |name: &str| one[name].as_u64().map(|n| mebibytes(n as f64));
-            let mut facts = vec![text("name"), text("kind"), text("backend")];
-            facts.extend(size("memory").map(|n| format!("{n} of memory")));
-            facts.extend(size("memory_free").map(|n| format!("{n} free")));
-            let capability = one["compute_capability"].as_str();
-            facts.extend(capability.map(|it| format!("compute capability {it}")));
-            facts.extend(size("buffer_max").map(|n| format!("buffers to {n}")));
-            facts.extend(size("binding_max").map(|n| format!("bindings to {n}")));
-            let names = |field: &str| one[field].as_array().cloned().unwrap_or_default();
-            let used = names("features_used");
-            facts.extend(names("features").iter().filter_map(|it| {
-                let not = if used.contains(it) { "" } else { " (not used)" };
-                Some(format!("{}{not}", it.as_str()?))
+        for one in list {
+            let size = |n: Option<u64>| n.map(|n| mebibytes(n as f64));
+            let mut facts = vec![one.name];
+            facts.extend(one.kind);
+            facts.extend(one.backend);
+            facts.extend(size(one.memory).map(|n| format!("{n} of memory")));
+            facts.extend(size(one.memory_free).map(|n| format!("{n} free")));
+            facts.extend(one.compute_capability.map(|it| format!("compute capability {it}")));
+            facts.extend(size(one.buffer_bytes_max).map(|n| format!("buffers to {n}")));
+            facts.extend(size(one.binding_bytes_max).map(|n| format!("bindings to {n}")));
+            facts.extend(one.features.into_iter().map(|(name, is_used)| match is_used {
+                true => name.to_string(),
+                false => format!("{name} (not used)"),
             }));
-            facts.retain(|fact| !fact.is_empty());
-            line(format!("{:<8}{}", text("device"), facts.join(", ")));
+            line(format!("{:<8}{}", one.id, facts.join(", ")));
         }
         Ok(())
     }
 
     fn model(&self, path: &Path) -> Done<()> {
-        if let Some(adapter) = super::adapter::detect(path)? {
-            let (lines, json) = super::adapter::describe(&adapter)?;
-            match self.json {
-                true => line(json),
-                false => lines.iter().for_each(line),
-            }
+        if let Some(adapter) = Adapter::detect(path)? {
+            return self.adapter(&adapter);
+        }
+        let model = Model::open(path)?;
+        let info = model.info()?;
+        // A tokenizer we cannot read does not hide the model.
+        let tokenizer = model.tokenizer();
+        let has_chat = model.chat_template().is_ok_and(|template| template.is_some());
+        match self.json {
+            true => print_json(&info, tokenizer.ok().flatten().as_ref(), has_chat),
+            false => print(&info, &tokenizer, has_chat),
+        }
+        Ok(())
+    }
+
+    fn adapter(&self, adapter: &Adapter) -> Done<()> {
+        let info = adapter.info()?;
+        let (path, n) = (adapter.path().display(), info.modules.len());
+        // How many modules of each last name: `q_proj` of `layers.0.self_attn.q_proj.weight`.
+        let mut targets: BTreeMap<&str, usize> = BTreeMap::new();
+        for (param, _) in &info.modules {
+            let path = param.strip_suffix(".weight").unwrap_or(param);
+            *targets.entry(path.rsplit('.').next().unwrap_or(path)).or_default() += 1;
+        }
+        let ranks: BTreeSet<usize> = info.modules.iter().map(|module| module.1).collect();
+        if self.json {
+            line(json!({
+                "adapter": path.to_string(), "form": info.form, "n_modules": n,
+                "n_params": info.n_params, "ranks": ranks, "alphas": info.alphas,
+                "rslora": info.rslora, "targets": targets, "base": info.base,
+                "architecture": info.architecture,
+            }));
             return Ok(());
         }
-        let checkpoint = files::open(path)?;
-        let dtypes = checkpoint.dtype_bytes()?;
-        let mut by_role = [0usize; 4];
-        for spec in checkpoint.model().specs() {
-            by_role[spec.role as usize] += spec.shape.iter().product::<usize>();
-        }
-        // A tokenizer we cannot read does not hide the model.
-        let tokenizer = checkpoint.tokenizer();
-        let memory = Memory::of(checkpoint.model().config(), dtypes.values().sum());
-        let facts = Facts { checkpoint: &checkpoint, dtypes, by_role, memory };
-        match self.json {
-            true => facts.print_json(tokenizer.as_ref().ok().and_then(Option::as_ref)),
-            false => facts.print(&tokenizer),
+        let list = |words: &mut dyn Iterator<Item = String>| words.collect::<Vec<_>>().join(", ");
+        let per_root = if info.rslora { " / sqrt(rank)" } else { "" };
+        line(format!("adapter {path}: lora ({}), {n} modules", info.form));
+        line(format!(
+            "ranks   {}; alpha {}{per_root}",
+            list(&mut ranks.iter().map(usize::to_string)),
+            list(&mut info.alphas.iter().map(f64::to_string))
+        ));
+        line(format!(
+            "targets {}",
+            list(&mut targets.iter().map(|(name, n)| format!("{n} x {name}")))
+        ));
+        line(format!("params  {}", count(info.n_params as f64)));
+        let architecture = info.architecture.map(|name| format!("architecture {name}"));
+        let base = list(&mut info.base.into_iter().chain(architecture));
+        if !base.is_empty() {
+            line(format!("base    {base}"));
         }
         Ok(())
     }
 }
 
-/// Memory at run time, in bytes.
-struct Memory {
-    weights: usize,
-    /// State of a sequence before its first token.
-    state: usize,
-    /// What each token adds to it.
-    per_token: usize,
+fn print_json(info: &ModelInfo, tokenizer: Option<&Tokenizer>, has_chat: bool) {
+    line(json!({
+        "name": info.name, "architecture": info.architecture,
+        "family": info.family, "layers": info.layers, "n_layer": info.n_layer,
+        "d_model": info.d_model, "n_vocab": info.n_vocab, "n_ctx": info.n_ctx, "tied": info.tied,
+        "n_params": info.n_params, "n_params_matrices": info.n_matrix,
+        "n_params_embedding": info.n_embedding, "n_params_vectors": info.n_vector,
+        "n_params_buffers": info.n_buffer, "dtype_bytes": info.dtype_bytes,
+        "weight_bytes": info.dtype_bytes.values().sum::<usize>(),
+        "state_bytes": info.state_bytes, "state_bytes_per_token": info.state_bytes_per_token,
+        "tokenizer": tokenizer.map(|tokenizer| json!({
+            "kind": tokenizer.kind(), "n_vocab": tokenizer.n_vocab(),
+            "bos": tokenizer.bos(), "eos": tokenizer.eos(), "fim": tokenizer.fim().is_some(),
+        })),
+        "chat_template": has_chat,
+    }));
 }
 
-impl Memory {
-    fn of(config: &Config, weights: usize) -> Memory {
-        let per_token = |layer: &LayerConfig| match &layer.mixer {
-            MixerConfig::Attention(c) | MixerConfig::Parallel(_, c) => {
-                2 * 4 * c.dims.n_kv_head * c.dims.d_head
-            }
-            _ => 0,
-        };
-        let per_token = config.layers.iter().map(per_token).sum();
-        Memory { weights, state: State::n_bytes_at_start(config), per_token }
+fn print(info: &ModelInfo, tokenizer: &Result<Option<Tokenizer>, Error>, has_chat: bool) {
+    let architecture = match &info.architecture {
+        Some(name) if *name != info.family => format!(" (gguf {name})"),
+        _ => String::new(),
+    };
+    line(format!(
+        "model   {}: {}{architecture}, {} layers, d_model {}",
+        info.name, info.family, info.n_layer, info.d_model
+    ));
+    for (kind, n) in &info.layers {
+        line(format!("layers  {n} x {kind}"));
     }
-}
-
-struct Facts<'a> {
-    checkpoint: &'a Checkpoint,
-    /// Bytes by name.
-    dtypes: BTreeMap<&'static str, usize>,
-    by_role: [usize; 4],
-    memory: Memory,
-}
-
-impl Facts<'_> {
-    fn of(&self, role: Role) -> usize {
-        self.by_role[role as usize]
-    }
-
-    fn architecture(&self) -> Option<&str> {
-        self.checkpoint.gguf().and_then(|gguf| gguf.str("general.architecture").ok().flatten())
-    }
-
-    fn print_json(&self, tokenizer: Option<&Tokenizer>) {
-        let config = self.checkpoint.model().config();
-        line(json!({
-            "name": self.checkpoint.name(), "architecture": self.architecture(),
-            "family": config.family.name(), "layers": kinds(config), "n_layer": config.layers.len(),
-            "d_model": config.d_model, "n_vocab": config.n_vocab, "n_ctx": config.n_ctx,
-            "tied": config.tied,
-            "n_params": self.by_role.iter().sum::<usize>(),
-            "n_params_matrices": self.of(Role::Matrix),
-            "n_params_embedding": self.of(Role::Embedding),
-            "n_params_vectors": self.of(Role::Vector), "n_params_buffers": self.of(Role::Buffer),
-            "dtype_bytes": self.dtypes, "weight_bytes": self.memory.weights,
-            "state_bytes": self.memory.state, "state_bytes_per_token": self.memory.per_token,
-            "tokenizer": tokenizer.map(|tokenizer| json!({
-                "kind": tokenizer.kind(), "n_vocab": tokenizer.n_vocab(),
-                "bos": tokenizer.bos(), "eos": tokenizer.eos(),
-                "fim": FimTokens::detect(&|token| tokenizer.id(token)).is_some(),
-            })),
-            "chat_template": self.checkpoint.chat_template().is_ok_and(|t| t.is_some()),
-        }));
-    }
-
-    fn print(&self, tokenizer: &Result<Option<Tokenizer>, Error>) {
-        let config = self.checkpoint.model().config();
-        let architecture = match self.architecture() {
-            Some(name) if name != config.family.name() => format!(" (gguf {name})"),
-            _ => String::new(),
-        };
-        line(format!(
-            "model   {}: {}{architecture}, {} layers, d_model {}",
-            self.checkpoint.name(),
-            config.family,
-            config.layers.len(),
-            config.d_model
-        ));
-        for (kind, n) in kinds(config) {
-            line(format!("layers  {n} x {kind}"));
+    let head = if info.tied { "tied" } else { "untied" };
+    line(format!("vocab   {} tokens, head {head}", info.n_vocab));
+    match tokenizer {
+        Ok(Some(tokenizer)) => {
+            let chat = if has_chat { ", with a chat template" } else { "" };
+            let fim = tokenizer.fim().map_or("", |_| ", fills in the middle");
+            let (kind, n_vocab) = (tokenizer.kind(), tokenizer.n_vocab());
+            line(format!("tokens  {kind}, {n_vocab} tokens{chat}{fim}"));
         }
-        let head = if config.tied { "tied" } else { "untied" };
-        line(format!("vocab   {} tokens, head {head}", config.n_vocab));
-        match tokenizer {
-            Ok(Some(tokenizer)) => {
-                let chat = match self.checkpoint.chat_template() {
-                    Ok(Some(_)) => ", with a chat template",
-                    _ => "",
-                };
-                let (kind, n_vocab) = (tokenizer.kind(), tokenizer.n_vocab());
-                let fim = match FimTokens::detect(&|token| tokenizer.id(token)) {
-                    Some(_) => ", fills in the middle",
-                    None => "",
-                };
-                line(format!("tokens  {kind}, {n_vocab} tokens{chat}{fim}"));
-            }
-            Ok(None) => line("tokens  no tokenizer"),
-            Err(error) => line(format!("tokens  {}", error.to_string().replace("\n\n", "; "))),
-        }
-        line(format!(
-            "params  {} in all: matrices {}, embedding {}, vectors {}, buffers {}",
-            count(self.by_role.iter().sum::<usize>() as f64),
-            count(self.of(Role::Matrix) as f64),
-            count(self.of(Role::Embedding) as f64),
-            count(self.of(Role::Vector) as f64),
-            count(self.of(Role::Buffer) as f64)
-        ));
-        line(format!("stored  {}", stored(&self.dtypes)));
-        let per_token = match self.memory.per_token {
-            0 => String::new(),
-            n => format!(", each token {:.1} KiB more", n as f64 / 1024.0),
-        };
-        line(format!(
-            "memory  weights {}, state of an empty sequence {}{per_token}",
-            mebibytes(self.memory.weights as f64),
-            mebibytes(self.memory.state as f64)
-        ));
+        Ok(None) => line("tokens  no tokenizer"),
+        Err(error) => line(format!("tokens  {error}; {}", error.hint())),
     }
-}
-
-/// Kinds of layers in order of appearance, with how many of each.
-fn kinds(config: &Config) -> Vec<(String, usize)> {
-    let mut list: Vec<(String, usize)> = Vec::new();
-    for layer in &config.layers {
-        let mixer = match &layer.mixer {
-            MixerConfig::Mamba1(c) => format!("mamba1 ({} x {})", c.d_inner, c.d_state),
-            MixerConfig::Mamba2(c) => format!("mamba2 ({} heads of {})", c.n_head, c.d_head),
-            MixerConfig::Attention(c) => {
-                format!("attention ({} heads, {} kv)", c.dims.n_head, c.dims.n_kv_head)
-            }
-            MixerConfig::ShortConv(c) => format!("short convolution ({} taps)", c.d_conv),
-            MixerConfig::Parallel(m, a) => {
-                format!("mamba2 ({} heads) beside attention ({} heads)", m.n_head, a.dims.n_head)
-            }
-        };
-        let kind = match &layer.feed_forward {
-            FeedForwardConfig::None => mixer,
-            FeedForwardConfig::Dense(c) => format!("{mixer}, feed-forward {}", c.d_ff),
-            FeedForwardConfig::Experts(c) => {
-                format!("{mixer}, {} of {} experts of {}", c.router.n_used, c.n_expert, c.d_ff)
-            }
-        };
-        match list.iter_mut().find(|(known, _)| *known == kind) {
-            Some((_, n)) => *n += 1,
-            None => list.push((kind, 1)),
-        }
-    }
-    list
+    line(format!(
+        "params  {} in all: matrices {}, embedding {}, vectors {}, buffers {}",
+        count(info.n_params as f64),
+        count(info.n_matrix as f64),
+        count(info.n_embedding as f64),
+        count(info.n_vector as f64),
+        count(info.n_buffer as f64)
+    ));
+    line(format!("stored  {}", stored(&info.dtype_bytes)));
+    let per_token = match info.state_bytes_per_token {
+        0 => String::new(),
+        n => format!(", each token {:.1} KiB more", n as f64 / 1024.0),
+    };
+    line(format!(
+        "memory  weights {}, state of an empty sequence {}{per_token}",
+        mebibytes(info.dtype_bytes.values().sum::<usize>() as f64),
+        mebibytes(info.state_bytes as f64)
+    ));
 }

@@ -1,6 +1,5 @@
 //! The commands, one file each: its flags, its help, what it does.
 
-pub mod adapter;
 pub mod bench;
 mod bench_generate;
 pub mod chat;

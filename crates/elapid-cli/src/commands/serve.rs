@@ -5,8 +5,9 @@ use crate::files;
 use crate::report::{Done, Failure, between, line};
 use crate::serve::{Guard, Limits, Parts, listen};
 use crate::talk::flags::cache_type;
-use crate::talk::load::{AdapterPath, LoadSettings, Loaded, load};
-use elapid::model::state::CacheType;
+use crate::talk::load::{AdapterPath, LoadSettings, load};
+use elapid::CacheType;
+use elapid::{Generator, GeneratorSettings};
 use serde_json::{Value, json};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
@@ -117,12 +118,14 @@ impl Serve {
     fn load_settings(&self) -> LoadSettings {
         LoadSettings {
             compute: self.compute.clone(),
-            context: self.context,
-            context_max: CONTEXT_MAX,
-            n_slots: self.parallel,
-            n_waiting_max: self.queue,
-            snapshot_bytes_max: self.snapshot_mib << 20,
-            cache: self.cache_type,
+            context_max: Some(CONTEXT_MAX),
+            generator: GeneratorSettings {
+                context: self.context,
+                n_slots: self.parallel,
+                n_waiting_max: self.queue,
+                snapshot_bytes_max: self.snapshot_mib << 20,
+                cache: self.cache_type,
+            },
             adapters: self.adapter.clone(),
         }
     }
@@ -179,7 +182,7 @@ impl Serve {
         Failure::new(problem, "choose another port: --port N, or --port 0 for any that is free")
     }
 
-    fn sentence(&self, loaded: &Loaded, address: SocketAddr) -> String {
+    fn sentence(&self, loaded: &Generator, address: SocketAddr) -> String {
         let settings = loaded.engine.settings();
         let fim = if loaded.fim.is_some() { "yes" } else { "no" };
         let adapters = match loaded.adapters.len() {
@@ -194,7 +197,7 @@ impl Serve {
         )
     }
 
-    fn about(&self, loaded: &Loaded, address: SocketAddr) -> Value {
+    fn about(&self, loaded: &Generator, address: SocketAddr) -> Value {
         let settings = loaded.engine.settings();
         let adapters: Vec<&str> = loaded.adapters.iter().map(|a| a.name.as_str()).collect();
         json!({

@@ -1,8 +1,7 @@
 //! `elapid tokenize`: text to ids and back.
 
-use crate::files;
 use crate::report::{Done, Failure, line};
-use elapid::text::tokenizer::{Special, Tokenizer};
+use elapid::{Special, Tokenizer};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -36,7 +35,7 @@ pub struct Tokenize {
 
 impl Tokenize {
     pub fn run(&self) -> Done<ExitCode> {
-        let tokenizer = files::open_tokenizer(&self.tokenizer)?;
+        let tokenizer = Tokenizer::open(&self.tokenizer)?;
         let input = self.read()?;
         if self.decode {
             return self.print_text(&tokenizer, &input);

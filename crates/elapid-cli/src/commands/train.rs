@@ -5,11 +5,11 @@ use crate::report::{Done, Failure, between};
 use crate::run::config::{Origin, RunConfig};
 use crate::run::{self, Budget, Wishes};
 use clap::ValueEnum;
-use elapid::model::config::preset::{Arch, Size};
-use elapid::train::Settings;
-use elapid::train::method::{Form, LoraSettings, Method, Scaling};
-use elapid::train::optim::OptimizerKind;
-use elapid::train::schedule::Schedule;
+use elapid::OptimizerKind;
+use elapid::Schedule;
+use elapid::Settings;
+use elapid::{Arch, Size};
+use elapid::{LoraForm as Form, LoraSettings, Method, Scaling};
 use std::path::PathBuf;
 use std::process::ExitCode;
 

@@ -2,8 +2,8 @@
 
 use crate::files;
 use crate::report::{Done, between, line};
-use elapid::text::tokenizer::Tokenizer;
-use elapid::text::train_bpe::BpeTrainer;
+use elapid::BpeTrainer;
+use elapid::Tokenizer;
 use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ impl TrainTokenizer {
         super::convert::check_output(&self.out, self.force)?;
         let begin = Instant::now();
         let texts = self.files.iter().map(|path| files::read_text(path));
-        let texts = texts.collect::<Done<Vec<String>>>()?;
+        let texts = texts.collect::<Result<Vec<String>, _>>()?;
         let n_bytes: usize = texts.iter().map(String::len).sum();
         let specials = self.special.clone();
         let trainer = BpeTrainer { n_vocab: self.vocab, min_count: 2, specials };

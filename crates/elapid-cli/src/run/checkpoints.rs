@@ -7,8 +7,8 @@
 
 use crate::files;
 use crate::report::{Done, Failure};
-use elapid::train::Training;
-use elapid::train::state::{self, Saved};
+use elapid::Saved;
+use elapid::Training;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -65,16 +65,14 @@ impl Checkpoints {
     /// Saves the run as it is.
     pub fn save(&self, training: &Training, extra: &Value) -> Done<()> {
         let path = self.path(training.progress().step);
-        files::write(&path, |sink| state::write(training, extra, sink))?;
+        training.save(&path, extra)?;
         self.prune();
         Ok(())
     }
 
     /// Saves the run as the best so far.
     pub fn save_best(&self, training: &Training, extra: &Value) -> Done<()> {
-        let path = self.best_path(training.progress().step);
-        files::write(&path, |sink| state::write(training, extra, sink))?;
-        Ok(())
+        Ok(training.save(self.best_path(training.progress().step), extra)?)
     }
 
     /// Removes the best ones before `step`: nobody who goes on will ask for them.
@@ -109,7 +107,7 @@ impl Checkpoints {
     }
 
     fn read(&self, path: &Path) -> Done<Saved> {
-        Ok(Saved::parse(&path.display().to_string(), files::map(path)?)?)
+        Ok(Saved::open(path)?)
     }
 
     /// The newest that verifies; what does not is named to `note`.

@@ -3,9 +3,9 @@
 use crate::compute::Place;
 use crate::files;
 use crate::report::{Done, Failure};
-use elapid::model::config::preset::{Arch, Size};
-use elapid::train::Settings;
-use elapid::train::method::Method;
+use elapid::Method;
+use elapid::Settings;
+use elapid::{Arch, Size};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 

@@ -4,9 +4,9 @@
 use crate::files;
 use crate::report::{Done, Failure};
 use crate::source::compress;
-use elapid::data::{Document, Part, language};
-use elapid::files::Sink;
-use elapid::files::package::{self, OutFile, Package};
+use elapid::Sink;
+use elapid::{Document, Part};
+use elapid::{Package, PackageFile as OutFile};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::Path;
@@ -63,9 +63,11 @@ impl Data {
         self.facts.gzip = compress::gzip_bits_per_byte(&self.held_out);
         if limit < ZSTD_BYTES {
             self.facts.zstd_dictionary = "zstd was not measured: it takes much memory".into();
-        } else if let Some(zstd) = compress::zstd_bits_per_byte(&self.training, &self.held_out) {
-            self.facts.zstd = Some(zstd.bits_per_byte);
-            self.facts.zstd_dictionary = zstd.dictionary.describe().into();
+        } else if let Some((bits_per_byte, dictionary)) =
+            compress::zstd_bits_per_byte(&self.training, &self.held_out)
+        {
+            self.facts.zstd = Some(bits_per_byte);
+            self.facts.zstd_dictionary = dictionary.into();
         }
     }
 
@@ -78,7 +80,7 @@ impl Data {
             (PARTS[1].into(), Box::new(|sink| lines(&self.held_out, sink))),
             (PARTS[2].into(), Box::new(move |sink| sink(&facts))),
         ];
-        files::write(&dir.join(FILE), |sink| package::write("documents", &files, sink))?;
+        files::write(&dir.join(FILE), |sink| elapid::write_package("documents", &files, sink))?;
         Ok(())
     }
 
@@ -119,13 +121,13 @@ impl Kept {
         let language = match self.language.as_str() {
             "chat" => "chat",
             "text" => "text",
-            _ => language::of_path(name),
+            _ => elapid::language_of_path(name),
         };
         Document { language, name: self.name, parts: self.parts.into_iter().map(part).collect() }
     }
 }
 
-fn lines(documents: &[Document], sink: &mut Sink) -> Result<(), elapid::error::Error> {
+fn lines(documents: &[Document], sink: &mut Sink) -> Result<(), elapid::Error> {
     for document in documents {
         let part = |part: &Part| KeptPart {
             text: part.text.clone(),

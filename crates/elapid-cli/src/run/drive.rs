@@ -10,16 +10,16 @@ use super::finish;
 use super::plan::Plan;
 use super::prepare::Prepared;
 use crate::machine;
+use crate::report::events::Events;
+use crate::report::live::{Live, Moment};
+use crate::report::metrics::{EvalRecord, Metrics, NoteRecord, Record, SaveRecord, StepRecord};
 use crate::report::{Done, Failure};
-use crate::run_report::events::Events;
-use crate::run_report::live::{Live, Moment};
-use crate::run_report::metrics::{EvalRecord, Metrics, NoteRecord, Record, SaveRecord, StepRecord};
-use elapid::data::Encoded;
-use elapid::eval::{DocScore, EvalSettings, Score, measure};
-use elapid::tensor::device::Device;
-use elapid::text::tokenizer::Tokenizer;
-use elapid::train::Outcome;
-use elapid::train::state::Saved;
+use elapid::Device;
+use elapid::Encoded;
+use elapid::Outcome;
+use elapid::Saved;
+use elapid::Tokenizer;
+use elapid::{DocScore, EvalSettings, Score};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -195,7 +195,7 @@ impl Run {
         let all = std::mem::take(&mut self.prepared.held_out);
         let n_all = all.len();
         let n_tok = |list: &[Encoded]| list.iter().map(|one| one.ids.len()).sum::<usize>();
-        let tokenizer = &self.prepared.tokenizer;
+        let tokenizer = self.prepared.session.tokenizer();
         self.prepared.held_out = sample(&all, self.config.n_final_tok, tokenizer);
         let n = self.prepared.held_out.len();
         let (some, whole) = (n_tok(&self.prepared.held_out), n_tok(&all));
@@ -218,7 +218,7 @@ impl Run {
             sample: sample(
                 &self.prepared.held_out,
                 self.config.n_eval_tok,
-                &self.prepared.tokenizer,
+                self.prepared.session.tokenizer(),
             ),
         })
     }
@@ -281,7 +281,7 @@ impl Run {
             }
             let begin = Instant::now();
             let training = &mut self.prepared.training;
-            match self.device.run(|| training.step())? {
+            match training.step()? {
                 Outcome::Diverged(why) => {
                     let text = format!("step {}: {why}", step + 1);
                     self.go_back(state, &text)?;
@@ -376,14 +376,11 @@ impl Run {
 
     /// All of these documents.
     pub fn measure(&self, documents: &[Encoded]) -> Done<Vec<DocScore>> {
-        let trainer = &self.prepared.training.trainer;
         let mut settings = EvalSettings::new(self.config.context);
         settings.n_tok_batch = self.config.n_rows * self.config.context;
-        let (model, weights) = (&trainer.model, &trainer.weights);
         // Its batches have other sizes than those of training: buffers would lie beside buffers.
         self.device.trim();
-        let scores =
-            self.device.run(|| measure(model, weights, documents, &settings, &mut |_, _| {}));
+        let scores = self.prepared.training.score(documents, &settings);
         self.device.trim();
         Ok(scores?)
     }
@@ -474,7 +471,7 @@ fn sample(documents: &[Encoded], n_tok_max: usize, tokenizer: &Tokenizer) -> Vec
         return documents.to_vec();
     }
     let mut order: Vec<&Encoded> = documents.iter().collect();
-    order.sort_by_key(|document| elapid::data::split::hash(&document.name));
+    order.sort_by_key(|document| elapid::name_hash(&document.name));
     let mut list = Vec::new();
     let mut n_left = n_tok_max;
     for document in order {

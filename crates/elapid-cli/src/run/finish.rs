@@ -5,25 +5,17 @@ use super::drive::Run;
 use super::write_json;
 use crate::files;
 use crate::machine;
+use crate::report::data::{Fact, HeldOut, LanguageRow, PlanRow, ReportData, Summary, Unit};
+use crate::report::metrics;
+use crate::report::page;
+use crate::report::samples::{self, Sample};
 use crate::report::{Done, Failure, mebibytes};
-use crate::run_report::data::{Fact, HeldOut, LanguageRow, PlanRow, ReportData, Summary, Unit};
-use crate::run_report::html;
-use crate::run_report::metrics;
-use crate::run_report::samples::{self, Sample};
-use elapid::data::language;
-use elapid::eval::{self, Comparison, DocScore, Verdict, compare};
-use elapid::files::safetensors;
-use elapid::generate::sample::Sampling;
-use elapid::generate::{GenerateSettings, generate_many};
-use elapid::model::export::Export;
-use elapid::model::lora::modules_of;
-use elapid::model::peft;
-use elapid::text::tokenizer::Special;
-use elapid::train::method;
+use elapid::Method;
+use elapid::Special;
+use elapid::{Comparison, DocScore, Verdict, compare};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -67,7 +59,7 @@ pub fn keep_scores(dir: &Path, scores: &[DocScore]) -> Done<()> {
 fn kept_scores(dir: &Path) -> Done<Vec<DocScore>> {
     let list: Vec<Kept> = super::read_json(&dir.join(BEFORE))?;
     let score = |kept: Kept| DocScore {
-        language: language::of_path(&kept.name),
+        language: elapid::language_of_path(&kept.name),
         name: kept.name,
         n_tok: kept.n_tok,
         n_bytes: kept.n_bytes,
@@ -97,17 +89,10 @@ pub fn write_samples(run: &Run, step: u64) -> Done<()> {
     if prompts.is_empty() {
         return Ok(());
     }
-    let stops = prepared.tokenizer.eog().to_vec();
-    let settings = GenerateSettings { n_max: N_SAMPLE_TOK, sampling: Sampling::greedy(), stops };
-    let trainer = &prepared.training.trainer;
     run.device.trim();
-    let texts = run.device.run(|| {
-        generate_many(&trainer.model, &trainer.weights, &prompts, &settings, |_, _| {
-            ControlFlow::Continue(())
-        })
-    })?;
+    let texts = prepared.training.continuations(&prompts, N_SAMPLE_TOK)?;
     run.device.trim();
-    let text = |ids: &[u32]| prepared.tokenizer.decode(ids, Special::Plain);
+    let text = |ids: &[u32]| prepared.session.tokenizer().decode(ids, Special::Plain);
     let mut list = samples::read(&run.dir)?;
     list.retain(|sample| sample.step != step);
     for ((document, prompt), ids) in chosen.iter().zip(&prompts).zip(&texts) {
@@ -136,7 +121,7 @@ pub fn finish(run: &mut Run, peak: u64, elapsed: &dyn Fn() -> f64) -> Done<ExitC
         true => None,
         false => Some(compare(&after, &before)?),
     };
-    let frozen = run.device.run(|| run.prepared.training.trainer.frozen_hash());
+    let frozen = run.prepared.training.frozen_hash();
     if frozen != run.prepared.frozen_hash {
         let problem = "weights that should have been frozen have changed";
         return Err(Failure::new(problem, "this is a defect of Elapid; the checkpoints are there"));
@@ -146,38 +131,26 @@ pub fn finish(run: &mut Run, peak: u64, elapsed: &dyn Fn() -> f64) -> Done<ExitC
     let summary = summarise(run, (&before, &after), comparison.as_ref(), spent)?;
     write_json(&run.dir.join(SUMMARY), &summary)?;
     let report = ReportData::gather(&run.dir, summary.clone())?;
-    files::write_bytes(&run.dir.join(html::FILE), html::html(&report).as_bytes())?;
+    files::write_bytes(&run.dir.join(page::FILE), page::html(&report)?.as_bytes())?;
     say(run, &summary, comparison.as_ref(), spent);
     run.live.line("model", &format!("{}", place.display()));
-    run.live.line("report", &format!("{}", run.dir.join(html::FILE).display()));
+    run.live.line("report", &format!("{}", run.dir.join(page::FILE).display()));
     Ok(ExitCode::SUCCESS)
 }
 
 /// Writes the model or the adapter for other tools; returns where.
 fn export(run: &Run) -> Done<std::path::PathBuf> {
     let prepared = &run.prepared;
-    let weights = &prepared.training.trainer.weights;
-    let Some(mut lora) = method::adapter(&run.config.method, weights) else {
-        let dir = run.dir.join("model");
-        files::make_directory(&dir)?;
-        let weights = weights.to(&weights.device().host_device());
-        let export = Export::directory(&prepared.checkpoint, &weights);
-        for file in export.directory_files(None)? {
-            files::write(&dir.join(&file.name), |sink| file.write(sink))?;
-        }
-        return Ok(dir);
+    let name = match run.config.method {
+        Method::Lora(_) | Method::Bc => "adapter",
+        Method::Full | Method::Embeddings => "model",
     };
-    if let Origin::Base { model, .. } = &run.config.origin {
-        lora.base = Some(model.display().to_string());
-    }
-    let dir = run.dir.join("adapter");
-    files::make_directory(&dir)?;
-    let modules = modules_of(prepared.checkpoint.model());
-    let (config, tensors) = peft::write(&lora, Some(&modules))?;
-    files::write(&dir.join("adapter_model.safetensors"), |sink| {
-        safetensors::write(&[("format", "pt")], &tensors, sink)
-    })?;
-    files::write_bytes(&dir.join("adapter_config.json"), config.as_bytes())?;
+    let base = match &run.config.origin {
+        Origin::Base { model, .. } => Some(model.display().to_string()),
+        Origin::Scratch { .. } => None,
+    };
+    let dir = run.dir.join(name);
+    prepared.session.save_from(&prepared.training, &dir, base.as_deref())?;
     Ok(dir)
 }
 
@@ -195,7 +168,7 @@ fn languages(before: &[DocScore], after: &[DocScore]) -> Vec<LanguageRow> {
     let mut rows: Vec<LanguageRow> = by_language
         .into_iter()
         .map(|(language, (before, after))| {
-            let (old, new) = (eval::Score::of(&before), eval::Score::of(&after));
+            let (old, new) = (elapid::Score::of(&before), elapid::Score::of(&after));
             LanguageRow {
                 language: language.into(),
                 n_files: after.len() as u64,
@@ -257,11 +230,11 @@ fn summarise(
     let time = super::plan::minutes(spent.seconds);
     let interval = match after.is_empty() {
         true => None,
-        false => Some(eval::Summary::of(after)?.interval),
+        false => Some(elapid::Summary::of(after)?.interval),
     };
     let bits = |scores: &[DocScore]| {
         let all: Vec<&DocScore> = scores.iter().collect();
-        (!all.is_empty()).then(|| eval::Score::of(&all).bits_per_byte())
+        (!all.is_empty()).then(|| elapid::Score::of(&all).bits_per_byte())
     };
     let held_out = HeldOut {
         n_files: after.len() as u64,
@@ -273,7 +246,7 @@ fn summarise(
         gzip: run.data.facts.gzip,
         zstd: run.data.facts.zstd,
     };
-    let model = run.prepared.checkpoint.model().config();
+    let model = run.prepared.session.model().model().config();
     let verdict = comparison.map_or_else(String::new, in_words);
     let facts = vec![
         fact("model", format!("{}, {} layers", model.family, model.layers.len())),
@@ -297,7 +270,7 @@ fn summarise(
         plan: plan_rows(run, spent)?,
         config: json!(config),
         machine: vec![
-            fact("processor", machine::processor().unwrap_or_default()),
+            fact("CPU", machine::cpu().unwrap_or_default()),
             fact("elapid", env!("CARGO_PKG_VERSION")),
             fact("seed", config.seed),
             fact("frozen weights", &run.prepared.frozen_hash),

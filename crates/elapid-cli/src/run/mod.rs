@@ -24,14 +24,15 @@ mod prepare;
 use crate::commands::train::Checkpointing;
 use crate::compute::Compute;
 use crate::files;
+use crate::report::live::{Live, Output};
 use crate::report::{Done, Failure, count, line};
-use crate::run_report::live::{Live, Mode};
 use crate::source::left_out;
 use crate::source::walk::{self, Walk};
 use config::{Origin, RunConfig};
 use data::{Data, Facts};
-use elapid::model::config::preset::Size;
-use elapid::tensor::device::Device;
+use elapid::Device;
+use elapid::Model;
+use elapid::Size;
 use plan::Plan;
 use prepare::Prepared;
 use serde_json::json;
@@ -81,7 +82,7 @@ impl Wishes {
     }
 
     fn live(&self) -> Live {
-        Live::new(if self.json { Mode::Json } else { Mode::for_people() })
+        Live::new(if self.json { Output::json() } else { Output::for_people() })
     }
 }
 
@@ -108,7 +109,7 @@ fn prepare_run(dir: PathBuf, mut config: RunConfig, wishes: &Wishes) -> Done<dri
     config.place = Some(wishes.compute.place(&device));
     let (mut prepared, plan) = set_up(&mut config, &data, &device, wishes, &mut live)?;
     data.write(&dir)?;
-    prepare::keep_texts(&prepared.checkpoint, &config, &dir)?;
+    prepare::keep_texts(prepared.session.model(), &config, &dir)?;
     write_json(&dir.join("plan.json"), &plan)?;
     prepared.follow(&config);
     // Last: a directory with a configuration can be gone on with.
@@ -149,7 +150,7 @@ fn collect(
     live: &mut Live,
 ) -> Done<Data> {
     let chat = match &config.origin {
-        Origin::Base { model, .. } => Some(walk::chat_of(&files::open(model)?)?),
+        Origin::Base { model, .. } => Some(walk::chat_of(&Model::open(model)?)?),
         Origin::Scratch { .. } => None,
     };
     let (template, options) = chat.unwrap_or_default();
@@ -210,7 +211,7 @@ fn say_model(
     device: &Device,
     live: &mut Live,
 ) {
-    let n_tok = prepared.training.loader.n_tok_epoch();
+    let n_tok = prepared.training.n_tok_epoch();
     let n_bytes: usize = data.training.iter().map(|document| document.n_bytes()).sum();
     live.line(
         "data",
@@ -223,7 +224,7 @@ fn say_model(
             data.facts.split,
         ),
     );
-    let model = prepared.checkpoint.model().config();
+    let model = prepared.session.model().model().config();
     let coverage = &prepared.coverage;
     live.line(
         "model",
@@ -269,7 +270,10 @@ fn claim(out: Option<&Path>) -> Done<PathBuf> {
             let mut names = (1u32..).map(|n| parent.join(n.to_string()));
             let fresh = names.find_map(|path| match std::fs::create_dir(&path) {
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => None,
-                Err(error) => Some(Err(files::cannot_write(&path, &error))),
+                Err(error) => Some(Err(Failure::new(
+                    format!("cannot write {}: {error}", path.display()),
+                    "check the free disk space and the permissions",
+                ))),
                 Ok(()) => Some(Ok(path)),
             });
             fresh.expect("numbers do not end")?

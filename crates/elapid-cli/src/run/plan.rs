@@ -11,13 +11,10 @@ use super::{Budget, Wishes};
 use crate::commands::train::Checkpointing;
 use crate::machine;
 use crate::report::{Done, Failure, count, mebibytes};
-use elapid::data::pack::Cursor;
-use elapid::eval::{EvalSettings, measure};
-use elapid::model::config::preset::Size;
-use elapid::ops::adamw::AdamW;
-use elapid::tensor::device::Device;
-use elapid::train::StepSettings;
-use elapid::train::plan::{Fixed, Probe, flops_per_token, foretell, probe, random_batch};
+use elapid::Device;
+use elapid::EvalSettings;
+use elapid::Size;
+use elapid::{Fixed, Probe, foretell};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
@@ -98,9 +95,8 @@ struct Foretold {
 
 impl Foretold {
     fn measure(prepared: &mut Prepared, context: usize) -> Done<Foretold> {
-        let trainer = &mut prepared.training.trainer;
-        let small = probe(trainer, 1, context)?;
-        let large = probe(trainer, 2, context)?;
+        let small = prepared.training.probe(1, context)?;
+        let large = prepared.training.probe(2, context)?;
         let base = machine::held_bytes().unwrap_or(0);
         Ok(Foretold { base, small, large })
     }
@@ -127,8 +123,8 @@ fn choose(
     };
     let mut least = u64::MAX;
     for &checkpointing in ways {
-        prepared.training.trainer.options.checkpoint = checkpointing;
-        let foretold = device.run(|| Foretold::measure(prepared, config.context))?;
+        prepared.training.set_checkpointing(checkpointing);
+        let foretold = Foretold::measure(prepared, config.context)?;
         for &n_accumulate in &divisions {
             let peak = foretold.peak(n_rows / n_accumulate * config.context);
             least = least.min(peak);
@@ -184,13 +180,10 @@ pub fn plan(
     let (context, n_rows) = (config.context, config.n_rows);
     let n_accumulate = config.settings.n_accumulate;
     // The documents are laid out anew in each epoch, some of them changed: that takes its room too.
-    let begin = prepared.training.loader.cursor();
-    prepared.training.loader.seek(Cursor { epoch: begin.epoch + 1, row: 0 })?;
-    prepared.training.loader.seek(begin)?;
-    let trainer = &mut prepared.training.trainer;
-    trainer.options.checkpoint = config.checkpointing;
-    let fixed = Fixed::of(trainer);
-    let part = random_batch(trainer.model.config().n_vocab, n_rows, context);
+    let training = &mut prepared.training;
+    training.lay_out_next_epoch()?;
+    training.set_checkpointing(config.checkpointing);
+    let fixed = training.fixed();
     let before = device.memory().reserved;
     let mut times = Vec::new();
     let mut activations = 0;
@@ -199,28 +192,26 @@ pub fn plan(
     let mut settings = EvalSettings::new(context);
     settings.n_tok_batch = n_rows * context;
     let some = &prepared.held_out[..prepared.held_out.len().min(N_MEASURED)];
-    device.run(|| measure(&trainer.model, &trainer.weights, some, &settings, &mut |_, _| {}))?;
+    training.score(some, &settings)?;
     device.trim();
     // The first pass takes its buffers from the system; the others are what a run is made of.
+    let mut trial = training.trial(n_rows, context);
     for rep in 0..4 {
         let begin = Instant::now();
-        let parts = std::slice::from_ref(&part);
-        let (report, grads) = device.run(|| trainer.gradients_of(parts, None))?;
+        activations = trial.pass()?;
         let pass_s = begin.elapsed().as_secs_f64();
         let begin = Instant::now();
-        device.run(|| trainer.update(&grads, report.grad_norm, &NO_CHANGE));
+        trial.update();
         if rep > 0 {
             times.push(pass_s * n_accumulate as f64 + begin.elapsed().as_secs_f64());
         }
-        activations = report.tape_bytes;
     }
-    trainer.optimizer.reset();
+    drop(trial);
     times.sort_by(f64::total_cmp);
     let buffers = device.memory().reserved.saturating_sub(before);
     let peak = machine::peak_bytes().unwrap_or(device.memory().reserved as u64);
     let counted = (fixed.weights + fixed.moments + buffers) as u64;
-    let (weights, model) = (&trainer.weights, &trainer.model);
-    let flops = flops_per_token(model, weights);
+    let flops = training.flops_per_token();
     let mut plan = Plan {
         n_params: prepared.coverage.n_all,
         n_trained: prepared.coverage.n_trained,
@@ -245,20 +236,6 @@ pub fn plan(
         _ => Ok(plan),
     }
 }
-
-/// A step that takes its time and changes no parameter.
-const NO_CHANGE: StepSettings = StepSettings {
-    adamw: AdamW {
-        lr: 0.0,
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        weight_decay: 0.0,
-        grad_scale: 1.0,
-        trust: None,
-    },
-    clip_norm: None,
-};
 
 /// Flops a second that steps are counted by where the clock must not decide.
 const NOMINAL_RATE: f64 = 1e11;
@@ -295,8 +272,7 @@ fn schedule(config: &mut RunConfig, prepared: &Prepared, wishes: &Wishes, plan: 
     config.n_eval_tok =
         ((EVAL_SHARE * 1.5 * all_tok / N_EVALS as f64) as usize).clamp(4096, 1 << 20);
     config.eval_every = wishes.eval_every.unwrap_or(n_steps.div_ceil(N_EVALS).max(1));
-    let weights = &prepared.training.trainer.weights;
-    let flops = step_tok * flops_per_token(prepared.checkpoint.model(), weights);
+    let flops = step_tok * prepared.training.flops_per_token();
     let per_minute = (60.0 * NOMINAL_RATE / flops) as u64;
     config.save_every = wishes.save_every.unwrap_or(per_minute.clamp(1, n_steps));
     config.settings.n_steps = n_steps;

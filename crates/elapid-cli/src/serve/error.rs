@@ -7,8 +7,8 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use elapid::error::Error;
-use elapid::generate::engine::Refusal;
+use elapid::Error;
+use elapid::Refusal;
 use serde_json::{Value, json};
 use std::fmt::Display;
 

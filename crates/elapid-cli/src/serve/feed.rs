@@ -6,7 +6,7 @@
 
 use super::ending::Ending;
 use super::error::{Answered, ApiError};
-use elapid::generate::engine::{Event, Finish, Reason, Request, Token};
+use elapid::{Event, Finish, Reason, Request, Token};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedReceiver;

@@ -9,8 +9,8 @@
 
 use super::{App, Parts, router};
 use crate::report::{Done, Failure};
-use crate::talk::load::Loaded;
 use axum::Router;
+use elapid::Generator;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -35,7 +35,7 @@ const INTERRUPTED: i32 = 130;
 /// Serves until a signal comes.
 pub fn serve(
     listener: std::net::TcpListener,
-    loaded: Loaded,
+    loaded: Generator,
     parts: Parts,
     on_ready: impl FnOnce(),
 ) -> Done<ExitCode> {

@@ -32,16 +32,16 @@ mod security;
 mod tabby;
 mod worker;
 
-use crate::talk::load::{Chat, Loaded, LoadedAdapter};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
-use elapid::generate::engine::Engine;
-use elapid::text::fim::FimTokens;
-use elapid::text::tokenizer::{Special, Tokenizer};
+use elapid::Engine;
+use elapid::FimTokens;
+use elapid::{Chat, Generator, LoadedAdapter};
+use elapid::{Special, Tokenizer};
 use error::{Answered, ApiError};
 use feed::Feed;
 pub use limits::Limits;
@@ -111,8 +111,8 @@ pub struct Parts {
 
 impl App {
     /// What every route knows of a model, and the engine that answers for it.
-    fn new(loaded: Loaded, parts: Parts) -> std::io::Result<(App, std::thread::JoinHandle<()>)> {
-        let Loaded { name, path, engine, adapters, chat_source, chat, fim, .. } = loaded;
+    fn new(loaded: Generator, parts: Parts) -> std::io::Result<(App, std::thread::JoinHandle<()>)> {
+        let Generator { name, path, engine, adapters, chat_source, chat, fim, .. } = loaded;
         let tokenizer = engine.tokenizer().clone();
         let config = engine.model().config();
         let (n_vocab, d_model, family) =

@@ -6,9 +6,9 @@
 use super::App;
 use super::error::{Answered, ApiError};
 use super::fields::{Fields, kind};
-use elapid::generate::engine::{Constraint, Request};
-use elapid::generate::sample::Sampling;
-use elapid::text::tokenizer::Special;
+use elapid::Sampling;
+use elapid::Special;
+use elapid::{Constraint, Request};
 use serde_json::{Map, Value, json};
 use std::hash::{BuildHasher, Hasher, RandomState};
 

@@ -11,8 +11,8 @@
 
 use super::error::{Answered, ApiError};
 use super::feed::{Feed, Note, What};
-use elapid::error::Error;
-use elapid::generate::engine::{Engine, Event, Finish, Refusal, Request, RequestId, Stats};
+use elapid::Error;
+use elapid::{Engine, Event, Finish, Refusal, Request, RequestId, Stats};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -352,7 +352,7 @@ impl Desk {
 
     fn count(&mut self, job: &Job, finish: &Finish, now: Instant) {
         let totals = &mut self.totals;
-        if matches!(finish.reason, elapid::generate::engine::Reason::Failed(_)) {
+        if matches!(finish.reason, elapid::Reason::Failed(_)) {
             totals.n_failed += 1;
         }
         let begun = job.begun.unwrap_or(now);

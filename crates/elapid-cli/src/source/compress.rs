@@ -8,7 +8,7 @@
 //!
 //! Not here: the model's own bits per byte.
 
-use elapid::data::Document;
+use elapid::Document;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use std::io::Write;
@@ -28,36 +28,6 @@ const SAMPLE_BYTES: usize = 100 * TRAINED_BYTES;
 /// Size of a raw dictionary at most: the window of the level.
 const RAW_BYTES: usize = 8 << 20;
 
-/// What zstd reached.
-pub struct Zstd {
-    /// Of the better dictionary.
-    pub bits_per_byte: f64,
-    /// Which it was.
-    pub dictionary: Dictionary,
-}
-
-/// How the training files were made into a dictionary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dictionary {
-    /// There was nothing to make one from.
-    None,
-    /// Pieces that occur often, picked by zstd.
-    Trained,
-    /// The text itself.
-    Raw,
-}
-
-impl Dictionary {
-    /// For a table.
-    pub fn describe(self) -> &'static str {
-        match self {
-            Dictionary::None => "no dictionary",
-            Dictionary::Trained => "trained dictionary of the training files",
-            Dictionary::Raw => "training files as dictionary",
-        }
-    }
-}
-
 /// Bits per byte of `gzip -9`, each document alone. None without a byte of text.
 pub fn gzip_bits_per_byte(documents: &[Document]) -> Option<f64> {
     ratio(documents, |text| {
@@ -67,25 +37,22 @@ pub fn gzip_bits_per_byte(documents: &[Document]) -> Option<f64> {
     })
 }
 
-/// Bits per byte of `zstd -19` with the better dictionary of `train`, each document alone. None
-/// without a byte of text.
-pub fn zstd_bits_per_byte(train: &[Document], held_out: &[Document]) -> Option<Zstd> {
+/// Bits per byte of `zstd -19`, each document alone, with the better dictionary of `train`, and
+/// which that was in words. None without a byte of text.
+pub fn zstd_bits_per_byte(
+    train: &[Document],
+    held_out: &[Document],
+) -> Option<(f64, &'static str)> {
     let samples = learned(train);
     let candidates = [
-        (Dictionary::None, Some(Vec::new())),
-        (Dictionary::Trained, trained(&samples)),
-        (Dictionary::Raw, Some(raw(&samples))),
+        (Some(Vec::new()), "no dictionary"),
+        (trained(&samples), "trained dictionary of the training files"),
+        (Some(raw(&samples)), "training files as dictionary"),
     ];
-    let mut best: Option<Zstd> = None;
-    for (dictionary, bytes) in candidates {
-        let Some(bits_per_byte) = bytes.and_then(|bytes| zstd_with(&bytes, held_out)) else {
-            continue;
-        };
-        if best.as_ref().is_none_or(|best| bits_per_byte < best.bits_per_byte) {
-            best = Some(Zstd { bits_per_byte, dictionary });
-        }
-    }
-    best
+    let reached = |(dictionary, words): (Option<Vec<u8>>, _)| {
+        Some((zstd_with(&dictionary?, held_out)?, words))
+    };
+    candidates.into_iter().filter_map(reached).min_by(|a, b| a.0.total_cmp(&b.0))
 }
 
 fn zstd_with(dictionary: &[u8], documents: &[Document]) -> Option<f64> {
@@ -100,14 +67,11 @@ fn zstd_with(dictionary: &[u8], documents: &[Document]) -> Option<f64> {
 /// None when there is too little text to train on.
 fn trained(samples: &[String]) -> Option<Vec<u8>> {
     let mut n_bytes = 0;
-    let few: Vec<&[u8]> = samples
-        .iter()
-        .map(|sample| sample.as_bytes())
-        .take_while(|sample| {
-            n_bytes += sample.len();
-            n_bytes <= SAMPLE_BYTES
-        })
-        .collect();
+    let fits = |sample: &&String| {
+        n_bytes += sample.len();
+        n_bytes <= SAMPLE_BYTES
+    };
+    let few: Vec<&String> = samples.iter().take_while(fits).collect();
     zstd::dict::from_samples(&few, TRAINED_BYTES).ok()
 }
 

@@ -3,7 +3,8 @@
 //! Files that ignore files exclude and hidden ones are never visited: a folder among them is one
 //! entry, with nothing known of its size.
 
-use elapid::data::filter::Reason;
+use crate::report::text::bytes;
+use elapid::Unwanted as Reason;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -69,48 +70,46 @@ impl Why {
     }
 }
 
-/// How many, how large and the first two of each kind, the most frequent kind first.
+/// What was left out for one reason.
+#[derive(Default)]
 struct Kind<'a> {
-    kind: &'static str,
     n: usize,
     /// Of those whose size is known.
     n_bytes: Option<u64>,
+    /// The first few.
     examples: Vec<&'a str>,
 }
 
 const N_EXAMPLE: usize = 2;
 
-fn kinds(list: &[LeftOut]) -> Vec<Kind<'_>> {
-    let mut map: BTreeMap<&str, Kind<'_>> = BTreeMap::new();
+/// By reason, the most frequent first.
+fn kinds(list: &[LeftOut]) -> Vec<(&'static str, Kind<'_>)> {
+    let mut map: BTreeMap<&'static str, Kind<'_>> = BTreeMap::new();
     for left in list {
-        let kind = left.why.kind();
-        let empty = Kind { kind, n: 0, n_bytes: None, examples: Vec::new() };
-        let entry = map.entry(kind).or_insert(empty);
-        entry.n += 1;
-        if let Some(n_bytes) = left.n_bytes {
-            entry.n_bytes = Some(entry.n_bytes.unwrap_or(0) + n_bytes);
-        }
-        if entry.examples.len() < N_EXAMPLE {
-            entry.examples.push(&left.name);
+        let kind = map.entry(left.why.kind()).or_default();
+        kind.n += 1;
+        kind.n_bytes = [kind.n_bytes, left.n_bytes].into_iter().flatten().reduce(|a, b| a + b);
+        if kind.examples.len() < N_EXAMPLE {
+            kind.examples.push(&left.name);
         }
     }
-    let mut kinds: Vec<Kind<'_>> = map.into_values().collect();
-    kinds.sort_by_key(|kind| std::cmp::Reverse(kind.n));
+    let mut kinds: Vec<_> = map.into_iter().collect();
+    kinds.sort_by_key(|(_, kind)| std::cmp::Reverse(kind.n));
     kinds
 }
 
 /// One line per reason: how many, why, how large, examples. Empty when nothing was left out.
 pub fn left_out_table(list: &[LeftOut]) -> String {
     let kinds = kinds(list);
-    let n_digit = kinds.first().map_or(1, |kind| kind.n.to_string().len());
-    let n_letter = kinds.iter().map(|kind| kind.kind.len()).max().unwrap_or(0);
+    let n_digit = kinds.first().map_or(1, |(_, kind)| kind.n.to_string().len());
+    let n_letter = kinds.iter().map(|(reason, _)| reason.len()).max().unwrap_or(0);
     let mut table = String::new();
-    for Kind { kind, n, n_bytes, examples } in kinds {
-        let size = n_bytes.map_or("-".to_string(), size);
+    for (reason, Kind { n, n_bytes, examples }) in kinds {
+        let size = size(n_bytes);
         let examples: Vec<String> = examples.into_iter().map(printable).collect();
         let more = if n > examples.len() { ", ..." } else { "" };
         let examples = examples.join(", ");
-        table += &format!("{n:>n_digit$} {kind:<n_letter$}  {size:>9}  {examples}{more}\n");
+        table += &format!("{n:>n_digit$} {reason:<n_letter$}  {size:>9}  {examples}{more}\n");
     }
     table
 }
@@ -118,7 +117,7 @@ pub fn left_out_table(list: &[LeftOut]) -> String {
 /// One line for each, with the reason in words.
 pub fn left_out_list(list: &[LeftOut]) -> String {
     let line = |left: &LeftOut| {
-        let size = left.n_bytes.map_or("-".to_string(), size);
+        let size = size(left.n_bytes);
         let (name, why) = (printable(&left.name), printable(&left.why.describe()));
         format!("{size:>9}  {name}: {why}\n")
     };
@@ -127,24 +126,15 @@ pub fn left_out_list(list: &[LeftOut]) -> String {
 
 /// The table for machines: `[{"reason", "n_files", "n_bytes", "examples"}]`.
 pub fn left_out_json(list: &[LeftOut]) -> Value {
-    let object = |kind: Kind<'_>| {
+    let object = |(reason, kind): (&str, Kind<'_>)| {
         json!({
-            "reason": kind.kind,
+            "reason": reason,
             "n_files": kind.n,
             "n_bytes": kind.n_bytes.unwrap_or(0),
             "examples": kind.examples,
         })
     };
     kinds(list).into_iter().map(object).collect()
-}
-
-/// 912 B, 3.4 KiB, 1.2 MiB.
-fn size(n_bytes: u64) -> String {
-    match n_bytes {
-        n if n >= 1 << 20 => format!("{:.1} MiB", n as f64 / (1 << 20) as f64),
-        n if n >= 1 << 10 => format!("{:.1} KiB", n as f64 / (1 << 10) as f64),
-        n => format!("{n} B"),
-    }
 }
 
 /// Names of files may hold anything, also what moves the cursor of a terminal.
@@ -154,4 +144,9 @@ fn printable(name: &str) -> String {
         false => letter.to_string(),
     };
     name.chars().map(shown).collect()
+}
+
+/// A size where it is known.
+fn size(n_bytes: Option<u64>) -> String {
+    n_bytes.map_or("-".to_string(), |n_bytes| bytes(n_bytes as f64))
 }

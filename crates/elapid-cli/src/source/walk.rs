@@ -18,13 +18,13 @@
 use super::git;
 use super::left_out::{LeftOut, Why};
 use crate::report::{Done, Failure};
-use elapid::data::Document;
-use elapid::data::filter::{self, Reason};
-use elapid::data::near::{self, CopyOf};
-use elapid::data::records::{self, ChatStyle};
-use elapid::data::split::{self, SplitBy, SplitItem};
-use elapid::model::checkpoint::Checkpoint;
-use elapid::text::chat::{ChatOptions, ChatTemplate};
+use elapid::ChatStyle;
+use elapid::CopyOf;
+use elapid::Document;
+use elapid::Model;
+use elapid::Unwanted as Reason;
+use elapid::{ChatOptions, ChatTemplate};
+use elapid::{SplitBy, SplitItem};
 use ignore::{DirEntry, WalkBuilder};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ pub struct Walk<'a> {
 impl Default for Walk<'_> {
     fn default() -> Self {
         let options = ChatOptions::default();
-        Walk { n_bytes_max: filter::BYTE_MAX, out: None, template: None, options }
+        Walk { n_bytes_max: elapid::BYTE_MAX, out: None, template: None, options }
     }
 }
 
@@ -120,11 +120,11 @@ pub fn collect(path: &Path, walk: &Walk<'_>) -> Done<Collected> {
     let bytes = std::fs::read(&root).map_err(cannot)?;
     let name = root.file_name().map_or("text".into(), |name| name.to_string_lossy());
     if is_records(&name) {
-        let documents = records::documents(&name, &bytes, walk.chat())?;
+        let documents = elapid::documents_of_jsonl(&name, &bytes, walk.chat())?;
         return Ok(without_copies(documents));
     }
     // Whoever names a file wants it: neither its size nor what it is for counts.
-    match filter::unwanted_content(&name, &bytes) {
+    match elapid::unwanted_content(&name, &bytes) {
         Some(reason @ (Reason::Binary | Reason::NotUtf8 | Reason::Empty | Reason::Secret)) => {
             let problem = format!("nothing to learn in {}: {}", path.display(), reason.describe());
             Err(Failure::new(problem, hint))
@@ -160,7 +160,7 @@ fn collect_directory(path: &Path, root: &Path, walk: &Walk<'_>) -> Done<Collecte
         }
     }
     let texts: Vec<_> = documents.iter().map(Document::text).collect();
-    let alike = near::compare(&texts.iter().map(|text| &**text).collect::<Vec<_>>());
+    let alike = elapid::near_copies(&texts.iter().map(|text| &**text).collect::<Vec<_>>());
     drop(texts);
     let names: Vec<String> = documents.iter().map(|document| document.name.clone()).collect();
     let dates = git::dates(root);
@@ -214,7 +214,7 @@ fn nothing(path: &Path, left_out: &[LeftOut]) -> Failure {
 /// Records without exact copies.
 fn without_copies(documents: Vec<Document>) -> Collected {
     let texts: Vec<_> = documents.iter().map(Document::text).collect();
-    let alike = near::compare(&texts.iter().map(|text| &**text).collect::<Vec<_>>());
+    let alike = elapid::near_copies(&texts.iter().map(|text| &**text).collect::<Vec<_>>());
     drop(texts);
     let mut collected = Collected {
         documents: Vec::new(),
@@ -328,7 +328,7 @@ fn read(name: &str, entry: &DirEntry, walk: &Walk<'_>) -> Result<String, Why> {
     if !facts.is_file() {
         return Err(Why::NotPlain);
     }
-    if let Some(reason) = filter::unwanted_path(name) {
+    if let Some(reason) = elapid::unwanted_path(name) {
         return Err(Why::Unwanted(reason));
     }
     if is_records(name) {
@@ -338,14 +338,14 @@ fn read(name: &str, entry: &DirEntry, walk: &Walk<'_>) -> Result<String, Why> {
         return Err(Why::Unwanted(Reason::TooLarge));
     }
     let bytes = std::fs::read(entry.path()).map_err(|error| unreadable(error.to_string()))?;
-    if let Some(reason) = filter::unwanted_content(name, &bytes) {
+    if let Some(reason) = elapid::unwanted_content(name, &bytes) {
         return Err(Why::Unwanted(reason));
     }
     String::from_utf8(bytes).map_err(|_| Why::Unwanted(Reason::NotUtf8))
 }
 
 /// How a model's conversations are written: its template, and the tokens that it may name.
-pub fn chat_of(checkpoint: &Checkpoint) -> Done<(Option<ChatTemplate>, ChatOptions)> {
+pub fn chat_of(checkpoint: &Model) -> Done<(Option<ChatTemplate>, ChatOptions)> {
     let template: Option<String> = checkpoint.chat_template()?;
     let template =
         template.map(|text| ChatTemplate::new("the chat template", &text)).transpose()?;
@@ -364,7 +364,7 @@ pub fn chat_of(checkpoint: &Checkpoint) -> Done<(Option<ChatTemplate>, ChatOptio
 pub fn divide(collected: Collected, fraction: f64) -> Done<Divided> {
     let Collected { mut documents, dates, clusters, .. } = collected;
     if documents.len() < 2 {
-        let sides = documents.pop().and_then(|only| split::split_single(&only, fraction));
+        let sides = documents.pop().and_then(|only| elapid::split_single(&only, fraction));
         let Some((train, held_out)) = sides else {
             let hint = "give more text: one document to learn from and one to measure on";
             return Err(Failure::new("there is too little text to hold some of it out", hint));
@@ -385,7 +385,7 @@ pub fn divide(collected: Collected, fraction: f64) -> Done<Divided> {
     if are_alike {
         items.iter_mut().enumerate().for_each(|(idx, item)| item.cluster = idx);
     }
-    let split = split::split(&items, fraction);
+    let split = elapid::split(&items, fraction);
     let by = match split.by {
         _ if are_alike => Division::Alike,
         SplitBy::Date => Division::Date,

@@ -2,7 +2,7 @@
 //! its way to stdout.
 
 use crate::report::{Done, Failure};
-use elapid::generate::engine::{Engine, Event, Finish, Reason, Refusal, Request, RequestId, Token};
+use elapid::{Engine, Event, Finish, Reason, Refusal, Request, RequestId, Token};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::io::{ErrorKind, IsTerminal, Write};

@@ -8,7 +8,7 @@
 
 use crate::files;
 use crate::report::{Done, Failure};
-use elapid::text::chat::Message;
+use elapid::Message;
 use serde_json::{Value, json};
 use std::path::Path;
 

@@ -3,14 +3,14 @@
 //! What a person does not say is what the model's own files suggest, and else what llama.cpp does:
 //! a temperature of 0.8 among the likeliest tokens.
 
-use super::load::{AdapterPath, LoadSettings, Loaded, Suggested};
+use super::load::{AdapterPath, LoadSettings};
 use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, between};
-use elapid::generate::engine::{Constraint, Request};
-use elapid::generate::sample::Sampling;
-use elapid::model::state::CacheType;
-use elapid::text::tokenizer::Special;
+use elapid::CacheType;
+use elapid::Sampling;
+use elapid::{Constraint, Request};
+use elapid::{Generator, GeneratorSettings, Suggested};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -45,9 +45,12 @@ impl ModelFlags {
     pub fn settings(&self) -> LoadSettings {
         LoadSettings {
             compute: self.compute.clone(),
-            context: self.context,
-            cache: self.cache_type,
             adapters: self.adapter.clone(),
+            generator: GeneratorSettings {
+                context: self.context,
+                cache: self.cache_type,
+                ..GeneratorSettings::default()
+            },
             ..LoadSettings::default()
         }
     }
@@ -157,19 +160,14 @@ impl SamplingFlags {
     }
 
     /// A request that goes on from `prompt`.
-    pub fn request(&self, loaded: &Loaded, prompt: Vec<u32>, n_max: usize) -> Done<Request> {
+    pub fn request(&self, loaded: &Generator, prompt: Vec<u32>, n_max: usize) -> Done<Request> {
         Ok(Request {
-            prompt,
             n_max,
             sampling: self.sampling(&loaded.suggested),
-            logit_bias: Vec::new(),
-            stop_tokens: loaded.stops(),
             stop_texts: self.stop.clone(),
             constraint: self.constraint()?,
-            adapters: loaded.adapters_by_default(),
-            n_top: 0,
             n_lookup: self.lookup,
-            special: Special::Plain,
+            ..loaded.request(prompt)
         })
     }
 }

@@ -1,21 +1,11 @@
 //! The real binary measures, compares and says by its exit code which model is better.
 
-use crate::common::{self, Scratch, elapid, root};
-use elapid::files::{Outgoing, safetensors};
-use elapid::model::Model;
-use elapid::model::config::Config;
-use elapid::model::lora::{Lora, Module};
-use elapid::model::peft;
-use elapid::model::weights::Weights;
-use elapid::tensor::batch::{Batch, Targets};
-use elapid::tensor::device::Device;
-use elapid::tensor::rng::Rng;
-use elapid::tensor::{DType, Tensor};
-use elapid::text::tokenizer::{Special, Tokenizer};
-use elapid::text::train_bpe::BpeTrainer;
-use elapid::train::{StepSettings, Trainer};
+use crate::common::rng::Rng;
+use crate::common::{self, Scratch, elapid, root, tensors};
+use elapid::{
+    Batches, BpeTrainer, Device, Document, Method, Model, Outcome, Session, Settings, Tokenizer,
+};
 use serde_json::{Value, json};
-use std::borrow::Cow;
 use std::path::Path;
 use std::process::Output;
 
@@ -87,85 +77,34 @@ fn world(name: &str) -> World {
         "layers": ["attention"], "attention": {"n_head": 2, "n_kv_head": 1, "d_head": 8},
         "dense": {"d_ff": 32}, "tied": true, "n_ctx": 128,
     });
-    let device = Device::cpu(1).unwrap();
-    let model = Model::new(Config::from_json("config.json", &config.to_string()).unwrap());
-    let weights = Weights::init(&device, model.specs(), 1);
+    let files = vec![("tokenizer.json", tokenizer.to_json().unwrap().into_bytes())];
+    let model = Model::fresh("small", config.to_string(), files).unwrap();
+    let mut session = Session::new(model, &Device::cpu(1).unwrap()).unwrap();
+    session.adapt(&Method::Full, None, 1).unwrap();
     let (old, new) = (dir.path("old"), dir.path("new"));
-    save(Path::new(&old), &config, &tokenizer, &model, &weights);
-    let trained = learn(model, weights, &texts, &tokenizer);
-    save(Path::new(&new), &config, &tokenizer, &trained.model, &trained.weights);
+    session.save(&old).unwrap();
+    learn(&mut session, &texts);
+    session.save(&new).unwrap();
     World { data: dir.path("data"), dir, old, new }
 }
 
-fn learn(
-    model: Model,
-    weights: Weights,
-    texts: &[(String, String)],
-    tokenizer: &Tokenizer,
-) -> Trainer {
-    let mut trainer = Trainer::new(model, weights);
-    let mut settings = StepSettings::default();
-    settings.adamw.lr = 0.01;
-    for step in 0..30 {
-        let mut ids = vec![0];
-        ids.extend(tokenizer.encode(&texts[step % texts.len()].1, Special::Plain).unwrap());
-        let n_tok = ids.len() - 1;
-        let factors = vec![1.0; n_tok];
-        let targets = Targets { ids: &ids[1..], weights: &factors, norm: n_tok as f32 };
-        trainer.step(&Batch::from_sequences(&[&ids[..n_tok]]), &targets, &settings).unwrap();
+fn learn(session: &mut Session, texts: &[(String, String)]) {
+    let documents: Vec<Document> =
+        texts.iter().map(|(name, text)| Document::whole(name.as_str(), text.as_str())).collect();
+    let batches = Batches { context: 64, n_rows: 4, ..Batches::default() };
+    let settings = Settings { n_steps: 30, lr: 0.01, spike: None, ..Settings::default() };
+    let mut training = session.begin(&documents, &batches, &settings).unwrap();
+    while !training.is_done() {
+        assert!(matches!(training.step().unwrap(), Outcome::Made { .. }));
     }
-    trainer
-}
-
-fn save(dir: &Path, config: &Value, tokenizer: &Tokenizer, model: &Model, weights: &Weights) {
-    std::fs::create_dir_all(dir).unwrap();
-    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
-    std::fs::write(dir.join("tokenizer.json"), tokenizer.to_json().unwrap()).unwrap();
-    let outgoing =
-        |(id, spec): (elapid::model::weights::ParamId, &elapid::model::weights::Spec)| {
-            assert_eq!(spec.stored_rows, None, "{} is a tensor of its own", spec.name);
-            let tensor = weights.tensor(id);
-            Outgoing {
-                name: spec.stored_name.clone(),
-                shape: spec.stored_shape.clone(),
-                dtype: DType::F32,
-                bytes: Box::new(|| Ok(Cow::Borrowed(tensor.bytes()))),
-            }
-        };
-    let tensors: Vec<Outgoing> = weights.ids().zip(model.specs()).map(outgoing).collect();
-    write_tensors(&dir.join("model.safetensors"), &tensors);
-}
-
-fn write_tensors(path: &Path, tensors: &[Outgoing]) {
-    let mut bytes = Vec::new();
-    let mut sink = |piece: &[u8]| {
-        bytes.extend_from_slice(piece);
-        Ok(())
-    };
-    safetensors::write(&[], tensors, &mut sink).unwrap();
-    std::fs::write(path, bytes).unwrap();
+    session.end(training);
 }
 
 /// An adapter of one matrix of the world's models; all its numbers are `b` and 1.
 fn adapter(world: &World, name: &str, b: f32) -> String {
-    let device = Device::cpu(1).unwrap();
-    let module = Module {
-        param: "layers.0.feed_forward.down.weight".into(),
-        a: Tensor::from_f32(&device, &[1, 32], &[1.0; 32]),
-        b: Tensor::from_f32(
-            &device,
-            &[16, 1],
-            &std::array::from_fn::<f32, 16, _>(|n| b * n as f32),
-        ),
-        alpha: 1.0,
-        magnitude: None,
-    };
-    let lora = Lora { modules: vec![module], rslora: false, base: None };
-    let (config, tensors) = peft::write(&lora, None).unwrap();
     let path = world.dir.path(name);
-    std::fs::create_dir_all(&path).unwrap();
-    std::fs::write(Path::new(&path).join("adapter_config.json"), config).unwrap();
-    write_tensors(&Path::new(&path).join("adapter_model.safetensors"), &tensors);
+    let up = (0..16).map(|n| b * n as f32).collect();
+    tensors::adapter(Path::new(&path), "layers.0.feed_forward.down", vec![1.0; 32], up);
     path
 }
 

@@ -2,11 +2,6 @@
 
 use crate::common::tiny::{Kind, Tiny, lines};
 use crate::common::{self, Scratch};
-use elapid::files::safetensors;
-use elapid::model::lora::{Lora, Module};
-use elapid::model::peft;
-use elapid::tensor::Tensor;
-use elapid::tensor::device::Device;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::path::Path;
@@ -227,26 +222,9 @@ fn an_answer_can_be_held_to_a_form() {
 
 /// An adapter of the first feed-forward of a tiny model.
 fn adapter(dir: &Path) {
-    let device = Device::cpu(1).unwrap();
     let numbers = |n: usize| (0..n).map(|k| (k % 7) as f32 - 3.0).collect::<Vec<f32>>();
-    let module = Module {
-        param: "layers.0.feed_forward.down.weight".into(),
-        a: Tensor::from_f32(&device, &[1, 48], &numbers(48)),
-        b: Tensor::from_f32(&device, &[32, 1], &numbers(32)),
-        alpha: 1.0,
-        magnitude: None,
-    };
-    let lora = Lora { modules: vec![module], rslora: false, base: None };
-    let (config, tensors) = peft::write(&lora, None).unwrap();
-    let mut bytes = Vec::new();
-    let mut sink = |piece: &[u8]| {
-        bytes.extend_from_slice(piece);
-        Ok(())
-    };
-    safetensors::write(&[], &tensors, &mut sink).unwrap();
-    std::fs::create_dir_all(dir).unwrap();
-    std::fs::write(dir.join("adapter_config.json"), config).unwrap();
-    std::fs::write(dir.join("adapter_model.safetensors"), bytes).unwrap();
+    let module = "layers.0.feed_forward.down";
+    crate::common::tensors::adapter(dir, module, numbers(48), numbers(32));
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn expect_refusal(args: &[&str], word: &str) {
 }
 
 fn seed(name: &str) -> Vec<u8> {
-    std::fs::read(root().join("fuzz/corpus").join(name)).unwrap()
+    std::fs::read(root().join("lab/fuzz/corpus").join(name)).unwrap()
 }
 
 /// What every command that opens a model must say of a file.

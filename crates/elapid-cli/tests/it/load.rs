@@ -5,9 +5,9 @@
 //! says for how many seconds.
 
 use crate::common::Scratch;
+use crate::common::rng::Rng;
 use crate::common::server::{Answer, Client, Server};
 use crate::common::tiny::{Kind, Tiny, lines};
-use elapid::tensor::rng::Rng;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

@@ -4,9 +4,9 @@
 //! what a server says that keeps nothing.
 
 use crate::common::Scratch;
+use crate::common::rng::Rng;
 use crate::common::server::{Client, Server};
 use crate::common::tiny::{Kind, Tiny, lines};
-use elapid::tensor::rng::Rng;
 use serde_json::{Value, json};
 
 const N_LINES: usize = 2000;

@@ -3,11 +3,6 @@
 use crate::common::http::{with_headers, words, world, world_of};
 use crate::common::server::{Client, Server};
 use crate::common::tiny::{Kind, Tiny};
-use elapid::files::safetensors;
-use elapid::model::lora::{Lora, Module};
-use elapid::model::peft;
-use elapid::tensor::Tensor;
-use elapid::tensor::device::Device;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
@@ -306,26 +301,8 @@ fn texts_become_vectors_and_tokens_and_texts_again() {
 
 /// An adapter of one matrix that changes what the model says.
 fn write_adapter(dir: &Path) {
-    let device = Device::cpu(1).unwrap();
-    let b: Vec<f32> = (0..32).map(|n| if n % 3 == 0 { 2.0 } else { -1.0 }).collect();
-    let module = Module {
-        param: "layers.0.feed_forward.down.weight".into(),
-        a: Tensor::from_f32(&device, &[1, 48], &[1.0; 48]),
-        b: Tensor::from_f32(&device, &[32, 1], &b),
-        alpha: 1.0,
-        magnitude: None,
-    };
-    let lora = Lora { modules: vec![module], rslora: false, base: None };
-    let (config, tensors) = peft::write(&lora, None).unwrap();
-    std::fs::create_dir_all(dir).unwrap();
-    std::fs::write(dir.join("adapter_config.json"), config).unwrap();
-    let mut bytes = Vec::new();
-    let mut sink = |piece: &[u8]| {
-        bytes.extend_from_slice(piece);
-        Ok(())
-    };
-    safetensors::write(&[], &tensors, &mut sink).unwrap();
-    std::fs::write(dir.join("adapter_model.safetensors"), bytes).unwrap();
+    let b = (0..32).map(|n| if n % 3 == 0 { 2.0 } else { -1.0 }).collect();
+    crate::common::tensors::adapter(dir, "layers.0.feed_forward.down", vec![1.0; 48], b);
 }
 
 #[test]

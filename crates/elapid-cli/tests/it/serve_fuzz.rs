@@ -6,9 +6,9 @@
 //! refusal in the error format, or the word that there is no room; never a failure of the server's.
 
 use crate::common::Scratch;
+use crate::common::rng::Rng;
 use crate::common::server::{Client, Server};
 use crate::common::tiny::{Kind, Tiny};
-use elapid::tensor::rng::Rng;
 use serde_json::{Map, Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

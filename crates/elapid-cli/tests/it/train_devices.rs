@@ -5,8 +5,7 @@
 use crate::common::Scratch;
 use crate::common::tiny::{Kind, Tiny, lines};
 use crate::common::training::{elapid, losses, model, ok};
-use elapid::tensor::device::Device;
-use elapid::tensor::gpu::Precision;
+use elapid::{Device, Precision};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Stdio;

@@ -126,6 +126,11 @@ struct Epoch {
 }
 
 impl Loader {
+    /// Of its documents.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
     /// A loader at the beginning of the first epoch.
     pub fn new(
         mut documents: Vec<Encoded>,

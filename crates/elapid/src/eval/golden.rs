@@ -6,15 +6,21 @@
 //! batch.
 
 use crate::error::{Error, Result};
+use crate::files::disk::read_text;
 use crate::files::safetensors::SafeTensors;
+use crate::model::checkpoint::Checkpoint;
+use crate::model::config::Config;
+use crate::model::open::safetensors as open_safetensors;
 use crate::model::weights::{ParamId, Weights};
-use crate::model::{ForwardOptions, Model};
+use crate::model::{ForwardOptions, Model, peft};
 use crate::ops::adamw::AdamW;
 use crate::tape::{Gradients, Tape};
 use crate::tensor::Tensor;
 use crate::tensor::batch::{Batch, Targets};
 use crate::tensor::device::Device;
 use crate::train::optim::{Optimizer, OptimizerKind};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
 
 /// Largest difference of a logit or hidden number.
 pub const LOGITS_TOLERANCE: f64 = 1e-4;
@@ -334,4 +340,103 @@ fn steps(
             note: note("share of entries off by more than 1e-5"),
         },
     ])
+}
+
+/// Compares the model of a directory with the reference values beside it (`golden.safetensors`,
+/// `after_adamw.safetensors`, `golden.json`); `model` takes the model from elsewhere.
+///
+/// Also says what was not compared, and why.
+pub fn check_directory(
+    dir: &Path,
+    model: Option<&Path>,
+    device: &Device,
+) -> Result<(Vec<Comparison>, Option<String>)> {
+    let (model, mut weights) = open_model(device, dir, model)?;
+    let grouped = dir.join("golden_grouped.safetensors");
+    let is_grouped = grouped.exists();
+    let path = if is_grouped { grouped } else { dir.join("golden.safetensors") };
+    let golden = open_safetensors(&path)?;
+    let name = if is_grouped { "after_adamw_grouped" } else { "after_adamw" };
+    let after_path = dir.join(format!("{name}.safetensors"));
+    if !after_path.exists() {
+        let skipped = Some(format!("there is no {name}.safetensors"));
+        let found = device.run(|| check(device, &model, &mut weights, &golden, None))?;
+        return Ok((found, skipped));
+    }
+    let file = open_safetensors(&after_path)?;
+    let (settings, n_steps) = optimizer_settings(&dir.join("golden.json"))?;
+    let after = AfterAdamW { file: &file, settings, n_steps };
+    Ok((device.run(|| check(device, &model, &mut weights, &golden, Some(after)))?, None))
+}
+
+/// The model of a directory, or, where it holds an adapter, its base with the adapter.
+fn open_model(device: &Device, dir: &Path, model_path: Option<&Path>) -> Result<(Model, Weights)> {
+    let adapter_dir = [dir.join("adapter"), dir.to_path_buf()]
+        .into_iter()
+        .find(|dir| dir.join("adapter_config.json").exists());
+    let base = match &adapter_dir {
+        Some(adapter_dir) => base_of(dir, adapter_dir)?,
+        None => dir.to_path_buf(),
+    };
+    let checkpoint = Checkpoint::open(model_path.unwrap_or(&base))?;
+    // Reference losses are without the load balance.
+    let config = Config { balance_scale: 0.0, ..checkpoint.model().config().clone() };
+    let model = Model::new(config);
+    let mut weights = checkpoint.weights(device)?;
+    if let Some(adapter_dir) = adapter_dir {
+        let config_path = adapter_dir.join("adapter_config.json");
+        let file = open_safetensors(&adapter_dir.join("adapter_model.safetensors"))?;
+        let config = (config_path.display().to_string(), read_text(&config_path)?);
+        peft::apply(device, &mut weights, (&config.0, &config.1), &file)?;
+    }
+    Ok((model, weights))
+}
+
+/// The base of an adapter: what its config names, beside the set, else what golden.json names.
+fn base_of(dir: &Path, adapter_dir: &Path) -> Result<PathBuf> {
+    let read = |path: PathBuf, key: &str| -> Option<String> {
+        let json: Value = serde_json::from_str(&std::fs::read_to_string(path).ok()?).ok()?;
+        json.get(key)?.as_str().map(str::to_string)
+    };
+    let named = read(adapter_dir.join("adapter_config.json"), "base_model_name_or_path");
+    let golden = read(dir.join("golden.json"), "base");
+    let candidates = [
+        named.as_ref().map(|name| dir.join(name)),
+        named.as_ref().map(PathBuf::from),
+        golden.as_ref().map(|name| dir.join("..").join(name)),
+    ];
+    let mut candidates = candidates.into_iter().flatten();
+    candidates.find(|path| path.join("config.json").exists()).ok_or_else(|| {
+        let problem = format!("the base model of {} is not there", adapter_dir.display());
+        let name = named.or(golden).unwrap_or_default();
+        Error::input(problem, &format!("put {name:?} where the adapter's config points"))
+    })
+}
+
+/// `optimizer` of golden.json: settings and number of steps.
+fn optimizer_settings(path: &Path) -> Result<(AdamW, usize)> {
+    let json: Value = serde_json::from_str(&read_text(path)?).map_err(|error| {
+        Error::input(format!("{}: {error}", path.display()), "make the set again")
+    })?;
+    let read = |pointer: &str| {
+        json.pointer(pointer).and_then(Value::as_f64).ok_or_else(|| {
+            let problem = format!("{}: there is no number at {pointer}", path.display());
+            Error::input(problem, "golden.json says how the steps were made")
+        })
+    };
+    let settings = AdamW {
+        lr: read("/optimizer/lr")?,
+        beta1: read("/optimizer/betas/0")?,
+        beta2: read("/optimizer/betas/1")?,
+        eps: read("/optimizer/eps")?,
+        weight_decay: read("/optimizer/weight_decay")?,
+        grad_scale: 1.0,
+        trust: None,
+    };
+    let n_steps = read("/optimizer/steps")?;
+    if !(1.0..=1e4).contains(&n_steps) {
+        let problem = format!("{}: {n_steps} optimizer steps", path.display());
+        return Err(Error::input(problem, "between 1 and 10000 steps are made"));
+    }
+    Ok((settings, n_steps as usize))
 }

@@ -27,6 +27,11 @@
 //!
 //! Not here: which documents (`data/`).
 
+#[cfg(feature = "fs")]
+pub mod bench;
+#[cfg(feature = "fs")]
+pub mod convert;
+#[cfg(feature = "fs")]
 pub mod golden;
 mod interval;
 mod middle;
@@ -185,6 +190,14 @@ pub fn measure(
         rest = after;
     }
     Ok(scores)
+}
+
+impl crate::train::Training {
+    /// How well the model of a training predicts these documents.
+    pub fn score(&self, docs: &[Encoded], settings: &EvalSettings) -> Result<Vec<DocScore>> {
+        let (model, weights) = (&self.trainer.model, &self.trainer.weights);
+        measure(model, weights, docs, settings, &mut |_, _| {})
+    }
 }
 
 /// Tokens of a document that are scored: learned ones, but for the first.

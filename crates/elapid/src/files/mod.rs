@@ -1,5 +1,7 @@
 //! Files made by others: bytes in, bytes out. Which paths they come from is not known here.
 
+#[cfg(feature = "fs")]
+pub mod disk;
 mod foreign;
 pub mod gguf;
 pub mod package;

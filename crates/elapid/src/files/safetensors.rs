@@ -309,8 +309,9 @@ fn out_dtype(tensor: &Outgoing) -> std::result::Result<(&'static str, u8), Strin
         DType::F32 => Ok(("F32", 0)),
         DType::BF16 => Ok(("BF16", 1)),
         DType::F16 => Ok(("F16", 2)),
-        DType::Block(block) => {
-            Err(format!("tensor `{}` is {}, which only GGUF holds", tensor.name, block.name()))
+        DType::U32 | DType::Block(_) => {
+            let (name, dtype) = (&tensor.name, tensor.dtype.name());
+            Err(format!("tensor `{name}` is {dtype}, which only GGUF holds"))
         }
     }
 }

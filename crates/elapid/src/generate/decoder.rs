@@ -72,7 +72,7 @@ impl Decoder {
     ) -> Result<Vec<f32>> {
         let is_single = next.iter().all(|ids| ids.len() == 1) && n_wanted.iter().all(|n| *n == 1);
         let logits = match weights.device().gpu() {
-            Some(gpu) if gpu.as_cuda().is_some() && is_single && can_record(model) => {
+            Some(gpu) if gpu.caps().graphs && is_single && can_record(model) => {
                 let ids: Vec<u32> = next.concat();
                 self.step(gpu, model, weights, &ids, states)?
             }
@@ -233,7 +233,7 @@ mod tests {
 
     fn cuda() -> impl Iterator<Item = &'static Device> {
         let devices = crate::ops::check::devices().iter().map(|it| &it.0);
-        devices.filter(|device| device.gpu().unwrap().as_cuda().is_some())
+        devices.filter(|device| device.gpu().unwrap().caps().graphs)
     }
 
     fn token(n: usize) -> u32 {

@@ -12,6 +12,9 @@
 
 pub mod decoder;
 pub mod engine;
+#[cfg(feature = "fs")]
+pub mod generator;
+mod request;
 pub mod sample;
 
 use crate::error::{Error, Result};
@@ -21,6 +24,17 @@ use crate::model::Model;
 use crate::model::state::State;
 use crate::model::weights::Weights;
 use std::ops::ControlFlow;
+
+impl crate::train::Training {
+    /// The likeliest continuations of several prompts, of at most `n_max` tokens.
+    pub fn continuations(&self, prompts: &[&[u32]], n_max: usize) -> Result<Vec<Vec<u32>>> {
+        let stops = self.loader.tokenizer().eog().to_vec();
+        let settings = GenerateSettings { n_max, sampling: Sampling::greedy(), stops };
+        let (model, weights) = (&self.trainer.model, &self.trainer.weights);
+        let on_token = |_, _| ControlFlow::Continue(());
+        weights.device().run(|| generate_many(model, weights, prompts, &settings, on_token))
+    }
+}
 
 /// How to generate.
 #[derive(Clone, Debug, PartialEq)]

@@ -49,6 +49,9 @@ pub struct Checkpoint {
     places: Vec<Place>,
     container: Container,
     texts: BTreeMap<String, SharedBytes>,
+    /// Where it was opened by the path of an adapter.
+    #[cfg(feature = "fs")]
+    pub(super) adapter: Option<std::path::PathBuf>,
 }
 
 enum Container {
@@ -74,7 +77,17 @@ impl Checkpoint {
         let name = gguf.str("general.name")?.unwrap_or(file).to_string();
         let container = Container::Gguf(Box::new(gguf));
         let (dir, texts) = (file.to_string(), BTreeMap::new());
-        Ok(Checkpoint { name, dir, config_json, model, places, container, texts })
+        Ok(Checkpoint {
+            name,
+            dir,
+            config_json,
+            model,
+            places,
+            container,
+            texts,
+            #[cfg(feature = "fs")]
+            adapter: None,
+        })
     }
 
     /// A directory or package; `dir` is its name for messages.
@@ -111,7 +124,17 @@ impl Checkpoint {
         let model = Model::new(config);
         let (places, container) = (model.places(), Container::SafeTensors(files));
         let name = dir.trim_end_matches('/').rsplit('/').next().unwrap_or(dir).to_string();
-        Ok(Checkpoint { name, dir: dir.into(), config_json, model, places, container, texts })
+        Ok(Checkpoint {
+            name,
+            dir: dir.into(),
+            config_json,
+            model,
+            places,
+            container,
+            texts,
+            #[cfg(feature = "fs")]
+            adapter: None,
+        })
     }
 
     /// A model that no file holds yet: its config.json and the small files that belong to it.
@@ -125,7 +148,22 @@ impl Checkpoint {
         let shared = |(name, bytes): (&str, Vec<u8>)| (name.to_string(), Arc::new(bytes) as _);
         let texts = texts.into_iter().map(shared).collect();
         let (name, dir) = (name.to_string(), name.to_string());
-        Ok(Checkpoint { name, dir, config_json, model, places, container, texts })
+        Ok(Checkpoint {
+            name,
+            dir,
+            config_json,
+            model,
+            places,
+            container,
+            texts,
+            #[cfg(feature = "fs")]
+            adapter: None,
+        })
+    }
+
+    /// Whether its weights lie in a file; those of a new model do not.
+    pub(crate) fn is_stored(&self) -> bool {
+        !matches!(&self.container, Container::SafeTensors(files) if files.is_empty())
     }
 
     /// What it calls itself.
@@ -133,9 +171,19 @@ impl Checkpoint {
         &self.name
     }
 
+    /// Where its files are, for messages.
+    pub fn dir(&self) -> &str {
+        &self.dir
+    }
+
     /// Its config.json, found or put together.
     pub fn config_json(&self) -> &str {
         &self.config_json
+    }
+
+    /// Parameters in all.
+    pub fn n_params(&self) -> usize {
+        self.model.specs().iter().map(|spec| spec.shape.iter().product::<usize>()).sum()
     }
 
     /// The shape of the model.

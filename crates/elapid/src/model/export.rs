@@ -12,8 +12,8 @@ use crate::model::config::gguf::{self as gguf_config, Arch, FREQUENCIES};
 use crate::model::config::{FeedForwardConfig, MixerConfig};
 use crate::model::weights::{ParamId, Role, Weights};
 use crate::tensor::DType;
+use crate::tensor::quant::mix::ArchFacts;
 pub use crate::tensor::quant::mix::Mix;
-use crate::tensor::quant::mix::{ArchFacts, StoredType};
 use crate::text::vocab;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
@@ -214,8 +214,7 @@ impl<'a> Export<'a> {
             ArchFacts { n_layer: layers.len(), n_expert: n_expert.unwrap_or(0), n_gqa, is_70b };
         let tensors = self.targets.iter();
         let tensors: Vec<_> = tensors.map(|t| (t.name.clone(), t.shape.clone())).collect();
-        let types = mix.choose(&tensors, &facts);
-        types.into_iter().map(dtype_of).collect()
+        mix.choose(&tensors, &facts)
     }
 
     fn general(
@@ -274,15 +273,6 @@ fn kept(target: &Target) -> DType {
     target.dtype.filter(|_| !is_small).unwrap_or(DType::F32)
 }
 
-fn dtype_of(stored: StoredType) -> DType {
-    match stored {
-        StoredType::F32 => DType::F32,
-        StoredType::F16 => DType::F16,
-        StoredType::BF16 => DType::BF16,
-        StoredType::Block(block) => DType::Block(block),
-    }
-}
-
 fn pretty(map: &Map<String, Value>) -> Vec<u8> {
     let mut text = serde_json::to_string_pretty(map).expect("strings and numbers are JSON");
     text.push('\n');
@@ -297,7 +287,7 @@ fn config_bytes(checkpoint: &Checkpoint, dtype: Option<DType>) -> Vec<u8> {
         Some(DType::F32) => "float32",
         Some(DType::F16) => "float16",
         Some(DType::BF16) => "bfloat16",
-        Some(DType::Block(_)) | None => return text.as_bytes().to_vec(),
+        Some(DType::U32 | DType::Block(_)) | None => return text.as_bytes().to_vec(),
     };
     // The text is changed in place: a file with a bare Infinity is not JSON and must pass, too.
     for key in ["\"torch_dtype\"", "\"dtype\""] {

@@ -4,15 +4,22 @@
 //! `Weights`, what a sequence carries in `State`. The same functions train (a tape that records,
 //! no states) and generate (a tape that does not, one state per segment).
 
+#[cfg(feature = "fs")]
+pub mod adapter;
 pub mod checkpoint;
 pub mod config;
 pub mod export;
 pub mod gguf_lora;
+pub mod info;
 mod layer;
 pub mod lora;
+#[cfg(feature = "fs")]
+pub mod open;
 pub mod params;
 pub mod peft;
 pub mod place;
+#[cfg(feature = "fs")]
+pub mod save;
 pub mod state;
 pub mod weights;
 

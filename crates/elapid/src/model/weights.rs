@@ -313,6 +313,14 @@ impl Weights {
         &mut self.params[id.0].tensor
     }
 
+    /// The numbers of several, to change; ids in their order.
+    pub fn tensors_mut(&mut self, ids: &[ParamId]) -> Vec<&mut Tensor> {
+        ids.iter().for_each(|&id| self.put_in_order(id));
+        let params = self.params.iter_mut().enumerate();
+        let wanted = params.filter(|(idx, _)| ids.binary_search(&ParamId(*idx)).is_ok());
+        wanted.map(|(_, param)| &mut param.tensor).collect()
+    }
+
     /// Whether it is trained.
     pub fn is_trained(&self, id: ParamId) -> bool {
         self.params[id.0].policy == Policy::Trained

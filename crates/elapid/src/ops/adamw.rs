@@ -15,7 +15,7 @@ use crate::tensor::Tensor;
 use crate::tensor::cpu::F32s;
 use crate::tensor::device::Device;
 use crate::tensor::gpu::product::IN_BF16;
-use crate::tensor::gpu::{Arg, Gpu, Kernel, Many, Word, Work};
+use crate::tensor::gpu::{Arg, Gpu, Kernel, Row, Word, Work};
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
@@ -24,9 +24,9 @@ use std::ops::Range;
 pub struct AdamW {
     /// Learning rate.
     pub lr: f64,
-    /// Memory of the first moment.
+    /// AdamW beta1: decay rate of the first moment.
     pub beta1: f64,
-    /// Memory of the second moment.
+    /// AdamW beta2: decay rate of the second moment.
     pub beta2: f64,
     /// Added to the root of the second moment.
     pub eps: f64,
@@ -69,51 +69,66 @@ pub fn adamw(p: &mut Tensor, g: &Tensor, m: &mut Tensor, v: &mut Tensor, t: u64,
     });
 }
 
-/// Step number `t` of many parameters. Each is done when it is added, or by `finish`: CUDA takes
-/// them all in one launch, and then also makes the copies in bf16 that its products read.
-pub struct Steps {
+/// Step number `t` of many parameters, which stay borrowed until `finish`. Each is done when it is
+/// added, or by `finish` where one launch can take all that wait: it then also makes the copies in
+/// bf16 that products read.
+pub struct Steps<'a> {
     t: u64,
-    waiting: Many,
-    /// Where the work waits.
-    gpu: Option<Gpu>,
+    waiting: Vec<Waiting<'a>>,
 }
 
-impl Steps {
+struct Waiting<'a> {
+    p: &'a mut Tensor,
+    g: &'a Tensor,
+    moments: [&'a mut Tensor; 2],
+    scalars: Scalars,
+}
+
+impl<'a> Steps<'a> {
     /// Nothing yet.
-    pub fn new(t: u64) -> Steps {
-        Steps { t, waiting: Many::default(), gpu: None }
+    pub fn new(t: u64) -> Steps<'a> {
+        Steps { t, waiting: Vec::new() }
     }
 
-    /// As `adamw`. The tensors stay as they are until `finish`.
+    /// As `adamw`.
     pub fn add(
         &mut self,
-        p: &mut Tensor,
-        g: &Tensor,
-        m: &mut Tensor,
-        v: &mut Tensor,
+        p: &'a mut Tensor,
+        g: &'a Tensor,
+        m: &'a mut Tensor,
+        v: &'a mut Tensor,
         config: &AdamW,
     ) {
-        let Some(gpu) = p.device().gpu().filter(|gpu| gpu.can_wait(g)).cloned() else {
+        if p.device().gpu().is_none_or(|gpu| !gpu.can_follow(g)) {
             return adamw(p, g, m, v, self.t, config);
-        };
+        }
         expect_shapes(p, [g, m, v]);
-        let copy = p.take_derived(IN_BF16);
-        for tensor in [&mut *p, m, v] {
-            tensor.expect_unique();
-        }
-        let tensors = [Some(g), Some(&*p), Some(&*m), Some(&*v), copy.as_ref()];
-        let words = Scalars::new(self.t, config).words(p.n_elem());
-        self.waiting.add(p.n_elem().div_ceil(PIECE), &tensors, &words);
-        if let Some(copy) = copy {
-            p.keep_derived(IN_BF16, copy);
-        }
-        self.gpu = Some(gpu);
+        let scalars = Scalars::new(self.t, config);
+        self.waiting.push(Waiting { p, g, moments: [m, v], scalars });
     }
 
     /// Does what waits.
-    pub fn finish(self) {
-        if let Some(gpu) = self.gpu {
-            self.waiting.finish(&gpu, &STEPS, &[("PIECE", PIECE)]);
+    pub fn finish(mut self) {
+        let gpu = self.waiting.first().and_then(|first| first.p.device().gpu()).cloned();
+        let Some(gpu) = gpu else { return };
+        let copy = |it: &mut Waiting| it.p.take_derived(IN_BF16);
+        let mut copies: Vec<Option<Tensor>> = self.waiting.iter_mut().map(copy).collect();
+        let mut rows = Vec::with_capacity(copies.len());
+        for (Waiting { p, g, moments: [m, v], scalars }, copy) in
+            self.waiting.iter_mut().zip(&mut copies)
+        {
+            let n = p.n_elem();
+            let outs = [Some(&mut **p), Some(m), Some(v), copy.as_mut()];
+            let outs = outs.into_iter().map(|out| out.map(Arg::Out));
+            let tensors = [Some(Arg::In(g))].into_iter().chain(outs).collect();
+            let params = scalars.words(n).to_vec();
+            rows.push(Row { n_groups: n.div_ceil(PIECE), tensors, params });
+        }
+        gpu.launch_many(&STEPS, &[("PIECE", PIECE)], rows, None);
+        for (it, copy) in self.waiting.iter().zip(copies) {
+            if let Some(copy) = copy {
+                it.p.keep_derived(IN_BF16, copy);
+            }
         }
     }
 }
@@ -138,25 +153,21 @@ pub fn adamw_sizes(
     let [m, v] = moments;
     expect_shapes(p, [g, m, v]);
     let scalars = Scalars::new(t, config);
-    let cpu = match p.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => {
-            let (ratios, sizes) = sizes_gpu(gpu, [p, g, m, v], &scalars);
-            let mean = |sum: f64| (sum / p.n_elem().max(1) as f64).sqrt();
-            let step = config.lr / (1.0 - config.beta1.powi(exponent(t)));
-            return (step * mean(ratios), mean(sizes));
+    let (ratios, sizes) = match p.device() {
+        Device::Gpu(gpu) => sizes_gpu(gpu, [p, g, m, v], &scalars),
+        Device::Cpu(cpu) => {
+            let pieces = p.f32().chunks(PIECE).zip(g.f32().chunks(PIECE));
+            let moments = m.f32().chunks(PIECE).zip(v.f32().chunks(PIECE));
+            let sums = cpu.map(pieces.zip(moments).collect(), |((p, g), (m, v))| {
+                cpu.simd(Sizes { p, g, m, v, scalars })
+            });
+            let add = |(a, b), (c, d): (f32, f32)| (a + f64::from(c), b + f64::from(d));
+            sums.into_iter().fold((0.0, 0.0), add)
         }
     };
-    let pieces = p.f32().chunks(PIECE).zip(g.f32().chunks(PIECE));
-    let moments = m.f32().chunks(PIECE).zip(v.f32().chunks(PIECE));
-    let sums = cpu.map(pieces.zip(moments).collect(), |((p, g), (m, v))| {
-        cpu.simd(Sizes { p, g, m, v, scalars })
-    });
-    let mean = |which: fn(&(f32, f32)) -> f32| {
-        sums.iter().map(|sums| which(sums) as f64).sum::<f64>() / p.n_elem().max(1) as f64
-    };
+    let mean = |sum: f64| (sum / p.n_elem().max(1) as f64).sqrt();
     let step = config.lr / (1.0 - config.beta1.powi(exponent(t)));
-    (step * mean(|sums| sums.0).sqrt(), mean(|sums| sums.1).sqrt())
+    (step * mean(ratios), mean(sizes))
 }
 
 static STEP: Kernel = Kernel {
@@ -485,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn a_graphics_processor_makes_the_same_steps() {
+    fn a_gpu_makes_the_same_steps() {
         // A tail behind the last four, slow and quick moments, gradients of all sizes.
         let n = 10_007;
         let wild = |x: f32| x * 10f32.powf(6.0 * x.sin());
@@ -531,19 +542,20 @@ mod tests {
             for t in 1..4 {
                 let ([ms, vs], [other_ms, other_vs]): (&mut [Vec<Tensor>; 2], &mut [Vec<_>; 2]) =
                     (&mut moments, &mut others);
-                let mut steps = Steps::new(t);
                 for idx in 0..shapes.len() {
                     let (g, config) = (grad(t, idx), config(idx));
                     adamw(&mut alone[idx], &g, &mut ms[idx], &mut vs[idx], t, &config);
                 }
                 let grads: Vec<Tensor> = (0..shapes.len()).map(|idx| grad(t, idx)).collect();
-                for (idx, g) in grads.iter().enumerate() {
-                    // The last has no copy yet.
-                    if idx + 1 < shapes.len() {
-                        in_format(gpu, &together[idx]);
-                    }
-                    let (m, v) = (&mut other_ms[idx], &mut other_vs[idx]);
-                    steps.add(&mut together[idx], g, m, v, &config(idx));
+                // The last has no copy yet.
+                for p in &together[..shapes.len() - 1] {
+                    in_format(gpu, p);
+                }
+                let mut steps = Steps::new(t);
+                let moments = other_ms.iter_mut().zip(other_vs.iter_mut());
+                let all = together.iter_mut().zip(&grads).zip(moments).enumerate();
+                for (idx, ((p, g), (m, v))) in all {
+                    steps.add(p, g, m, v, &config(idx));
                 }
                 steps.finish();
                 device.check().unwrap();

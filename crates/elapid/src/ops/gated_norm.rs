@@ -172,10 +172,10 @@ static BACKWARD: Kernel = Kernel { entry: "gated_norm_backward", ..FORWARD };
 static DW: Kernel = Kernel { entry: "gated_norm_dw", ..FORWARD };
 static BACKWARD_ROWS: Kernel = Kernel { entry: "gated_norm_backward_rows", ..FORWARD };
 
-/// Whether CUDA takes eight channels at a time, and keeps all of a group in registers.
+/// Whether a thread takes eight channels at a time, and keeps all of a group in registers.
 fn has_eights(gpu: &Gpu, inputs: &Inputs) -> bool {
     let d_group = inputs.w.n_elem() / inputs.config.n_group;
-    gpu.as_cuda().is_some() && d_group.is_multiple_of(8) && d_group <= 2048
+    gpu.caps().wide_loads && d_group.is_multiple_of(8) && d_group <= 2048
 }
 
 /// Constants of all kernels, and the work of one workgroup to each group of channels of a row.

@@ -27,18 +27,17 @@ KERNEL sum_squares(const T0* x, T1* sums, Params p) {
 // A row of the table; see gpu/many.rs.
 struct Row {
     const float* x;
-    float* sums;
     u32 n, first;
 };
 
 struct Table { u32 rows, n_groups; };
 
-KERNEL sum_squares_all(const T0* table, Table t) {
+KERNEL sum_squares_all(const T0* table, T1* sums, Table t) {
     u32 group = (u32)group_of();
     if (group >= t.n_groups) return;
     uint2 place = ((const uint2*)table)[group];
     Row row = ((const Row*)(table + t.rows))[place.x];
     float sum = piece_of(row.x, (size_t)place.y * PIECE, row.n);
-    if (threadIdx.x == 0) row.sums[row.first + place.y] = sum;
+    if (threadIdx.x == 0) store(sums, row.first + place.y, sum);
 }
 #endif

@@ -3,13 +3,14 @@
 //! Squares are summed in f64 over fixed pieces, the pieces in order: the same bits on any number
 //! of threads, and no overflow below 1e154. There is no backward.
 //!
-//! A graphics processor sums pieces in f32, the host adds them up: squares overflow past 1e19.
+//! A GPU sums pieces in f32, the host adds them up: squares overflow past 1e19.
 //! (tidy: allow unchecked)
 
 use crate::tensor::Tensor;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Arg, Gpu, Kernel, Many, Work};
+use crate::tensor::gpu::{Arg, Gpu, Kernel, Row, Work};
 
+/// Numbers of a task, or of a group of threads.
 const PIECE: usize = 1 << 14;
 
 /// The norm of all tensors together.
@@ -29,35 +30,34 @@ static SUM_SQUARES: Kernel = Kernel {
 };
 // For CUDA.
 static SUM_ALL: Kernel = Kernel { entry: "sum_squares_all", wgsl: "", ..SUM_SQUARES };
-/// Numbers of a group; a whole tensor may not need more groups than a grid has.
-const PIECE_GPU: usize = 1 << 14;
 
 /// All partial sums into one tensor, which the host reads once.
 fn norm_gpu(gpu: &Gpu, grads: &[&Tensor]) -> f64 {
     let device = Device::Gpu(gpu.clone());
-    let n_pieces = |x: &Tensor| gpu.parts(x).map(|part| part.len().div_ceil(PIECE_GPU)).sum();
+    let n_pieces = |x: &Tensor| gpu.parts(x).map(|part| part.len().div_ceil(PIECE)).sum();
     let n_sums: usize = grads.iter().map(|x| -> usize { n_pieces(x) }).sum();
     let mut sums = Tensor::uninit(&device, &[n_sums]);
     let mut first = 0;
-    if grads.iter().all(|x| gpu.can_wait(x)) {
-        let mut all = Many::default();
+    if grads.iter().all(|x| gpu.can_follow(x)) {
+        let mut rows = Vec::with_capacity(grads.len());
         for x in grads {
-            let n_groups = x.n_elem().div_ceil(PIECE_GPU);
-            all.add(n_groups, &[Some(x), Some(&sums)], &[x.n_elem().into(), first.into()]);
+            let n_groups = x.n_elem().div_ceil(PIECE);
+            let params = vec![x.n_elem().into(), first.into()];
+            rows.push(Row { n_groups, tensors: vec![Some(Arg::In(x))], params });
             first += n_groups;
         }
-        all.finish(gpu, &SUM_ALL, &[("PIECE", PIECE_GPU)]);
+        gpu.launch_many(&SUM_ALL, &[("PIECE", PIECE)], rows, Some(&mut sums));
         return norm_of(&sums);
     }
     for x in grads {
         for part in gpu.parts(x) {
             let n = part.len();
-            let n_groups = n.div_ceil(PIECE_GPU);
+            let n_groups = n.div_ceil(PIECE);
             let numbers = x.reshape(&[x.n_elem()]).rows(part);
             let mut args = [Arg::In(&numbers), Arg::Out(&mut sums)];
             let work = Work::grid([n_groups, 1, 1], 256);
             let params = [n.into(), first.into()];
-            gpu.launch(&SUM_SQUARES, work, &[("PIECE", PIECE_GPU)], &mut args, &params);
+            gpu.launch(&SUM_SQUARES, work, &[("PIECE", PIECE)], &mut args, &params);
             first += n_groups;
         }
     }
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_graphics_processor_finds_the_same_norm() {
+    fn a_gpu_finds_the_same_norm() {
         let (x, y) = (Input::normal(1, &[70_001], 3.0), Input::normal(2, &[5], 1e-6));
         let norm_on = |device: &Device| grad_norm([x.tensor(device), y.tensor(device)].iter());
         let want = norm_on(&Device::cpu(1).unwrap());

@@ -93,40 +93,42 @@ fn look_ahead(g: &Tensor, mu: &mut Tensor, grad_scale: f64) -> Tensor {
 }
 
 /// The orthogonal matrix that `x` is near to, about.
-fn orthogonal(mut x: Tensor) -> Tensor {
-    let device = x.device().clone();
+fn orthogonal(x: Tensor) -> Tensor {
     let (rows, cols) = x.dims2();
-    let inverse = (1.0 / grad_norm(std::iter::once(&x)).max(NORM_MIN)) as f32;
-    let cpu = match &device {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return orthogonal_gpu(gpu, scaled_by(&x, inverse)),
-    };
-    cpu.each_piece(x.f32_mut(), PIECE, |_, x| x.iter_mut().for_each(|x| *x *= inverse));
     let short = rows.min(cols);
+    let inverse = (1.0 / grad_norm(std::iter::once(&x)).max(NORM_MIN)) as f32;
+    let mut x = scaled_by(&x, inverse);
     let [a, b, c] = COEFFICIENTS;
-    let mut gram = Tensor::uninit(&device, &[short, short]);
-    let mut square = Tensor::uninit(&device, &[short, short]);
-    let mut next = Tensor::uninit(&device, x.shape());
+    let mut gram = Tensor::uninit(x.device(), &[short, short]);
     for _ in 0..N_ITER {
-        let mat = Mat::new(x.f32(), rows, cols);
-        let out = MatMut::new(gram.f32_mut(), short, short);
         match rows <= cols {
-            true => cpu.gemm(out, 0.0, 1.0, mat, mat.t(), Scope::Machine),
-            false => cpu.gemm(out, 0.0, 1.0, mat.t(), mat, Scope::Machine),
+            true => product(&mut gram, 0.0, 1.0, Side::Plain(&x), Side::Transposed(&x)),
+            false => product(&mut gram, 0.0, 1.0, Side::Transposed(&x), Side::Plain(&x)),
         }
-        square.f32_mut().copy_from_slice(gram.f32());
-        let gram = Mat::new(gram.f32(), short, short);
-        cpu.gemm(MatMut::new(square.f32_mut(), short, short), b, c, gram, gram, Scope::Machine);
-        let square = Mat::new(square.f32(), short, short);
-        next.f32_mut().copy_from_slice(x.f32());
-        let out = MatMut::new(next.f32_mut(), rows, cols);
+        let mut square = gram.copied();
+        product(&mut square, b, c, Side::Plain(&gram), Side::Plain(&gram));
+        let mut next = x.copied();
         match rows <= cols {
-            true => cpu.gemm(out, a, 1.0, square, mat, Scope::Machine),
-            false => cpu.gemm(out, a, 1.0, mat, square, Scope::Machine),
+            true => product(&mut next, a, 1.0, Side::Plain(&square), Side::Plain(&x)),
+            false => product(&mut next, a, 1.0, Side::Plain(&x), Side::Plain(&square)),
         }
-        std::mem::swap(&mut x, &mut next);
+        x = next;
     }
     x
+}
+
+/// `out = alpha a @ b + beta out`, of whole matrices.
+fn product(out: &mut Tensor, beta: f32, alpha: f32, a: Side, b: Side) {
+    let cpu = match out.device().clone() {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return gpu.product(out, beta, alpha, a, b),
+    };
+    let [a, b] = [a, b].map(|side| match side {
+        Side::Transposed(x) => Mat::new(x.f32(), x.dims2().0, x.dims2().1).t(),
+        Side::Plain(x) | Side::Columns(x, ..) => Mat::new(x.f32(), x.dims2().0, x.dims2().1),
+    });
+    let (rows, cols) = out.dims2();
+    cpu.gemm(MatMut::new(out.f32_mut(), rows, cols), beta, alpha, a, b, Scope::Machine);
 }
 
 static COMBINE: Kernel = Kernel {
@@ -141,29 +143,6 @@ fn combine_gpu(gpu: &Gpu, y: &mut Tensor, keep: f32, x: &Tensor, factor: f32) {
     let n = x.n_elem();
     let mut args = [Arg::In(x), Arg::Out(y)];
     gpu.launch(&COMBINE, Work::each(n), &[], &mut args, &[n.into(), keep.into(), factor.into()]);
-}
-
-/// The iterations of `orthogonal`.
-fn orthogonal_gpu(gpu: &Gpu, mut x: Tensor) -> Tensor {
-    let (rows, cols) = x.dims2();
-    let short = rows.min(cols);
-    let [a, b, c] = COEFFICIENTS;
-    let mut gram = Tensor::uninit(x.device(), &[short, short]);
-    for _ in 0..N_ITER {
-        match rows <= cols {
-            true => gpu.product(&mut gram, 0.0, 1.0, Side::Plain(&x), Side::Transposed(&x)),
-            false => gpu.product(&mut gram, 0.0, 1.0, Side::Transposed(&x), Side::Plain(&x)),
-        }
-        let mut square = gram.copied();
-        gpu.product(&mut square, b, c, Side::Plain(&gram), Side::Plain(&gram));
-        let mut next = x.copied();
-        match rows <= cols {
-            true => gpu.product(&mut next, a, 1.0, Side::Plain(&square), Side::Plain(&x)),
-            false => gpu.product(&mut next, a, 1.0, Side::Plain(&x), Side::Plain(&square)),
-        }
-        x = next;
-    }
-    x
 }
 
 /// `y = keep y + factor x`
@@ -273,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_graphics_processor_makes_the_same_steps() {
+    fn a_gpu_makes_the_same_steps() {
         for shape in [[7, 5], [33, 70]] {
             let config = AdamW { trust: Some(0.1), ..AdamW::default() };
             let run = |device: &Device| {

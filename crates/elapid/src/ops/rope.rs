@@ -20,7 +20,7 @@
 //!
 //! The position of a row is the offset of its segment plus its index in the segment. Frequencies
 //! are f32, rounded step by step as the reference implementation rounds them; angles are f64, so
-//! that position 1,000,000 is as good as position 1. On a graphics processor kernels read the same
+//! that position 1,000,000 is as good as position 1. On a GPU kernels read the same
 //! cosines and sines, which go over once, a block of positions at a time.
 //!
 //! Not here: the interleaved pairing (2i, 2i + 1), which no supported family stores; the projection
@@ -33,7 +33,6 @@ use crate::tensor::gpu::{Arg, Gpu, Kernel, Work};
 use crate::tensor::segment::{Segment, Segments};
 use crate::tensor::{DType, Tensor};
 use pulp::{Simd, WithSimd};
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::f64::consts::TAU;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -100,15 +99,14 @@ pub struct RopeTable {
     amplitude: f32,
     /// By `position / BLOCK`; absent until used, so that one far position costs one block.
     blocks: Arc<Mutex<Blocks>>,
-    /// What went over to the graphics processor that used it last: `Uploaded`, whose type is hidden
-    /// as in `Segments`.
-    uploaded: Arc<Mutex<Option<Box<dyn Any + Send + Sync>>>>,
+    /// What the GPU that used it last has of it.
+    uploaded: Arc<Mutex<Option<Uploaded>>>,
 }
 
 /// Each holds, per position, `d_rotary / 2` cosines and then as many sines.
 type Blocks = BTreeMap<usize, Arc<[f32]>>;
 
-/// Cosines and sines on a graphics processor.
+/// Cosines and sines on a GPU.
 #[derive(Clone)]
 struct Uploaded {
     /// (room * BLOCK, d_rotary): the blocks, in the order in which they came.
@@ -234,12 +232,12 @@ impl RopeTable {
         used
     }
 
-    /// The same on a graphics processor; blocks that are there already stay where they are.
+    /// The same on a GPU; blocks that are there already stay where they are.
     fn upload(&self, gpu: &Gpu, segments: &Segments) -> Uploaded {
         let device = Device::Gpu(gpu.clone());
-        let is_here = |it: &Uploaded| it.table.device().gpu().is_some_and(|it| it.is_same(gpu));
+        let is_here = |it: &Uploaded| it.table.device().is_same(&device);
         let mut kept = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = kept.take().and_then(|it| it.downcast().ok()).map(|it| *it).filter(is_here);
+        let before = kept.take().filter(is_here);
         let n_ahead = segments.n_ahead();
         let wanted = segments.iter().flat_map(|segment| block_range(segment, n_ahead));
         let missing = |it: &Uploaded| !wanted.clone().all(|idx| it.slot_of.contains_key(&idx));
@@ -247,7 +245,7 @@ impl RopeTable {
             Some(before) if !missing(&before) => before,
             before => self.extended(&device, before, self.blocks(&device, segments)),
         };
-        *kept = Some(Box::new(whole.clone()));
+        *kept = Some(whole.clone());
         whole
     }
 
@@ -365,7 +363,7 @@ impl Direction {
 static TURN: Kernel =
     Kernel { entry: "rope_turn", wgsl: include_str!("rope.wgsl"), cuda: include_str!("rope.cu") };
 
-/// What forward and backward share on a graphics processor.
+/// What forward and backward share on a GPU.
 struct GpuTurns {
     uploaded: Uploaded,
     /// (n_tok), whole numbers
@@ -396,8 +394,8 @@ impl GpuTurns {
             _ => Tensor::activation(x.device(), x.shape()),
         };
         let n_head = width / d_head;
-        // On CUDA a thread takes eight numbers of some heads, where widths allow it.
-        let is_wide = half.is_multiple_of(8) && d_head.is_multiple_of(8) && gpu.as_cuda().is_some();
+        // A thread takes eight numbers of some heads, where it can and widths allow it.
+        let is_wide = half.is_multiple_of(8) && d_head.is_multiple_of(8) && gpu.caps().wide_loads;
         let n_heads = (1..=4).rev().find(|&n| n_head.is_multiple_of(n)).unwrap_or(1);
         let (n_wide, n_heads) = if is_wide { (8, n_heads) } else { (1, 1) };
         // Else one for each pair and for each number that passes through.

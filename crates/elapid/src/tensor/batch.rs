@@ -3,7 +3,6 @@
 use crate::tensor::Tensor;
 use crate::tensor::device::Device;
 use crate::tensor::segment::Segments;
-use std::any::Any;
 use std::sync::{Arc, OnceLock};
 
 /// Ids of tokens; clones share them.
@@ -12,26 +11,22 @@ pub struct Tokens(Arc<Inner>);
 
 struct Inner {
     list: Vec<u32>,
-    /// On the graphics processor that first wanted them: a tensor, whose type is hidden as in
-    /// `Segments`.
-    there: OnceLock<Box<dyn Any + Send + Sync>>,
+    /// On the GPU that first wanted them.
+    there: OnceLock<Tensor>,
 }
 
 impl Tokens {
-    /// The same on a graphics processor.
+    /// The same on a GPU.
     pub(crate) fn on(&self, device: &Device) -> Tensor {
         let make = || Tensor::from_u32(device, &self.0.list);
-        let there = self.0.there.get_or_init(|| Box::new(make())).downcast_ref::<Tensor>();
-        match there {
-            Some(there) if there.device().is_same(device) => there.clone(),
-            _ => make(),
-        }
+        let there = self.0.there.get_or_init(make);
+        if there.device().is_same(device) { there.clone() } else { make() }
     }
 
     /// Gives recorded work other tokens.
     pub(crate) fn step_on(&self, ids: &[u32]) {
-        let there = self.0.there.get().and_then(|there| there.downcast_ref::<Tensor>());
-        there.expect("recorded work has read its tokens").retell(ids);
+        let there = self.0.there.get().expect("recorded work has read its tokens");
+        there.rewrite(bytemuck::cast_slice(ids));
     }
 }
 

@@ -3,23 +3,23 @@
 //! An enum, matched outside the loops.
 
 use crate::error::{Error, Result};
-use crate::tensor::cpu::{Cpu, Mat, MatMut, MemoryUse, Scope};
-use crate::tensor::gpu::product::Side;
-use crate::tensor::gpu::{Gpu, Precision};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::DType;
+use crate::tensor::cpu::Cpu;
+use crate::tensor::gpu::{Gpu, Precision, list_wgpu};
+use crate::tensor::shelf::MemoryUse;
 use std::sync::Arc;
 
 /// A device; clones share its threads and buffers.
 #[derive(Clone)]
 pub enum Device {
-    /// The processor.
+    /// The CPU.
     Cpu(Arc<Cpu>),
-    /// A graphics processor.
+    /// A GPU.
     Gpu(Gpu),
 }
 
 impl Device {
-    /// The processor with `n_threads` threads.
+    /// The CPU with `n_threads` threads.
     pub fn cpu(n_threads: usize) -> Result<Device> {
         let cpu = Cpu::new(n_threads).map_err(|error| Error::Device {
             problem: format!("cannot start {n_threads} threads: {error}"),
@@ -31,36 +31,24 @@ impl Device {
     /// Device by the name a person types: `auto`, `cpu`, `gpu`, `wgpu`, `wgpu:1`, `cuda`, `cuda:1`.
     ///
     /// `gpu` is CUDA where there is one, else wgpu. `auto` takes a GPU that is no software, else
-    /// the processor.
+    /// the CPU.
     pub fn by_name(name: &str, precision: Precision, n_threads: usize) -> Result<Device> {
-        let host = || match Device::cpu(n_threads)? {
-            Device::Cpu(cpu) => Ok(cpu),
-            Device::Gpu(gpu) => Ok(gpu.host().clone()),
-        };
+        let host = || Device::cpu(n_threads).map(|device| device.host().clone());
+        let cuda = |index| Gpu::cuda(index, host()?, precision).map(Device::Gpu);
+        let wgpu = |index| Gpu::wgpu(index, host()?).map(Device::Gpu);
         let (kind, index) = match name.split_once(':') {
             None => (name, Some(0)),
             Some((kind, index)) => (kind, index.parse().ok()),
         };
         match (kind, index) {
             ("cpu", Some(0)) => Device::cpu(n_threads),
-            ("auto", Some(0)) => match Gpu::cuda(0, host()?, precision) {
-                Ok(gpu) => Ok(Device::Gpu(gpu)),
-                Err(_)
-                    if crate::tensor::gpu::list_wgpu()
-                        .first()
-                        .is_some_and(|it| it.kind == "discrete") =>
-                {
-                    Gpu::wgpu(0, host()?).map(Device::Gpu)
-                }
-                Err(_) => Device::cpu(n_threads),
-            },
-            ("gpu", Some(index)) => {
-                let found = Gpu::cuda(index, host()?, precision);
-                let found = found.or_else(|_| Gpu::wgpu(index, host()?));
-                found.map(Device::Gpu)
-            }
-            ("cuda", Some(index)) => Gpu::cuda(index, host()?, precision).map(Device::Gpu),
-            ("wgpu", Some(index)) => Gpu::wgpu(index, host()?).map(Device::Gpu),
+            ("auto", Some(0)) => cuda(0).or_else(|_| match list_wgpu().first() {
+                Some(adapter) if adapter.kind == "discrete" => wgpu(0),
+                _ => Device::cpu(n_threads),
+            }),
+            ("gpu", Some(index)) => cuda(index).or_else(|_| wgpu(index)),
+            ("cuda", Some(index)) => cuda(index),
+            ("wgpu", Some(index)) => wgpu(index),
             _ => Err(Error::Device {
                 problem: format!("there is no device `{name}`"),
                 hint: "use `auto`, `cpu`, `gpu`, `wgpu`, `cuda`, or one of several: `cuda:1`"
@@ -69,7 +57,7 @@ impl Device {
         }
     }
 
-    /// The processor, or what a graphics processor leaves to it.
+    /// The CPU, or the one that works for a GPU.
     pub fn host(&self) -> &Arc<Cpu> {
         match self {
             Device::Cpu(cpu) => cpu,
@@ -77,12 +65,12 @@ impl Device {
         }
     }
 
-    /// The processor as a device of its own.
+    /// That CPU as a device of its own.
     pub fn host_device(&self) -> Device {
         Device::Cpu(self.host().clone())
     }
 
-    /// The processor, for an op that has no other kernel.
+    /// The CPU, for an op that has no other kernel.
     pub(crate) fn expect_cpu(&self) -> &Arc<Cpu> {
         match self {
             Device::Cpu(cpu) => cpu,
@@ -94,8 +82,7 @@ impl Device {
     pub fn kind(&self) -> &'static str {
         match self {
             Device::Cpu(_) => "cpu",
-            Device::Gpu(gpu) if gpu.as_cuda().is_some() => "cuda",
-            Device::Gpu(_) => "wgpu",
+            Device::Gpu(gpu) => gpu.kind(),
         }
     }
 
@@ -104,7 +91,7 @@ impl Device {
         self.gpu().map(Gpu::precision).unwrap_or_default()
     }
 
-    /// The graphics processor, if it is one.
+    /// The GPU, if it is one.
     pub fn gpu(&self) -> Option<&Gpu> {
         match self {
             Device::Cpu(_) => None,
@@ -157,44 +144,6 @@ impl Device {
         match self {
             Device::Cpu(cpu) => cpu.pool().trim(),
             Device::Gpu(gpu) => gpu.trim(),
-        }
-    }
-
-    /// A matrix product of this size, to be timed: (m, k) @ (k, n), in f32.
-    pub fn product_probe(&self, m: usize, n: usize, k: usize) -> Box<dyn FnMut()> {
-        if let Device::Gpu(gpu) = self.clone() {
-            // No zeros: products of zeros run faster than others.
-            let numbers = |n: usize| (0..n).map(|n| (n % 61) as f32 - 30.0).collect::<Vec<_>>();
-            let a = Tensor::from_f32(self, &[m, k], &numbers(m * k));
-            let b = Tensor::from_f32(self, &[k, n], &numbers(k * n));
-            let mut c = Tensor::activation(self, &[m, n]);
-            return Box::new(move || {
-                gpu.product(&mut c, 0.0, 1.0, Side::Plain(&a), Side::Plain(&b));
-                gpu.wait();
-            });
-        }
-        let cpu = self.host().clone();
-        let (a, b, mut c) = (vec![0.5; m * k], vec![0.25; k * n], vec![0.0; m * n]);
-        Box::new(move || {
-            let out = MatMut::new(&mut c, m, n);
-            cpu.gemm(out, 0.0, 1.0, Mat::new(&a, m, k), Mat::new(&b, k, n), Scope::Machine);
-        })
-    }
-
-    /// Reading this many bytes once, by all threads, to be timed.
-    pub fn read_probe(&self, n_bytes: usize) -> impl FnMut() + use<> {
-        const PIECE: usize = 1 << 14;
-        let cpu = self.host().clone();
-        let numbers: Vec<u64> = (0..n_bytes as u64 / 8).collect();
-        move || {
-            let sums = cpu.map(numbers.chunks(PIECE).collect(), |piece: &[u64]| {
-                let mut sums = [0; 16];
-                for numbers in piece.as_chunks::<16>().0 {
-                    sums.iter_mut().zip(numbers).for_each(|(sum, n)| *sum ^= n);
-                }
-                sums.into_iter().fold(0, |a, b| a ^ b)
-            });
-            std::hint::black_box(sums);
         }
     }
 

@@ -1,19 +1,23 @@
 //! A tensor: shape, dtype and storage. No arithmetic: that is what ops are for.
 //!
 //! Always dense and row-major, so a kernel needs lengths and no strides. Clones share storage; a
-//! view is another shape of the same bytes or a range of rows. Writing needs the only handle.
+//! view is another shape of the same bytes or a range of rows. Writing needs the only handle; the
+//! one exception is `rewrite`, for inputs of recorded work, which the recording shares.
 //!
-//! On a graphics processor the bytes are not at hand: `to_vec` brings the numbers over, and only
-//! ops with their kernels write.
+//! On a GPU the bytes are not at hand: `to_vec` brings the numbers over, and only ops with their
+//! kernels write.
 
 pub mod add;
 pub mod batch;
 pub mod cpu;
 pub mod device;
+pub mod devices;
 pub mod gpu;
+mod probe;
 pub mod quant;
 pub mod rng;
 pub mod segment;
+pub mod shelf;
 
 use crate::tensor::cpu::Buffer;
 use crate::tensor::device::Device;
@@ -35,6 +39,8 @@ pub enum DType {
     F16,
     /// The upper half of an f32.
     BF16,
+    /// Whole numbers for a kernel: ids, positions, tables; or the bytes of blocks in words.
+    U32,
     /// A block format of ggml.
     Block(quant::BlockType),
 }
@@ -43,7 +49,7 @@ impl DType {
     /// Numbers in one block and the bytes it takes.
     pub fn block(self) -> (usize, usize) {
         match self {
-            DType::F32 => (1, 4),
+            DType::F32 | DType::U32 => (1, 4),
             DType::F16 | DType::BF16 => (1, 2),
             DType::Block(block) => (block.n_elem(), block.n_bytes()),
         }
@@ -65,6 +71,7 @@ impl DType {
             DType::F32 => "f32",
             DType::F16 => "f16",
             DType::BF16 => "bf16",
+            DType::U32 => "u32",
             DType::Block(block) => block.name(),
         }
     }
@@ -84,6 +91,7 @@ impl DType {
                 let numbers = out.as_chunks_mut().0.iter_mut().zip(x);
                 numbers.for_each(|(y, x)| *y = half::bf16::from_f32(*x).to_le_bytes());
             }
+            DType::U32 => panic!("floats are not stored as whole numbers"),
             DType::Block(block) => block.encode(x, out),
         }
     }
@@ -101,9 +109,20 @@ struct Storage {
     derived: Mutex<Vec<Derived>>,
 }
 
+/// What is made of weights once and kept beside them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Derivation {
+    /// The numbers in bf16, for products.
+    Bf16,
+    /// The taps of a convolution, (d_conv, channels).
+    Taps,
+    /// The rates of a scan, (d_state, d_inner).
+    Rates,
+}
+
 /// Made of `n_elem` numbers from `offset` on.
 struct Derived {
-    name: &'static str,
+    what: Derivation,
     offset: usize,
     n_elem: usize,
     tensor: Tensor,
@@ -118,7 +137,7 @@ impl Storage {
         match &self.memory {
             Memory::Pooled(buffer) => buffer.bytes(),
             Memory::Shared(bytes) => (**bytes).as_ref(),
-            Memory::Gpu(_) => panic!("bytes on a graphics processor were read by the host"),
+            Memory::Gpu(_) => panic!("bytes on a GPU were read by the host"),
         }
     }
 
@@ -128,7 +147,7 @@ impl Storage {
         match &mut self.memory {
             Memory::Pooled(buffer) => Some(buffer.bytes_mut()),
             Memory::Shared(_) => None,
-            Memory::Gpu(_) => panic!("bytes on a graphics processor were written by the host"),
+            Memory::Gpu(_) => panic!("bytes on a GPU were written by the host"),
         }
     }
 }
@@ -160,11 +179,6 @@ impl Tensor {
         Tensor::raw(&other.device, shape, other.dtype)
     }
 
-    /// The same in any dtype.
-    pub(crate) fn in_dtype(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
-        Tensor::raw(device, shape, dtype)
-    }
-
     /// f32 zeros.
     pub fn zeros(device: &Device, shape: &[usize]) -> Tensor {
         let mut tensor = Tensor::uninit(device, shape);
@@ -179,10 +193,10 @@ impl Tensor {
         tensor
     }
 
-    /// Whole numbers for a kernel: they lie as they are where an f32 would be.
+    /// Whole numbers copied from a slice.
     pub fn from_u32(device: &Device, data: &[u32]) -> Tensor {
-        let mut tensor = Tensor::uninit(device, &[data.len()]);
-        tensor.write_f32(bytemuck::cast_slice(data));
+        let mut tensor = Tensor::raw(device, &[data.len()], DType::U32);
+        tensor.write(bytemuck::cast_slice(data));
         tensor
     }
 
@@ -210,17 +224,25 @@ impl Tensor {
     /// Sets all numbers.
     pub fn write_f32(&mut self, data: &[f32]) {
         assert_eq!((self.dtype, self.n_elem()), (DType::F32, data.len()), "written as f32");
+        self.write(bytemuck::cast_slice(data));
+    }
+
+    /// Sets all bytes.
+    fn write(&mut self, bytes: &[u8]) {
+        let offset = self.offset;
         match &self.unique().memory {
-            Memory::Gpu(buffer) => buffer.gpu().upload(buffer, 0, bytemuck::cast_slice(data)),
-            _ => self.f32_mut().copy_from_slice(data),
+            Memory::Gpu(buffer) => buffer.gpu().upload(buffer, offset, bytes),
+            _ => self.bytes_mut().copy_from_slice(bytes),
         }
     }
 
-    /// Sets whole numbers that a recorded graph reads, for every handle.
-    pub(crate) fn retell(&self, data: &[u32]) {
-        assert_eq!(self.n_elem(), data.len(), "as many numbers as before");
+    /// Sets all bytes on a GPU for every handle: recorded work, which shares its inputs, reads them
+    /// when it is started next.
+    pub(crate) fn rewrite(&self, bytes: &[u8]) {
+        assert_eq!(self.n_bytes(), bytes.len(), "as many bytes as before");
+        self.storage.derived.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let (buffer, offset) = self.gpu_buffer();
-        buffer.gpu().upload(buffer, offset, bytemuck::cast_slice(data));
+        buffer.gpu().upload(buffer, offset, bytes);
     }
 
     /// The storage of the only handle; what was made of its numbers is forgotten.
@@ -235,11 +257,11 @@ impl Tensor {
         }
     }
 
-    /// Where the bytes are on a graphics processor, and the first of them.
+    /// Where the bytes are on a GPU, and the first of them.
     pub(crate) fn gpu_buffer(&self) -> (&gpu::Buffer, usize) {
         match &self.storage.memory {
             Memory::Gpu(buffer) => (buffer, self.offset),
-            _ => panic!("a tensor of shape {:?} is not on a graphics processor", self.shape),
+            _ => panic!("a tensor of shape {:?} is not on a GPU", self.shape),
         }
     }
 
@@ -249,20 +271,14 @@ impl Tensor {
         buffer.cuda_address().map_or(0, |at| at + offset as u64)
     }
 
-    /// Some of the bytes as they are, in words of four that begin at a multiple of `align` bytes of
-    /// the buffer, before the first of them where need be; and the place of that one. Whole runs of
-    /// four words, for those who read them so: buffers are longer.
-    pub(crate) fn words(&self, bytes: Range<usize>, align: usize) -> (Tensor, usize) {
+    /// Some of the bytes as they are, read as numbers of this dtype that begin at a multiple of
+    /// `align` bytes of the buffer, before the first of them where need be; and the place of that
+    /// one. Whole runs of 16 bytes, for those who read them so: buffers are longer.
+    pub(crate) fn view(&self, dtype: DType, bytes: Range<usize>, align: usize) -> (Tensor, usize) {
         let begin = self.offset + bytes.start;
         let lead = begin % align;
-        let shape = vec![(lead + bytes.len()).div_ceil(16).max(1) * 4];
-        (Tensor { shape, dtype: DType::F32, offset: begin - lead, ..self.clone() }, lead)
-    }
-
-    /// The same bytes as numbers in f16.
-    pub(crate) fn halves(&self, bytes: Range<usize>, align: usize) -> (Tensor, usize) {
-        let (words, lead) = self.words(bytes, align);
-        (Tensor { shape: vec![2 * words.n_elem()], dtype: DType::F16, ..words }, lead)
+        let shape = vec![(lead + bytes.len()).div_ceil(16).max(1) * (16 / dtype.block().1)];
+        (Tensor { shape, dtype, offset: begin - lead, ..self.clone() }, lead)
     }
 
     /// A number that tensors have in common only if they share their storage.
@@ -297,11 +313,7 @@ impl Tensor {
             return self.clone();
         }
         let mut out = Tensor::raw(device, &self.shape, self.dtype);
-        let bytes = self.to_bytes();
-        match &out.storage.memory {
-            Memory::Gpu(buffer) => buffer.gpu().upload(buffer, 0, &bytes),
-            _ => out.bytes_mut().copy_from_slice(&bytes),
-        }
+        out.write(&self.to_bytes());
         out
     }
 
@@ -337,15 +349,9 @@ impl Tensor {
         let n_elem = shape.iter().product::<usize>();
         let n_bytes = dtype.n_bytes(n_elem).expect("shape fills whole blocks");
         let data = &(*bytes).as_ref()[offset..offset + n_bytes];
-        if device.gpu().is_some() {
-            let tensor = Tensor::raw(device, shape, dtype);
-            let (buffer, _) = tensor.gpu_buffer();
-            buffer.gpu().upload(buffer, 0, data);
-            return tensor;
-        }
-        if !(data.as_ptr() as usize).is_multiple_of(4) {
+        if device.gpu().is_some() || !(data.as_ptr() as usize).is_multiple_of(4) {
             let mut copy = Tensor::raw(device, shape, dtype);
-            copy.bytes_mut().copy_from_slice(data);
+            copy.write(data);
             return copy;
         }
         let storage = Storage::new(Memory::Shared(bytes));
@@ -397,11 +403,7 @@ impl Tensor {
     /// The numbers of an f32 tensor, to write. Panics when another handle shares the storage.
     pub fn f32_mut(&mut self) -> &mut [f32] {
         assert_eq!(self.dtype, DType::F32, "written as f32");
-        let (offset, n_bytes) = (self.offset, self.n_bytes());
-        match Arc::get_mut(&mut self.storage).and_then(Storage::bytes_mut) {
-            Some(bytes) => bytemuck::cast_slice_mut(&mut bytes[offset..offset + n_bytes]),
-            None => panic!("a shared tensor of shape {:?} was written", self.shape),
-        }
+        bytemuck::cast_slice_mut(self.bytes_mut())
     }
 
     /// Whether this is the only handle, so that `f32_mut` may be called.
@@ -410,36 +412,35 @@ impl Tensor {
         storage.is_some_and(|storage| !matches!(storage.memory, Memory::Shared(_)))
     }
 
-    /// What `make` makes of the numbers, under the name of who makes it. It is made once and kept
-    /// beside them, until they are written or dropped: for what every token would make again of
-    /// weights that stay.
-    pub fn derived(&self, name: &'static str, make: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
+    /// What `make` makes of the numbers. It is made once and kept beside them, until they are written
+    /// or dropped: for what every token would make again of weights that stay.
+    pub fn derived(&self, what: Derivation, make: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
         let list = || self.storage.derived.lock().unwrap_or_else(PoisonError::into_inner);
         let (offset, n_elem) = (self.offset, self.n_elem());
-        let is_same = |one: &&Derived| (one.name, one.offset, one.n_elem) == (name, offset, n_elem);
+        let is_same = |one: &&Derived| (one.what, one.offset, one.n_elem) == (what, offset, n_elem);
         if let Some(one) = list().iter().find(is_same) {
             return one.tensor.clone();
         }
         // The lock is not held while threads work: one of them may come here for another call.
         let tensor = make(self);
-        list().push(Derived { name, offset, n_elem, tensor: tensor.clone() });
+        list().push(Derived { what, offset, n_elem, tensor: tensor.clone() });
         tensor
     }
 
-    /// What is kept under a name of all the numbers, if nobody else has it: for who is about to
-    /// write them and makes it anew in place, to `keep_derived` it then.
-    pub(crate) fn take_derived(&mut self, name: &str) -> Option<Tensor> {
+    /// What is kept of all the numbers, if nobody else has it: for who is about to write them and
+    /// makes it anew in place, to `keep_derived` it then.
+    pub(crate) fn take_derived(&mut self, what: Derivation) -> Option<Tensor> {
         let n_elem = self.n_elem();
         let storage = Arc::get_mut(&mut self.storage)?;
         let list = storage.derived.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |one: &Derived| (one.name, one.offset, one.n_elem) == (name, 0, n_elem);
+        let is_it = |one: &Derived| (one.what, one.offset, one.n_elem) == (what, 0, n_elem);
         let mut tensor = list.swap_remove(list.iter().position(is_it)?).tensor;
         tensor.is_unique().then_some(tensor)
     }
 
     /// Keeps what was made of the numbers as they are now.
-    pub(crate) fn keep_derived(&self, name: &'static str, tensor: Tensor) {
-        self.derived(name, |_| tensor);
+    pub(crate) fn keep_derived(&self, what: Derivation, tensor: Tensor) {
+        self.derived(what, |_| tensor);
     }
 
     /// A copy in f32 with storage of its own.
@@ -501,7 +502,7 @@ impl Tensor {
     }
 
     /// Storage of its own in any dtype, to be filled.
-    fn raw(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
+    pub(crate) fn raw(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
         let n_bytes = dtype.n_bytes(shape.iter().product()).expect("whole blocks");
         let storage = Storage::new(match device {
             Device::Cpu(cpu) => Memory::Pooled(cpu.pool().take(n_bytes)),
@@ -511,9 +512,9 @@ impl Tensor {
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        let n_bytes = self.n_bytes();
+        let (offset, n_bytes) = (self.offset, self.n_bytes());
         match Arc::get_mut(&mut self.storage).and_then(Storage::bytes_mut) {
-            Some(bytes) => &mut bytes[..n_bytes],
+            Some(bytes) => &mut bytes[offset..offset + n_bytes],
             None => panic!("a shared tensor of shape {:?} was written", self.shape),
         }
     }
@@ -564,6 +565,7 @@ fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
                 *y = f32::from_bits(u32::from(u16::from_le_bytes(*x)) << 16);
             }
         }
+        DType::U32 => panic!("whole numbers were read as floats"),
         DType::Block(block) => block.decode(bytes, out),
     }
 }
@@ -596,18 +598,24 @@ mod tests {
     }
 
     #[test]
+    #[should_panic(expected = "read as f32")]
+    fn whole_numbers_are_not_read_as_floats() {
+        Tensor::from_u32(&Device::cpu(1).unwrap(), &[1, 2]).f32();
+    }
+
+    #[test]
     fn what_is_derived_is_made_once_and_again_after_a_write() {
         let device = Device::cpu(1).unwrap();
         let mut x = Tensor::from_f32(&device, &[2, 1], &[1.0, 2.0]);
         let double = |x: &Tensor| Tensor::from_f32(x.device(), &[1], &[2.0 * x.f32()[0]]);
         let never = |_: &Tensor| -> Tensor { panic!("made twice") };
-        assert_eq!(x.derived("double", double).f32(), [2.0]);
-        assert_eq!(x.clone().derived("double", never).f32(), [2.0]);
-        // Other numbers of the same storage, and another name, are something else.
-        assert_eq!(x.rows(1..2).derived("double", double).f32(), [4.0]);
-        assert_eq!(x.derived("same", |x| x.rows(0..1).to_f32()).f32(), [1.0]);
+        assert_eq!(x.derived(Derivation::Taps, double).f32(), [2.0]);
+        assert_eq!(x.clone().derived(Derivation::Taps, never).f32(), [2.0]);
+        // Other numbers of the same storage, and another derivation, are something else.
+        assert_eq!(x.rows(1..2).derived(Derivation::Taps, double).f32(), [4.0]);
+        assert_eq!(x.derived(Derivation::Rates, |x| x.rows(0..1).to_f32()).f32(), [1.0]);
         x.f32_mut()[0] = 5.0;
-        assert_eq!(x.derived("double", double).f32(), [10.0]);
+        assert_eq!(x.derived(Derivation::Taps, double).f32(), [10.0]);
         assert!(x.is_unique());
     }
 

@@ -7,10 +7,18 @@
 
 use crate::tensor::Tensor;
 use crate::tensor::device::Device;
-use std::any::Any;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-const POSITIONS: &str = "positions";
+/// What kernels are told of segments, made once for all layers of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Table {
+    /// The position of every row in its sequence.
+    Positions,
+    /// Runs of at most so many rows, as attention takes them.
+    Blocks(usize),
+    /// Runs of at most so many rows, as convolutions take them.
+    Pieces(usize),
+}
 
 /// One run of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,9 +45,8 @@ pub struct Segments(Arc<Inner>);
 struct Inner {
     list: Vec<Segment>,
     n_ahead: usize,
-    /// What kernels were told of them, see `Segments::table`: tensors, whose type is hidden because
-    /// proving that they may cross threads leads a compiler through all of wgpu.
-    tables: Mutex<Vec<(&'static str, Box<dyn Any + Send + Sync>)>>,
+    /// What kernels were told of them.
+    tables: Mutex<Vec<(Table, Tensor)>>,
 }
 
 impl Segments {
@@ -76,10 +83,10 @@ impl Segments {
         self.0.n_ahead
     }
 
-    /// The position of every row in its sequence, on a graphics processor. Kernels of single tokens
+    /// The position of every row in its sequence, on a GPU. Kernels of single tokens
     /// take positions from here, so that they can be recorded.
     pub(crate) fn positions(&self, device: &Device) -> Tensor {
-        self.table(POSITIONS, device, |segments| {
+        self.table(Table::Positions, device, |segments| {
             let rows = segments.iter().flat_map(|s| s.offset..s.offset + s.n_tok);
             rows.map(|pos| pos as u32).collect()
         })
@@ -87,31 +94,30 @@ impl Segments {
 
     /// Tells recorded work where its sequences are: a position for every row.
     pub(crate) fn step_on(&self, positions: &[u32]) {
-        let tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        let named = tables.iter().filter(|it| it.0 == POSITIONS);
-        named.filter_map(|it| it.1.downcast_ref::<Tensor>()).for_each(|it| it.retell(positions));
+        for (_, tensor) in self.tables().iter().filter(|it| it.0 == Table::Positions) {
+            tensor.rewrite(bytemuck::cast_slice(positions));
+        }
     }
 
-    /// Whole numbers on a graphics processor, under the name of who makes them: made once for all
-    /// layers of a pass.
+    fn tables(&self) -> MutexGuard<'_, Vec<(Table, Tensor)>> {
+        self.0.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A table on a GPU; `make` makes it the first time.
     pub(crate) fn table(
         &self,
-        name: &'static str,
+        table: Table,
         device: &Device,
         make: impl FnOnce(&[Segment]) -> Vec<u32>,
     ) -> Tensor {
-        let is_here = |table: &&Tensor| match (table.device().gpu(), device.gpu()) {
-            (Some(a), Some(b)) => a.is_same(b),
-            _ => false,
-        };
-        let mut tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        let named = tables.iter().filter(|it| it.0 == name);
-        if let Some(table) = named.filter_map(|it| it.1.downcast_ref()).find(is_here) {
-            return table.clone();
+        let mut tables = self.tables();
+        let is_it = |it: &&(Table, Tensor)| it.0 == table && it.1.device().is_same(device);
+        if let Some((_, found)) = tables.iter().find(is_it) {
+            return found.clone();
         }
-        let table = Tensor::from_u32(device, &make(&self.0.list));
-        tables.push((name, Box::new(table.clone())));
-        table
+        let made = Tensor::from_u32(device, &make(&self.0.list));
+        tables.push((table, made.clone()));
+        made
     }
 }
 

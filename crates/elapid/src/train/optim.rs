@@ -114,12 +114,15 @@ impl Optimizer {
         settings: impl Fn(&Weights, ParamId) -> AdamW,
     ) {
         self.n_steps += 1;
+        let grad = |id: ParamId| grads.get(id.0).map(|grad| (id, grad));
+        let (ids, grads): (Vec<_>, Vec<_>) = weights.trained().into_iter().filter_map(grad).unzip();
+        let configs: Vec<AdamW> = ids.iter().map(|&id| settings(weights, id)).collect();
+        let states = self.states.iter_mut().filter(|it| ids.binary_search(it.0).is_ok());
+        let states: Vec<&mut State> = states.map(|(_, (_, state))| state).collect();
+        assert_eq!(states.len(), ids.len(), "states of what is trained");
         let mut steps = Steps::new(self.n_steps);
-        for id in weights.trained() {
-            let Some(grad) = grads.get(id.0) else { continue };
-            let mut config = settings(weights, id);
-            let (_, state) = self.states.get_mut(&id).expect("a state of what is trained");
-            let p = weights.tensor_mut(id);
+        let params = weights.tensors_mut(&ids).into_iter().zip(states);
+        for ((p, state), (grad, mut config)) in params.zip(grads.into_iter().zip(configs)) {
             match state {
                 State::Muon { mu } => muon(p, grad, mu, &config),
                 State::AdamW { m, v } => {

@@ -15,9 +15,11 @@ use crate::error::Result;
 use crate::model::Model;
 use crate::model::config::FeedForwardConfig;
 use crate::model::weights::{ParamId, Role, Weights};
+use crate::ops::adamw::AdamW;
+use crate::tape::Gradients;
 use crate::tensor::batch::Batch;
 use crate::tensor::rng::Rng;
-use crate::train::Trainer;
+use crate::train::{StepReport, StepSettings, Trainer, Training};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a model in training that do not depend on the batch.
@@ -54,6 +56,66 @@ pub struct Probe {
     pub activations: usize,
     /// Bytes of buffers that the pass and its gradients took from the system.
     pub buffers: usize,
+}
+
+impl Training {
+    /// Bytes that do not depend on the batch.
+    pub fn fixed(&self) -> Fixed {
+        Fixed::of(&self.trainer)
+    }
+
+    /// Flops of the matrix products of one token of a step.
+    pub fn flops_per_token(&self) -> f64 {
+        flops_per_token(&self.trainer.model, &self.trainer.weights)
+    }
+
+    /// Makes a pass over random tokens with gradients, and changes nothing; what it took.
+    pub fn probe(&mut self, n_rows: usize, context: usize) -> Result<Probe> {
+        let device = self.trainer.weights.device().clone();
+        device.run(|| probe(&mut self.trainer, n_rows, context))
+    }
+
+    /// Steps over random tokens that take their time and change no parameter.
+    pub fn trial(&mut self, n_rows: usize, context: usize) -> Trial<'_> {
+        let part = random_batch(self.trainer.model.config().n_vocab, n_rows, context);
+        Trial { training: self, part, found: None }
+    }
+}
+
+/// Steps that change nothing, for their time and memory.
+pub struct Trial<'a> {
+    training: &'a mut Training,
+    part: PackedBatch,
+    found: Option<(StepReport, Gradients)>,
+}
+
+impl Trial<'_> {
+    /// Forward and backward; the bytes that the tape held in between.
+    pub fn pass(&mut self) -> Result<usize> {
+        let (trainer, parts) = (&mut self.training.trainer, std::slice::from_ref(&self.part));
+        let device = trainer.weights.device().clone();
+        let found = device.run(|| trainer.gradients_of(parts, None))?;
+        let n_bytes = found.0.tape_bytes;
+        self.found = Some(found);
+        Ok(n_bytes)
+    }
+
+    /// The optimizer, with a learning rate of zero.
+    pub fn update(&mut self) {
+        if let Some((report, grads)) = self.found.take() {
+            let adamw = AdamW { lr: 0.0, weight_decay: 0.0, ..AdamW::default() };
+            let settings = StepSettings { adamw, clip_norm: None };
+            let trainer = &mut self.training.trainer;
+            let device = trainer.weights.device().clone();
+            device.run(|| trainer.update(&grads, report.grad_norm, &settings));
+        }
+    }
+}
+
+impl Drop for Trial<'_> {
+    fn drop(&mut self) {
+        self.training.trainer.optimizer.reset();
+    }
 }
 
 /// Makes a pass over random tokens, `n_rows` of `context`, with gradients, and changes nothing.

@@ -158,6 +158,33 @@ impl Training {
         Ok(Training { trainer, loader, settings, progress })
     }
 
+    /// Rows of a batch from now on.
+    pub fn set_rows(&mut self, n_rows: usize) {
+        self.loader.set_rows(n_rows);
+    }
+
+    /// Whether activations are computed again in the backward pass, which takes less memory.
+    pub fn set_checkpointing(&mut self, on: bool) {
+        self.trainer.options.checkpoint = on;
+    }
+
+    /// Lays out the rows of the next epoch and goes back: for the memory that takes.
+    pub fn lay_out_next_epoch(&mut self) -> Result<()> {
+        let begin = self.loader.cursor();
+        self.loader.seek(Cursor { epoch: begin.epoch + 1, row: 0 })?;
+        self.loader.seek(begin)
+    }
+
+    /// Tokens of one time through the documents.
+    pub fn n_tok_epoch(&self) -> usize {
+        self.loader.n_tok_epoch()
+    }
+
+    /// A hash of everything that training must not change.
+    pub fn frozen_hash(&self) -> String {
+        self.trainer.weights.device().run(|| self.trainer.frozen_hash())
+    }
+
     /// Where it is.
     pub fn progress(&self) -> &Progress {
         &self.progress
@@ -204,6 +231,11 @@ impl Training {
 
     /// The next step.
     pub fn step(&mut self) -> Result<Outcome> {
+        let device = self.trainer.weights.device().clone();
+        device.run(|| self.step_here())
+    }
+
+    fn step_here(&mut self) -> Result<Outcome> {
         let lr = self.lr();
         let parts = self.next_batches();
         let n_tok = parts.iter().map(|part| part.batch.tokens.len()).sum();

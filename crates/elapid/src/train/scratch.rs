@@ -3,7 +3,7 @@
 use crate::data::Ends;
 use crate::error::{Error, Result};
 use crate::model::checkpoint::Checkpoint;
-use crate::model::config::preset::{self, Arch, Size, Vocabulary};
+use crate::model::config::preset::{self, Arch, Size};
 use crate::text::tokenizer::Tokenizer;
 use crate::text::train_bpe::BpeTrainer;
 use serde_json::json;
@@ -62,6 +62,30 @@ pub fn vocabulary_of(other: &Checkpoint) -> Result<Texts> {
     Ok(vec![("tokenizer.json", json.into_bytes()), ("tokenizer_config.json", config)])
 }
 
+/// Where a new model gets its vocabulary.
+pub enum Vocabulary<'a> {
+    /// A new byte-level BPE of at most so many tokens, trained on these texts.
+    New(usize, &'a mut dyn Iterator<Item = &'a str>),
+    /// That of another model, with as many rows in the embedding.
+    Of(&'a Checkpoint),
+    /// These files, and the rows of the embedding where there are more of them than tokens.
+    Files(Texts, Option<usize>),
+}
+
+impl Checkpoint {
+    /// A new model of this shape; its weights are random.
+    pub fn scratch(shape: Shape, vocabulary: Vocabulary) -> Result<Checkpoint> {
+        let (texts, n_vocab) = match vocabulary {
+            Vocabulary::New(n_vocab, texts) => {
+                (self::vocabulary(n_vocab, shape.context, texts)?, None)
+            }
+            Vocabulary::Of(other) => (vocabulary_of(other)?, Some(other.model().config().n_vocab)),
+            Vocabulary::Files(texts, n_vocab) => (texts, n_vocab),
+        };
+        checkpoint(shape, texts, n_vocab)
+    }
+}
+
 /// The tokenizer of a model, which must have one.
 pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Tokenizer> {
     checkpoint.tokenizer()?.ok_or_else(|| {
@@ -75,10 +99,10 @@ pub fn checkpoint(shape: Shape, texts: Texts, n_vocab: Option<usize>) -> Result<
     let Shape { size, arch, context } = shape;
     let config = |vocabulary| preset::config_json(size, arch, vocabulary, context);
     // The tokenizer is read from the files, as it will be from then on; any shape does for that.
-    let any = Vocabulary { n_vocab: 1 << 10, begin: None, end: None };
+    let any = preset::Vocabulary { n_vocab: 1 << 10, begin: None, end: None };
     let tokenizer = tokenizer_of(&Checkpoint::fresh("new", config(any), texts.clone())?)?;
     let ends = Ends::of(&tokenizer);
     let n_vocab = n_vocab.unwrap_or(tokenizer.n_vocab());
-    let vocabulary = Vocabulary { n_vocab, begin: ends.begin, end: ends.end };
+    let vocabulary = preset::Vocabulary { n_vocab, begin: ends.begin, end: ends.end };
     Checkpoint::fresh("new", config(vocabulary), texts)
 }

@@ -30,7 +30,7 @@ pub async fn set_adapters(State(app): State<Arc<App>>, Raw(body): Raw) -> Answer
 
 fn list(app: &App) -> Value {
     let scales = app.scales.lock().unwrap_or_else(PoisonError::into_inner);
-    let entry = |(idx, adapter): (usize, &crate::talk::load::LoadedAdapter)| {
+    let entry = |(idx, adapter): (usize, &elapid::LoadedAdapter)| {
         json!({
             "id": idx, "name": adapter.name, "path": adapter.path.display().to_string(),
             "scale": scales[idx],

@@ -13,7 +13,7 @@ use crate::serve::params::{LLAMA, Params};
 use crate::serve::respond::respond;
 use axum::extract::State;
 use axum::response::Response;
-use elapid::text::tokenizer::Special;
+use elapid::Special;
 use serde_json::Value;
 use std::sync::Arc;
 

@@ -27,8 +27,8 @@ use crate::serve::params::{INFILL, Params};
 use crate::serve::respond::respond;
 use axum::extract::State;
 use axum::response::Response;
-use elapid::text::fim::{FimContext, FimFile};
-use elapid::text::tokenizer::Special;
+use elapid::Special;
+use elapid::{FimContext, FimFile};
 use serde_json::Value;
 use std::sync::Arc;
 

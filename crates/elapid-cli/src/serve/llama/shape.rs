@@ -9,8 +9,8 @@ use crate::serve::feed::{Answer, End, Piece};
 use crate::serve::fields::Fields;
 use crate::serve::params::{N_TOP_MAX, Params};
 use crate::serve::respond::Shape;
-use elapid::generate::engine::Token;
-use elapid::text::tokenizer::Special;
+use elapid::Special;
+use elapid::Token;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use crate::serve::fields::Fields;
 use crate::serve::openai;
 use axum::Json;
 use axum::extract::State;
-use elapid::text::tokenizer::Special;
+use elapid::Special;
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -9,8 +9,8 @@
 //!
 //! A line is hashed with the two after it, because lines like `}` are many.
 
-use elapid::error::Result;
-use elapid::text::tokenizer::{Special, Tokenizer};
+use elapid::Result;
+use elapid::{Special, Tokenizer};
 
 /// Bytes that are looked at for each token that is allowed. A token of more bytes than this, on
 /// average, is white space or a line of dashes.
@@ -110,7 +110,7 @@ fn hash<'a>(lines: impl Iterator<Item = &'a [u8]>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elapid::text::train_bpe::BpeTrainer;
+    use elapid::BpeTrainer;
 
     fn tokenizer() -> Tokenizer {
         let trainer = BpeTrainer { n_vocab: 300, min_count: 2, specials: Vec::new() };

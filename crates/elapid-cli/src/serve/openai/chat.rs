@@ -11,8 +11,8 @@ use crate::serve::{App, now_s};
 use crate::talk::load::now;
 use axum::extract::State;
 use axum::response::Response;
-use elapid::text::chat::{ChatOptions, Message};
-use elapid::text::tokenizer::Special;
+use elapid::Special;
+use elapid::{ChatOptions, Message};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -144,7 +144,7 @@ impl Chats {
         })
     }
 
-    fn logprobs(&self, tokens: &[elapid::generate::engine::Token]) -> Option<Value> {
+    fn logprobs(&self, tokens: &[elapid::Token]) -> Option<Value> {
         self.with_logprobs.then(|| of_chat(&self.app.tokenizer, tokens))
     }
 

@@ -11,7 +11,7 @@ use crate::serve::respond::{Shape, respond};
 use crate::serve::{App, now_s, tabby};
 use axum::extract::State;
 use axum::response::Response;
-use elapid::text::tokenizer::Special;
+use elapid::Special;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,7 @@
 //! Tokens and the logarithms of their probabilities, in the two forms OpenAI has.
 
-use elapid::generate::engine::Token;
-use elapid::text::tokenizer::Tokenizer;
+use elapid::Token;
+use elapid::Tokenizer;
 use serde_json::{Map, Value, json};
 
 /// JSON has no minus infinity; OpenAI writes this.

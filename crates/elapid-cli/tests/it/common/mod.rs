@@ -1,7 +1,9 @@
 //! What tests of the binary share.
 
 pub mod http;
+pub mod rng;
 pub mod server;
+pub mod tensors;
 pub mod tiny;
 pub mod training;
 

@@ -1,16 +1,8 @@
 //! Tiny models with random weights, made on the spot: they know nothing, but what they say depends
 //! on everything that they have read.
 
-use elapid::model::Model;
-use elapid::model::checkpoint::Checkpoint;
-use elapid::model::config::Config;
-use elapid::model::export::Export;
-use elapid::model::weights::Weights;
-use elapid::tensor::Tensor;
-use elapid::tensor::device::Device;
-use elapid::tensor::rng::Rng;
-use elapid::text::tokenizer::Tokenizer;
-use elapid::text::train_bpe::BpeTrainer;
+use super::{rng::Rng, tensors};
+use elapid::{BpeTrainer, Device, Method, Model, Session, Tokenizer};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -87,40 +79,26 @@ impl Tiny {
             ("tokenizer.json", tokenizer.to_json().unwrap().into_bytes()),
             ("tokenizer_config.json", about.to_string().into_bytes()),
         ];
-        let device = Device::cpu(1).unwrap();
-        let model = Model::new(Config::from_json("config.json", &config.to_string()).unwrap());
-        let mut weights = Weights::init(&device, model.specs(), 3);
-        say_text(&mut weights, &tokenizer);
-        let checkpoint = Checkpoint::fresh("tiny", config.to_string(), texts).unwrap();
-        std::fs::create_dir_all(dir).unwrap();
-        let export = Export::directory(&checkpoint, &weights);
-        for file in export.directory_files(None).unwrap() {
-            let mut bytes = Vec::new();
-            let mut sink = |piece: &[u8]| {
-                bytes.extend_from_slice(piece);
-                Ok(())
-            };
-            file.write(&mut sink).unwrap();
-            std::fs::write(dir.join(&file.name), bytes).unwrap();
-        }
+        let model = Model::fresh("tiny", config.to_string(), texts).unwrap();
+        let mut session = Session::new(model, &Device::cpu(1).unwrap()).unwrap();
+        session.adapt(&Method::Full, None, 3).unwrap();
+        session.save(dir).unwrap();
+        say_text(&dir.join("model.safetensors"), &tokenizer);
     }
 }
 
 /// Keeps the model to plain text: the logit of any other token is zero, which is never the largest.
 /// So a greedy answer is as long as it may be.
-fn say_text(weights: &mut Weights, tokenizer: &Tokenizer) {
-    let head = weights.find("lm_head.weight").unwrap();
-    let (n_vocab, d_model) = weights.tensor(head).dims2();
-    let mut numbers = weights.tensor(head).f32().to_vec();
-    for id in 0..n_vocab {
-        let bytes = tokenizer.bytes(id as u32).unwrap_or_default();
-        let is_text = bytes.iter().all(|byte| (b' '..=b'~').contains(byte));
-        if !is_text || tokenizer.is_special(id as u32) {
-            numbers[id * d_model..][..d_model].fill(0.0);
+fn say_text(path: &Path, tokenizer: &Tokenizer) {
+    tensors::change(path, "lm_head.weight", |shape, numbers| {
+        for (id, row) in numbers.chunks_exact_mut(shape[1]).enumerate() {
+            let bytes = tokenizer.bytes(id as u32).unwrap_or_default();
+            let is_text = bytes.iter().all(|byte| (b' '..=b'~').contains(byte));
+            if !is_text || tokenizer.is_special(id as u32) {
+                row.fill(0.0);
+            }
         }
-    }
-    let device = weights.device().clone();
-    *weights.tensor_mut(head) = Tensor::from_f32(&device, &[n_vocab, d_model], &numbers);
+    });
 }
 
 /// Lines of made-up code, the same for the same seed.

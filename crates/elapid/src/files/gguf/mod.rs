@@ -146,6 +146,7 @@ fn ggml_id(dtype: DType) -> Checked<u32> {
         DType::F32 => Some(0),
         DType::F16 => Some(1),
         DType::BF16 => Some(30),
+        DType::U32 => None,
         DType::Block(block) => block.ggml_id(),
     };
     id.ok_or_else(|| format!("GGUF has no type {}", dtype.name()))

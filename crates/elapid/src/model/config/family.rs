@@ -200,15 +200,17 @@ macro_rules! table {
         impl $kind {
             /// All of them.
             pub const ALL: &[$kind] = &[$($kind::$name,)*];
+            /// Names of all.
+            pub const NAMES: &[&str] = &[$($kind::$name.name(),)*];
 
-            pub(super) fn facts(self) -> &'static $facts {
+            pub(super) const fn facts(self) -> &'static $facts {
                 match self {
                     $($kind::$name => const { &$entry },)*
                 }
             }
 
             /// What files call it.
-            pub fn name(self) -> &'static str {
+            pub const fn name(self) -> &'static str {
                 self.facts().name
             }
 
@@ -217,10 +219,6 @@ macro_rules! table {
                 $kind::ALL.iter().copied().find(|one| one.name() == name)
             }
 
-            /// Names of all, for people.
-            pub fn names() -> String {
-                $kind::ALL.iter().map(|one| one.name()).collect::<Vec<_>>().join(", ")
-            }
         }
 
         impl std::fmt::Display for $kind {

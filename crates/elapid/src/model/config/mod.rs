@@ -25,6 +25,9 @@ use crate::ops::router::Router;
 pub use family::{Arch, Family};
 use keys::Keys;
 
+/// Families that `Config::from_json` reads.
+pub const FAMILIES: &[&str] = Family::NAMES;
+
 /// A whole model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -346,7 +349,7 @@ impl Config {
         let family = Family::from_name(name).ok_or_else(|| Error::UnknownFamily {
             file: keys.file().into(),
             family: name.into(),
-            supported: Family::names(),
+            supported: FAMILIES.join(", "),
         })?;
         keys.set_family(family);
         let config = match family {

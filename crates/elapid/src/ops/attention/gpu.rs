@@ -19,6 +19,7 @@
 use super::*;
 use crate::tensor::DType;
 use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
+use crate::tensor::segment::Table;
 
 static FORWARD: Kernel = Kernel {
     entry: "attention_forward",
@@ -78,7 +79,7 @@ impl Cores {
             _ => return None,
         };
         let is_bf16 = tensors.iter().all(|x| x.dtype() == DType::BF16);
-        let can = gpu.as_cuda().is_some() && is_bf16;
+        let can = gpu.caps().tensor_cores && is_bf16;
         can.then_some(Cores { d_head, m_tiles, n_other })
     }
 
@@ -195,11 +196,11 @@ pub(super) fn backward(
     let cores = Cores::new(gpu, config, &[q, k, v, dy]);
     let mut stats = Tensor::uninit(q.device(), &[2, config.n_head, n_tok]);
     let mut args = [Arg::In(dy), Arg::In(y), Arg::In(log_sum), Arg::Out(&mut stats)];
-    // CUDA takes up to a warp for each.
-    let lanes = match (gpu.as_cuda(), config.d_head) {
-        (None, _) => 1,
-        (Some(_), 64 | 128 | 256) => config.d_head / 8,
-        (Some(_), _) => 32,
+    // Up to a warp takes each.
+    let lanes = match (gpu.caps().warps, config.d_head) {
+        (false, _) => 1,
+        (true, 64 | 128 | 256) => config.d_head / 8,
+        (true, _) => 32,
     };
     let n = n_tok * config.n_head * lanes;
     gpu.launch(&STATS, Work::each(n), &plain, &mut args, &params);
@@ -349,8 +350,7 @@ fn params(config: &Attention, n_tok: usize, at: [usize; 3]) -> [Word; 7] {
 }
 
 fn block_table(device: &Device, segments: &Segments, n_own: usize) -> Tensor {
-    let name = if n_own == N_OWN { "attention blocks" } else { "attention double blocks" };
-    segments.table(name, device, |segments| {
+    segments.table(Table::Blocks(n_own), device, |segments| {
         let block = |segment: &Segment, pos: usize| {
             let n = n_own.min(segment.n_tok - pos);
             [segment.start + pos, n, pos, segment.n_tok].map(|x| x as u32)

@@ -4,7 +4,7 @@
 
 use super::*;
 use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
-use crate::tensor::segment::Segment;
+use crate::tensor::segment::{Segment, Table};
 
 static FORWARD: Kernel = Kernel {
     entry: "conv_forward",
@@ -46,16 +46,16 @@ fn consts(w: &Tensor, has: Has) -> [Const; 8] {
     ]
 }
 
-/// Channels of a thread on CUDA.
+/// Channels of a thread that has wide loads.
 fn lanes(channels: usize) -> usize {
     if channels.is_multiple_of(2) { 2 } else { 1 }
 }
 
 /// Groups of threads for all channels.
 fn channel_groups(gpu: &Gpu, channels: usize) -> (usize, usize) {
-    let is_cuda = gpu.as_cuda().is_some();
-    let n_threads = if is_cuda { channels / lanes(channels) } else { channels };
-    let threads = n_threads.next_power_of_two().clamp(32, if is_cuda { 64 } else { 128 });
+    let is_wide = gpu.caps().wide_loads;
+    let n_threads = if is_wide { channels / lanes(channels) } else { channels };
+    let threads = n_threads.next_power_of_two().clamp(32, if is_wide { 64 } else { 128 });
     (n_threads.div_ceil(threads), threads)
 }
 
@@ -72,8 +72,9 @@ impl Launch {
     fn new(gpu: &Gpu, job: &Job) -> Launch {
         let device = job.x.device();
         let is_many = job.x.dims2().0 >= N_TOK_MANY;
-        let pieces = job.pieces(if is_many { N_ROWS_MANY } else { N_ROWS });
-        let table = job.segments.table("conv: pieces", device, |segments| {
+        let n_rows = if is_many { N_ROWS_MANY } else { N_ROWS };
+        let pieces = job.pieces(n_rows);
+        let table = job.segments.table(Table::Pieces(n_rows), device, |segments| {
             let words = |Piece { segment_idx, rows }: &Piece| {
                 let segment = segments[*segment_idx].rows();
                 [rows.start, rows.end, *segment_idx, segment.start, segment.end].map(|n| n as u32)

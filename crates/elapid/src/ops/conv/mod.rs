@@ -29,10 +29,10 @@ mod gpu;
 
 use crate::ops::norm::sum_rows;
 use crate::tape::{Tape, Var};
-use crate::tensor::Tensor;
 use crate::tensor::cpu::F32s;
 use crate::tensor::device::Device;
 use crate::tensor::segment::Segments;
+use crate::tensor::{Derivation, Tensor};
 use gpu::{backward_gpu, forward_gpu, step_gpu};
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
@@ -245,7 +245,7 @@ fn step(conv: &Conv, windows: &mut [&mut Tensor]) -> Tensor {
         Device::Gpu(gpu) => return step_gpu(gpu, conv, windows),
     };
     let (channels, d_conv) = conv.w.value().dims2();
-    let taps = conv.w.value().derived("conv: taps", taps);
+    let taps = conv.w.value().derived(Derivation::Taps, taps);
     let bias = conv.bias.map(|bias| bias.value().f32());
     let mut y = Tensor::uninit(x.device(), x.shape());
     let rows = x.f32().chunks_exact(channels).zip(y.f32_mut().chunks_exact_mut(channels));

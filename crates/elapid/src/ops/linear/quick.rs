@@ -95,6 +95,7 @@ fn stored(weight: &Tensor, rows: Range<usize>) -> Rows<'_> {
         DType::F16 => Rows::F16(bytes),
         DType::BF16 => Rows::BF16(bytes),
         DType::Block(block) => Rows::Blocks(block, bytes),
+        DType::U32 => panic!("a matrix of whole numbers"),
     }
 }
 

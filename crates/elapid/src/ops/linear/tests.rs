@@ -254,7 +254,7 @@ fn decoded(dtype: DType, bytes: &[u8], n_elem: usize) -> Vec<f32> {
             block.decode(bytes, &mut values);
             values
         }
-        DType::F32 => panic!("nothing to decode"),
+        DType::F32 | DType::U32 => panic!("nothing to decode"),
     }
 }
 

@@ -92,7 +92,7 @@ impl<'a> Plan<'a> {
     fn new(gpu: &'a Gpu, job: &'a Job) -> Plan<'a> {
         let len = (job.segments.n_tok() * job.d_inner).div_ceil(N_FULL);
         let mut len = len.next_multiple_of(PIECE_MIN);
-        if gpu.as_cuda().is_none() {
+        if !gpu.caps().warps {
             // Backward takes some four rounds of loops for each state.
             len = len.min(N_ROUNDS_MAX / (8 * job.d_state)).max(1);
         }
@@ -224,18 +224,18 @@ fn split_of(job: &Job) -> usize {
 /// Rows whose states backward holds: in CUDA all in registers, and what belongs to them in shared
 /// memory.
 fn sub_of(gpu: &Gpu, job: &Job) -> usize {
-    match (gpu.as_cuda(), job.d_state) {
+    match (gpu.caps().warps, job.d_state) {
         // By fours; WebGPU allows 8 KiB of variables of a thread.
-        (None, d_state) => (SUB_WGPU.min(1024 / d_state) / 4 * 4).max(4),
-        (Some(_), ..=16) => 8,
-        (Some(_), ..=64) => 4,
-        (Some(_), ..=128) => 2,
-        (Some(_), _) => 1,
+        (false, d_state) => (SUB_WGPU.min(1024 / d_state) / 4 * 4).max(4),
+        (true, ..=16) => 8,
+        (true, ..=64) => 4,
+        (true, ..=128) => 2,
+        (true, _) => 1,
     }
 }
 
 fn group_work(gpu: &Gpu, job: &Job, n_pieces: usize) -> Work {
-    let threads = if gpu.as_cuda().is_some() { GROUP / 2 * split_of(job) } else { GROUP };
+    let threads = if gpu.caps().warps { GROUP / 2 * split_of(job) } else { GROUP };
     Work::groups(n_pieces * job.d_inner.div_ceil(GROUP), threads)
 }
 
@@ -294,7 +294,7 @@ fn launch_forward(
     ];
     match held {
         Some(held) => args.push(Arg::Out(held)),
-        None if gpu.as_cuda().is_some() => args.push(Arg::In(&job.x)),
+        None if gpu.caps().warps => args.push(Arg::In(&job.x)),
         None => {}
     }
     gpu.launch(&FORWARD, work, &consts, &mut args, params);
@@ -314,7 +314,7 @@ pub(super) fn forward_gpu(
     }
     let plan = Plan::new(gpu, job);
     let is_small = plan.n_subs * job.d_state <= N_KEPT * job.segments.n_tok();
-    if keeps && is_small && gpu.as_cuda().is_some() {
+    if keeps && is_small && gpu.caps().warps {
         let kept = plan.forward_kept(exit, &mut y);
         return (y, Some(kept));
     }
@@ -331,7 +331,7 @@ pub(super) fn step_gpu(gpu: &Gpu, job: &Job, states: &mut [&mut Tensor]) -> Tens
             **state = state.copied();
         }
     }
-    if gpu.as_cuda().is_some() {
+    if gpu.caps().warps {
         return step_cuda(gpu, job, states);
     }
     let mut y = Tensor::activation(job.x.device(), job.x.shape());
@@ -352,7 +352,7 @@ pub(super) fn step_gpu(gpu: &Gpu, job: &Job, states: &mut [&mut Tensor]) -> Tens
 /// out.
 fn step_cuda(gpu: &Gpu, job: &Job, states: &mut [&mut Tensor]) -> Tensor {
     let consts = consts(gpu, job, false);
-    let rates = job.a_log.derived("scan: rates", |a_log| {
+    let rates = job.a_log.derived(Derivation::Rates, |a_log| {
         let mut rates = Tensor::uninit(a_log.device(), &[job.d_state, job.d_inner]);
         let mut args = [Arg::In(a_log), Arg::Out(&mut rates)];
         gpu.launch(&RATES, Work::each(a_log.n_elem()), &consts, &mut args, &[Word(0); 8]);
@@ -408,7 +408,7 @@ pub(super) fn backward_gpu(gpu: &Gpu, job: &Job, dy: &Tensor) -> Vec<Option<Tens
     let consts = consts(gpu, job, false);
     let (back, ends) = match &job.kept {
         Some(kept) => back_cuda(&plan, dy, kept),
-        None if gpu.as_cuda().is_some() => {
+        None if gpu.caps().warps => {
             let mut y = Tensor::activation(device, job.x.shape());
             let kept = plan.forward_kept(&mut [], &mut y);
             drop(y);

@@ -49,10 +49,10 @@ mod tests;
 
 use super::norm::sum_rows;
 use crate::tape::{Tape, Var};
-use crate::tensor::Tensor;
 use crate::tensor::cpu::{Cpu, F32s};
 use crate::tensor::device::Device;
 use crate::tensor::segment::{Segment, Segments};
+use crate::tensor::{Derivation, Tensor};
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 

@@ -19,7 +19,7 @@ pub(super) fn step(job: &Job, states: &mut [&mut Tensor]) -> Tensor {
         Device::Gpu(gpu) => return step_gpu(gpu, job, states),
     };
     let (d_inner, d_state) = (job.d_inner, job.d_state);
-    let rates = job.a_log.derived("scan: rates", rates);
+    let rates = job.a_log.derived(Derivation::Rates, rates);
     let mut y = Tensor::uninit(device, job.x.shape());
     // Cut by the shape alone; where it is cut changes no number.
     let is_wide = job.x.n_elem() * d_state >= PARALLEL_MIN;

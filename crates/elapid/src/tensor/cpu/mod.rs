@@ -9,7 +9,7 @@ mod simd;
 mod vectors;
 
 pub use self::gemm::{Mat, MatMut, Scope};
-pub use self::pool::{Buffer, MemoryUse, Pool};
+pub use self::pool::{Buffer, Pool};
 pub use self::simd::F32s;
 pub use self::vectors::{AddInto, Dot, dot};
 
@@ -21,7 +21,7 @@ use std::sync::{Mutex, PoisonError};
 /// Looks at the last items of others before a thread that has none may go to sleep.
 const N_SPIN: usize = 1 << 12;
 
-/// Threads, instruction set and buffers of the processor.
+/// Threads, instruction set and buffers of the CPU.
 pub struct Cpu {
     threads: rayon::ThreadPool,
     arch: pulp::Arch,

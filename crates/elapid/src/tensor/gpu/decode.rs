@@ -1,4 +1,4 @@
-//! Stored matrices on a graphics processor: f16, bf16 and every block format to f32 or bf16, with
+//! Stored matrices on a GPU: f16, bf16 and every block format to f32 or bf16, with
 //! the bits that `Tensor::read_f32` gives.
 //!
 //! | name    | shape       |                                                   |
@@ -12,7 +12,6 @@
 
 use super::{Arg, Gpu, Kernel, Work};
 use crate::tensor::device::Device;
-use crate::tensor::quant::BlockType;
 use crate::tensor::{DType, Tensor};
 use std::ops::Range;
 
@@ -25,25 +24,14 @@ static DECODE: Kernel = Kernel {
 /// From f32, f16 or bf16 without rows; CUDA alone.
 static CAST: Kernel = Kernel { entry: "cast", wgsl: "", cuda: include_str!("cast.cu") };
 
-/// What the kernels call a dtype.
+/// What the kernels call a dtype: block formats in the order of `BlockType`.
 pub(super) fn kind(dtype: DType) -> usize {
     match dtype {
         DType::F32 => 0,
         DType::F16 => 1,
         DType::BF16 => 2,
-        DType::Block(block) => match block {
-            BlockType::Q4_0 => 3,
-            BlockType::Q4_1 => 4,
-            BlockType::Q5_0 => 5,
-            BlockType::Q5_1 => 6,
-            BlockType::Q8_0 => 7,
-            BlockType::Q2K => 8,
-            BlockType::Q3K => 9,
-            BlockType::Q4K => 10,
-            BlockType::Q5K => 11,
-            BlockType::Q6K => 12,
-            BlockType::Nf4 => 13,
-        },
+        DType::U32 => panic!("whole numbers are not decoded"),
+        DType::Block(block) => 3 + block as usize,
     }
 }
 
@@ -54,7 +42,7 @@ impl Gpu {
             return x.clone();
         }
         let (n_rows, d) = x.dims2();
-        let mut y = Tensor::in_dtype(x.device(), x.shape(), dtype);
+        let mut y = Tensor::raw(x.device(), x.shape(), dtype);
         if self.as_cuda().is_some() && !matches!(x.dtype(), DType::Block(_)) {
             let n = x.n_elem();
             let work = Work::each(n.div_ceil(4));
@@ -70,7 +58,7 @@ impl Gpu {
         if x.dtype() == dtype {
             return x.rows(rows);
         }
-        let mut y = Tensor::in_dtype(x.device(), &[rows.len(), x.dims2().1], dtype);
+        let mut y = Tensor::raw(x.device(), &[rows.len(), x.dims2().1], dtype);
         self.decode(x, Picked::Range(rows), &mut y);
         y
     }
@@ -78,7 +66,7 @@ impl Gpu {
     /// The rows of a matrix with these numbers (`Tensor::from_u32`), in f32 or bf16.
     pub fn gather_rows(&self, x: &Tensor, ids: &Tensor, dtype: DType) -> Tensor {
         let device = Device::Gpu(self.clone());
-        let mut y = Tensor::in_dtype(&device, &[ids.n_elem(), x.dims2().1], dtype);
+        let mut y = Tensor::raw(&device, &[ids.n_elem(), x.dims2().1], dtype);
         self.decode(x, Picked::Ids(ids), &mut y);
         y
     }
@@ -100,7 +88,8 @@ impl Gpu {
         let n = (max / widest.max(1) / 128 * 128).clamp(1, rows.len().max(1));
         for first in rows.clone().step_by(n) {
             let end = rows.end.min(first + n);
-            let (words, lead) = x.words(first * row_bytes..end * row_bytes, self.offset_align());
+            let (words, lead) =
+                x.view(DType::U32, first * row_bytes..end * row_bytes, self.offset_align());
             let size = y.n_bytes() / y.dims2().0.max(1);
             let (ids, n_out, written) = match &picked {
                 Picked::Range(rows) => {
@@ -137,6 +126,7 @@ enum Picked<'a> {
 mod tests {
     use super::*;
     use crate::ops::check::devices;
+    use crate::tensor::quant::BlockType;
     use crate::tensor::rng::Rng;
     use std::sync::Arc;
 
@@ -184,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn every_format_has_the_bits_of_the_processor() {
+    fn every_format_has_the_bits_of_the_cpu() {
         let blocks = BlockType::ALL.into_iter().chain([BlockType::Nf4]).map(DType::Block);
         let cpu = Device::cpu(1).unwrap();
         for dtype in [DType::F32, DType::F16, DType::BF16].into_iter().chain(blocks) {

@@ -2,7 +2,7 @@
 //!
 //!     let mut step = Graph::new(&gpu);
 //!     loop {
-//!         token.retell(..);
+//!         token.rewrite(..);
 //!         let logits = step.run(|| model_step(&token, &mut state));
 //!     }
 //!
@@ -13,18 +13,19 @@
 //! calls the closure. While it is recorded other threads wait with their work on the device.
 //!
 //! Buffers that the work takes stay with the graph: nobody else may lie where it writes. So do
-//! tensors that it only reads; they are shared from then on, so that `Tensor::retell` alone can
+//! tensors that it only reads; they are shared from then on, so that `Tensor::rewrite` alone can
 //! change them. What it writes belongs to the caller, who has to see that it is still there, and
 //! still nobody else's, before each run.
 
 use super::cuda::Recorded;
-use super::{Arg, Free, Gpu, Memory};
+use super::{Arg, Gpu, Memory};
 use crate::tensor::Tensor;
+use crate::tensor::shelf::Free;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ThreadId;
 
-/// Work on a graphics processor that is done again and again, and what it returned.
+/// Work on a GPU that is done again and again, and what it returned.
 pub struct Graph<R> {
     /// Dropped first: what it started is waited for before memory goes.
     recorded: Option<Recorded>,
@@ -87,7 +88,7 @@ impl<R> Graph<R> {
 
 /// Keeps what a launch reads where one is recorded, unless the work made it or has written it.
 pub(super) fn note(gpu: &Gpu, args: &[Arg]) {
-    let reserve = gpu.shelf().recording.clone();
+    let reserve = gpu.recording().clone();
     let Some(reserve) = reserve.filter(|reserve| reserve.is_mine()) else { return };
     let mut lists = reserve.lists();
     for arg in args {
@@ -116,9 +117,9 @@ pub(super) struct Reserve {
 #[derive(Default)]
 struct Lists {
     /// Given back by the work, for its later needs.
-    free: Free,
+    free: Free<Memory>,
     /// From the pool of all, not yet taken.
-    spare: Free,
+    spare: Free<Memory>,
     /// From outside, and read.
     read: Vec<Tensor>,
     /// Storage that was written.
@@ -128,20 +129,18 @@ struct Lists {
 impl Reserve {
     /// From here on buffers come from the reserve, which first gets all that lies free.
     fn begin(gpu: &Gpu) -> Arc<Reserve> {
-        let mut shelf = gpu.shelf();
-        let lists = Lists { spare: std::mem::take(&mut shelf.free), ..Lists::default() };
+        let lists = Lists { spare: std::mem::take(&mut gpu.shelf().free), ..Lists::default() };
         let thread = std::thread::current().id();
         let reserve = Arc::new(Reserve { lists: Mutex::new(lists), thread, gpu: gpu.clone() });
-        shelf.recording = Some(reserve.clone());
+        *gpu.recording() = Some(reserve.clone());
         reserve
     }
 
     /// What was not taken goes back.
     fn end(&self) {
         let spare = std::mem::take(&mut self.lists().spare);
-        let mut shelf = self.gpu.shelf();
-        shelf.recording = None;
-        put(&mut shelf.free, spare);
+        *self.gpu.recording() = None;
+        put(&mut self.gpu.shelf().free, spare);
     }
 
     fn lists(&self) -> std::sync::MutexGuard<'_, Lists> {
@@ -171,7 +170,7 @@ impl Drop for Reserve {
     }
 }
 
-fn put(to: &mut Free, from: Free) {
+fn put(to: &mut Free<Memory>, from: Free<Memory>) {
     for (class, list) in from {
         to.entry(class).or_default().extend(list);
     }

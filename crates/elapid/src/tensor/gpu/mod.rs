@@ -1,4 +1,4 @@
-//! Graphics processors: buffers, kernels and launches, the same for wgpu and CUDA.
+//! GPUs: buffers, kernels and launches, the same for wgpu and CUDA.
 //!
 //! An op describes its work once and has its kernels in both languages beside it:
 //!
@@ -24,16 +24,16 @@
 //! Work runs in the order of launches. What goes wrong is kept, everything after it does nothing,
 //! and `check` tells: as with CUDA itself, an op has no error to return.
 //!
-//! Not here: any op, and anything about models.
+//! Matrix products (`product.rs`, for few rows `vector.rs`), and the decoding of stored matrices and
+//! casts (`decode.rs`), are here and not among the ops: tensors themselves and most ops need them.
+//!
+//! Not here: all other ops, and anything about models.
 
-#[cfg(not(target_family = "wasm"))]
-pub mod cuda;
-#[cfg(target_family = "wasm")]
-#[path = "no_cuda.rs"]
 pub mod cuda;
 mod decode;
 pub mod graph;
 mod many;
+mod opaque;
 pub mod product;
 pub mod profile;
 #[cfg(test)]
@@ -43,26 +43,35 @@ mod wgpu;
 mod work;
 
 use crate::error::{Error, Result};
-use crate::tensor::cpu::{Cpu, MemoryUse};
+use crate::tensor::cpu::Cpu;
+use crate::tensor::shelf::{MemoryUse, Shelf, class};
 use crate::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use self::cuda::list as list_cuda;
-pub(crate) use self::many::Many;
+pub(crate) use self::many::Row;
+use self::opaque::Opaque;
 pub use self::wgpu::list as list_wgpu;
 pub use self::work::{Const, N_ROUNDS_MAX, Word, Work};
 
 /// A kernel of an op, in both languages.
 pub struct Kernel {
-    /// Name of the function; unique in the engine, with the constants where it has several texts.
+    /// Name of the function.
     pub entry: &'static str,
     /// Source for wgpu.
     pub wgsl: &'static str,
     /// Source for CUDA.
     pub cuda: &'static str,
+}
+
+impl Kernel {
+    /// Of each static another: what is compiled is kept under it, and not under the entry, which
+    /// several texts may share.
+    fn id(&'static self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
 }
 
 /// An argument of a kernel.
@@ -100,7 +109,7 @@ impl Precision {
     }
 }
 
-/// A graphics processor; clones share it.
+/// A GPU; clones share it.
 #[derive(Clone)]
 pub struct Gpu(Arc<Inner>);
 
@@ -108,32 +117,46 @@ struct Inner {
     backend: Backend,
     /// Threads for what only the host can do.
     host: Arc<Cpu>,
-    shelf: Mutex<Shelf>,
+    shelf: Mutex<Shelf<Memory>>,
+    /// Where buffers come from while a graph is recorded.
+    recording: Mutex<Option<Arc<graph::Reserve>>>,
     failure: Failure,
     precision: Precision,
+    caps: Caps,
+}
+
+/// What a GPU can do: ops ask for this and not for the kind of device.
+#[derive(Clone, Copy, Debug)]
+pub struct Caps {
+    /// Whether a thread reads and writes eight numbers at a time.
+    pub wide_loads: bool,
+    /// Whether the 32 threads of a warp exchange numbers, and have registers to share a task.
+    pub warps: bool,
+    /// Whether kernels multiply matrices in bf16 by tensor cores.
+    pub tensor_cores: bool,
+    /// Whether work can be recorded and started again as one (`Graph`).
+    pub graphs: bool,
+    /// Whether a kernel may follow addresses, so that one launch serves many tensors (`many.rs`).
+    pub addresses: bool,
+    /// Most bytes of shared memory for a group of threads.
+    pub shared_bytes_max: usize,
+    /// Most bytes of one argument of a kernel.
+    pub binding_bytes_max: usize,
+    /// What the first byte of an argument is a multiple of.
+    pub offset_align: usize,
+    /// Most rounds of loops in a thread: software Vulkan ends them without a word.
+    pub n_rounds_max: usize,
 }
 
 enum Backend {
-    Wgpu(Box<wgpu::Wgpu>),
+    Wgpu(Opaque<wgpu::Wgpu>),
     Cuda(Box<cuda::Cuda>),
 }
 
 /// Memory of one buffer.
 pub(crate) enum Memory {
-    Wgpu(::wgpu::Buffer),
+    Wgpu(Opaque<::wgpu::Buffer>),
     Cuda(cuda::Memory),
-}
-
-/// Free buffers by class.
-type Free = HashMap<usize, Vec<Memory>>;
-
-/// Free buffers, and the accounts.
-#[derive(Default)]
-struct Shelf {
-    free: Free,
-    usage: MemoryUse,
-    /// Where buffers come from while a graph is recorded.
-    recording: Option<Arc<graph::Reserve>>,
 }
 
 /// The first thing that went wrong.
@@ -155,7 +178,7 @@ impl Failure {
     }
 }
 
-/// A buffer on a graphics processor that returns to its pool.
+/// A buffer on a GPU that returns to its pool.
 pub(crate) struct Buffer {
     /// There until the buffer is dropped, unless none could be had.
     memory: Option<Memory>,
@@ -183,19 +206,18 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         let mut shelf = self.gpu.shelf();
-        shelf.usage.live -= self.class;
         match &self.reserve {
-            Some(reserve) => reserve.give(self.class, memory),
-            None => shelf.free.entry(self.class).or_default().push(memory),
+            Some(reserve) => {
+                shelf.usage.live -= self.class;
+                reserve.give(self.class, memory);
+            }
+            None => shelf.give(self.class, memory),
         }
     }
 }
 
-/// Bytes in the class that holds `n_bytes`: eight classes per power of two, whole words of 256.
-fn class(n_bytes: usize) -> usize {
-    let n_lines = n_bytes.div_ceil(256).max(1);
-    n_lines.next_multiple_of((n_lines.next_power_of_two() / 16).max(1)) * 256
-}
+/// Buffers are whole lines of this many bytes.
+const LINE: usize = 256;
 
 /// A launch with its arguments resolved.
 pub(crate) struct Launch<'a> {
@@ -231,7 +253,7 @@ impl Gpu {
     ) -> Result<Gpu> {
         let failure = Failure::default();
         let backend = wgpu::Wgpu::new(index, failure.clone(), bytes_max, features)?;
-        Ok(Gpu::with(Backend::Wgpu(Box::new(backend)), host, failure, Precision::F32))
+        Ok(Gpu::with(Backend::Wgpu(Opaque::new(backend)), host, failure, Precision::F32))
     }
 
     /// The `index`-th GPU that CUDA finds.
@@ -242,12 +264,33 @@ impl Gpu {
     }
 
     fn with(backend: Backend, host: Arc<Cpu>, failure: Failure, precision: Precision) -> Gpu {
-        let shelf = Mutex::default();
-        Gpu(Arc::new(Inner { backend, host, shelf, failure, precision }))
+        let caps = match &backend {
+            Backend::Wgpu(wgpu) => wgpu.caps(),
+            Backend::Cuda(cuda) => cuda.caps(),
+        };
+        let (shelf, recording) = (Mutex::default(), Mutex::default());
+        Gpu(Arc::new(Inner { backend, host, shelf, recording, failure, precision, caps }))
     }
 
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+    fn shelf(&self) -> MutexGuard<'_, Shelf<Memory>> {
         self.0.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn recording(&self) -> MutexGuard<'_, Option<Arc<graph::Reserve>>> {
+        self.0.recording.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it can do.
+    pub fn caps(&self) -> &Caps {
+        &self.0.caps
+    }
+
+    /// As `Device::by_name` takes it.
+    pub(crate) fn kind(&self) -> &'static str {
+        match &self.0.backend {
+            Backend::Wgpu(_) => "wgpu",
+            Backend::Cuda(_) => "cuda",
+        }
     }
 
     /// Whether both are handles of one device.
@@ -278,8 +321,8 @@ impl Gpu {
         self.0.precision
     }
 
-    /// The CUDA side, where it is one.
-    pub fn as_cuda(&self) -> Option<&cuda::Cuda> {
+    /// The CUDA side, where it is one. Ops ask `caps`.
+    pub(crate) fn as_cuda(&self) -> Option<&cuda::Cuda> {
         match &self.0.backend {
             Backend::Cuda(cuda) => Some(cuda),
             Backend::Wgpu(_) => None,
@@ -288,15 +331,12 @@ impl Gpu {
 
     /// Most bytes of one argument of a kernel.
     pub fn binding_bytes_max(&self) -> usize {
-        match &self.0.backend {
-            Backend::Wgpu(wgpu) => wgpu.binding_bytes_max(),
-            Backend::Cuda(_) => usize::MAX,
-        }
+        self.0.caps.binding_bytes_max
     }
 
-    /// Work for kernels that on CUDA take eight numbers at a time.
+    /// Work for kernels that take eight numbers at a time where they can.
     pub fn each_eight(&self, n: usize) -> Work {
-        Work::each(if self.as_cuda().is_some() { n.div_ceil(8) } else { n })
+        Work::each(if self.0.caps.wide_loads { n.div_ceil(8) } else { n })
     }
 
     /// Ranges of numbers, none of which takes more bytes than a binding may have.
@@ -310,11 +350,7 @@ impl Gpu {
 
     /// What the first byte of an argument is a multiple of.
     pub fn offset_align(&self) -> usize {
-        match &self.0.backend {
-            Backend::Wgpu(wgpu) => wgpu.offset_align(),
-            // Four numbers in one read.
-            Backend::Cuda(_) => 16,
-        }
+        self.0.caps.offset_align
     }
 
     /// Runs of rows that fit into a binding, for kernels that go row by row: each begins where an
@@ -332,11 +368,10 @@ impl Gpu {
     /// Says that a kernel goes through so many rounds of loops: a failure where the driver would
     /// end them before.
     pub fn expect_rounds(&self, kernel: &Kernel, n_rounds: usize) {
-        let Backend::Wgpu(wgpu) = &self.0.backend else { return };
-        if wgpu.is_software() && n_rounds > N_ROUNDS_MAX {
+        let n_max = self.0.caps.n_rounds_max;
+        if n_rounds > n_max {
             self.0.failure.set(format!(
-                "`{}` needs {n_rounds} rounds of its loops, and a processor that plays a graphics \
-                 processor may end them after {N_ROUNDS_MAX}",
+                "kernel `{}` needs {n_rounds} loop iterations; software Vulkan stops after {n_max}",
                 kernel.entry
             ));
         }
@@ -381,11 +416,8 @@ impl Gpu {
 
     /// Gives buffers that nobody uses back to the system.
     pub fn trim(&self) {
-        let mut shelf = self.shelf();
-        let free: Vec<Memory> = shelf.free.drain().flat_map(|(_, list)| list).collect();
-        shelf.usage.reserved = shelf.usage.live;
-        drop(shelf);
-        free.into_iter().for_each(|memory| self.release(memory));
+        let free = self.shelf().drain();
+        free.into_values().flatten().for_each(|memory| self.release(memory));
     }
 
     fn release(&self, memory: Memory) {
@@ -397,25 +429,16 @@ impl Gpu {
 
     /// A buffer with unspecified contents.
     pub(crate) fn take(&self, n_bytes: usize) -> Buffer {
-        let class = class(n_bytes);
-        let mut shelf = self.shelf();
-        let reserve = shelf.recording.clone().filter(|reserve| reserve.is_mine());
+        let class = class(n_bytes, LINE);
+        let reserve = self.recording().clone().filter(|reserve| reserve.is_mine());
         let found = match &reserve {
             Some(reserve) => reserve.take(class),
-            None => shelf.free.get_mut(&class).and_then(Vec::pop),
+            None => self.shelf().take(class),
         };
-        let is_new = found.is_none();
-        drop(shelf);
+        let n_new = if found.is_none() { class } else { 0 };
         let memory = found.or_else(|| self.allocate(class));
         if memory.is_some() {
-            let mut shelf = self.shelf();
-            let usage = &mut shelf.usage;
-            usage.live += class;
-            usage.live_max = usage.live_max.max(usage.live);
-            if is_new {
-                usage.reserved += class;
-                usage.n_alloc += 1;
-            }
+            self.shelf().count(class, n_new);
         }
         let buffer = Buffer { memory, class, gpu: self.clone(), reserve };
         if cfg!(debug_assertions) {
@@ -431,7 +454,7 @@ impl Gpu {
             return None;
         }
         let once = || match &self.0.backend {
-            Backend::Wgpu(wgpu) => wgpu.allocate(n_bytes).map(Memory::Wgpu),
+            Backend::Wgpu(wgpu) => wgpu.allocate(n_bytes).map(|it| Memory::Wgpu(Opaque::new(it))),
             Backend::Cuda(cuda) => cuda.allocate(n_bytes).map(Memory::Cuda),
         };
         let got = once().or_else(|_| {
@@ -583,7 +606,7 @@ impl Arg<'_> {
 impl Drop for Inner {
     fn drop(&mut self) {
         let shelf = self.shelf.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for memory in shelf.free.drain().flat_map(|(_, list)| list) {
+        for memory in shelf.drain().into_values().flatten() {
             if let (Backend::Cuda(cuda), Memory::Cuda(memory)) = (&self.backend, memory) {
                 cuda.free(memory);
             }

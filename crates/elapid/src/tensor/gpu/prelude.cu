@@ -1,6 +1,6 @@
 // Before every kernel: number formats, places in the grid, sums over a group in a fixed order.
 // THREADS stands above; the constants of the kernel and the types of its arguments (T0, T1, ...:
-// one of float, bf16, f16; unsigned char for blocks) stand between this and the op's own file.
+// one of float, bf16, f16, u32; unsigned char for blocks) stand between this and the op's own file.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -196,7 +196,7 @@ DEVICE void mma(float d[4], const u32 a[4], const u32 b[2]) {
 #endif
 }
 
-// Copies 16 bytes, or sets them to zero, while other work goes on.
+// Copies 16 bytes, or sets them to zero, while other work continues.
 DEVICE void copy16(uint4* to, const bf16* from, bool is_there) {
 #ifdef ELAPID_EMULATED
     emu_cp_async16_zfill(to, from, is_there ? 16 : 0);

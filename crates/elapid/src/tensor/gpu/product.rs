@@ -1,4 +1,4 @@
-//! Matrix products on a graphics processor: `out = alpha a @ b + beta out`.
+//! Matrix products on a GPU: `out = alpha a @ b + beta out`.
 //!
 //! | name  | shape  |                                              |
 //! |-------|--------|----------------------------------------------|
@@ -15,9 +15,8 @@
 //!
 //! Not here: products of few rows with a stored matrix, in `vector.rs`.
 
-use super::decode::kind;
-use super::{Arg, Gpu, Kernel, N_ROUNDS_MAX, Work};
-use crate::tensor::{DType, Tensor};
+use super::{Arg, Gpu, Kernel, N_ROUNDS_MAX, Word, Work};
+use crate::tensor::{DType, Derivation, Tensor};
 use std::ops::Range;
 
 static PRODUCT: Kernel = Kernel {
@@ -89,9 +88,6 @@ pub(super) struct Product<'a> {
     /// First number of the result in `out`, and how many lie between two rows.
     pub out_first: usize,
     pub out_stride: usize,
-    /// From one result of a batch to the next, and how many there are.
-    pub out_matrix: usize,
-    pub n_batch: usize,
     pub a: Operand,
     pub b: Operand,
     pub m: usize,
@@ -108,41 +104,7 @@ pub(super) struct Operand {
     /// First number of the side in the tensor, and how many lie between two stored rows.
     pub first: usize,
     pub stride: usize,
-    /// From one matrix of a batch to the next.
-    pub matrix: usize,
     pub is_transposed: bool,
-}
-
-/// Where the matrices of a batch lie in a tensor, counted in numbers.
-#[derive(Clone, Copy, Debug)]
-pub struct Places {
-    /// The first number of the first matrix.
-    pub first: usize,
-    /// From one stored row to the next.
-    pub row: usize,
-    /// From one matrix to the next.
-    pub matrix: usize,
-}
-
-impl Places {
-    fn expect_inside(&self, tensor: &Tensor, n: usize, (rows, cols): (usize, usize)) {
-        let last = self.first + (n - 1) * self.matrix + rows.saturating_sub(1) * self.row + cols;
-        let shape = tensor.shape();
-        assert!(self.row >= cols && last <= tensor.n_elem(), "product: {self:?} of {shape:?}");
-    }
-}
-
-/// A batch of products, each at its places: `out[i] = alpha a[i] @ b[i] + beta out[i]`.
-///
-/// Sides are `Plain` or `Transposed`; only the places tell where their rows and matrices are, not
-/// the shapes of the tensors.
-pub struct Batch<'a> {
-    /// Results, (m, n) each.
-    pub out: (&'a mut Tensor, Places),
-    /// Left sides, (m, k) each, stored (k, m) where transposed.
-    pub a: (Side<'a>, Places),
-    /// Right sides, (k, n) each, stored (n, k) where transposed.
-    pub b: (Side<'a>, Places),
 }
 
 impl Side<'_> {
@@ -190,21 +152,14 @@ impl Side<'_> {
         Operand {
             first,
             stride: tensor.dims2().1,
-            matrix: 0,
             is_transposed: matches!(self, Side::Transposed(_)),
             tensor,
         }
     }
-
-    /// The same for a batch at its places.
-    fn operand_at(&self, gpu: &Gpu, at: Places) -> Operand {
-        let (first, stride, matrix) = (at.first, at.row, at.matrix);
-        Operand { first, stride, matrix, ..self.operand(gpu) }
-    }
 }
 
-/// The name of the copy of a master.
-pub(crate) const IN_BF16: &str = "bf16";
+/// The copy of a master.
+pub(crate) const IN_BF16: Derivation = Derivation::Bf16;
 
 /// A side in the format of products. Of a master in f32 the copy in bf16 is kept until it is
 /// written: one cast a step.
@@ -272,8 +227,6 @@ impl Gpu {
         Some(Product {
             out_first: rows.start * stride + cols.start,
             out_stride: stride,
-            out_matrix: 0,
-            n_batch: 1,
             a: a.operand(self),
             b: b.right_operand(self),
             out: tensor,
@@ -285,104 +238,54 @@ impl Gpu {
         })
     }
 
-    /// A batch of products; `size` is their number, m, n and k. On wgpu all must fit into bindings.
-    pub fn product_batched(
-        &self,
-        [n_batch, m, n, k]: [usize; 4],
-        beta: f32,
-        alpha: f32,
-        Batch { out: (out, out_at), a: (a, a_at), b: (b, b_at) }: Batch,
-    ) {
-        if n_batch == 0 || m == 0 || n == 0 {
-            return;
-        }
-        let stored = |side: &Side, rows: usize, cols: usize| match side {
-            Side::Transposed(_) => (cols, rows),
-            Side::Plain(_) | Side::Columns(..) => (rows, cols),
-        };
-        out_at.expect_inside(out, n_batch, (m, n));
-        a_at.expect_inside(a.tensor(), n_batch, stored(&a, m, k));
-        b_at.expect_inside(b.tensor(), n_batch, stored(&b, k, n));
-        let product = Product {
-            out,
-            out_first: out_at.first,
-            out_stride: out_at.row,
-            out_matrix: out_at.matrix,
-            n_batch,
-            a: a.operand_at(self, a_at),
-            b: b.operand_at(self, b_at),
-            m,
-            n,
-            k,
-            alpha,
-            beta,
-        };
-        match self.as_cuda() {
-            Some(cuda) => cuda.product(self, product),
-            None => self.launch_product(product),
-        }
-    }
-
     /// Halves a product until everything fits into a binding and a loop.
-    fn split(&self, product: Product) {
+    fn split(&self, mut product: Product) {
         let too_long = product.too_long(self.binding_bytes_max() - 2 * self.offset_align());
         let too_deep = (product.k > DEPTH_MAX).then_some(Axis::K);
         let Some(axis) = too_long.or(too_deep) else {
             return self.launch_product(product);
         };
-        let Product { out, out_first, out_stride, a, b, m, n, k, alpha, beta, .. } = product;
-        let (out_matrix, n_batch) = (0, 1);
-        let (mut a_more, mut b_more, mut out_more) = (a.clone(), b.clone(), out_first);
-        // Sizes of both halves, and what of the result counts in the second.
-        let (halves, beta_more) = match axis {
+        let [m, n, k] = [(Axis::M, product.m), (Axis::N, product.n), (Axis::K, product.k)]
+            .map(|(of, n)| if of == axis { n / 2 } else { n });
+        self.split(Product {
+            out: &mut *product.out,
+            a: product.a.clone(),
+            b: product.b.clone(),
+            m,
+            n,
+            k,
+            ..product
+        });
+        match axis {
             Axis::M => {
-                a_more.first += m / 2 * a.row_step();
-                out_more += m / 2 * out_stride;
-                ([(m / 2, n, k), (m - m / 2, n, k)], beta)
+                product.a.first += m * product.a.row_step();
+                product.out_first += m * product.out_stride;
+                product.m -= m;
             }
             Axis::N => {
-                b_more.first += n / 2 * b.col_step();
-                out_more += n / 2;
-                ([(m, n / 2, k), (m, n - n / 2, k)], beta)
+                product.b.first += n * product.b.col_step();
+                product.out_first += n;
+                product.n -= n;
             }
             Axis::K => {
-                a_more.first += k / 2 * a.col_step();
-                b_more.first += k / 2 * b.row_step();
-                ([(m, n, k / 2), (m, n, k - k / 2)], 1.0)
+                product.a.first += k * product.a.col_step();
+                product.b.first += k * product.b.row_step();
+                (product.k, product.beta) = (product.k - k, 1.0);
             }
-        };
-        let parts = [(out_first, a, b, beta), (out_more, a_more, b_more, beta_more)];
-        for ((out_first, a, b, beta), (m, n, k)) in parts.into_iter().zip(halves) {
-            let out = &mut *out;
-            self.split(Product {
-                out,
-                out_first,
-                out_stride,
-                out_matrix,
-                n_batch,
-                a,
-                b,
-                m,
-                n,
-                k,
-                alpha,
-                beta,
-            });
         }
+        self.split(product);
     }
 
     fn launch_product(&self, product: Product) {
-        let Product { out, out_first, out_stride, out_matrix, n_batch, a, b, m, n, k, .. } =
-            product;
-        let (a_tensor, a_first) = a.window(self, (m, k), n_batch);
-        let (b_tensor, b_first) = b.window(self, (k, n), n_batch);
-        let end = out_first + (n_batch - 1) * out_matrix + (m - 1) * out_stride + n;
+        let Product { out, out_first, out_stride, a, b, m, n, k, alpha, beta } = product;
+        let (a_tensor, a_first) = a.window(self, (m, k));
+        let (b_tensor, b_first) = b.window(self, (k, n));
+        let end = out_first + (m - 1) * out_stride + n;
         let lead = out_first * 4 % self.offset_align() / 4;
         let out_bytes = (out_first - lead) * 4..end * 4;
-        let tile = tile_of(m, n, n_batch);
+        let tile = tile_of(m, n);
         let consts = [
             ("BM", tile),
-            ("B_KIND", kind(b.tensor.dtype())),
             ("A_TRANSPOSED", usize::from(a.is_transposed)),
             ("B_TRANSPOSED", usize::from(b.is_transposed)),
             ("A_WIDE", a.is_wide(a_first, if a.is_transposed { m } else { k })),
@@ -396,35 +299,22 @@ impl Gpu {
             Arg::In(&a_tensor),
             Arg::Window(out, out_bytes),
         ];
-        let params = [
-            m.into(),
-            n.into(),
-            k.into(),
-            a_first.into(),
-            a.stride.into(),
-            a.matrix.into(),
-            b_first.into(),
-            b.stride.into(),
-            b.matrix.into(),
-            lead.into(),
-            out_stride.into(),
-            out_matrix.into(),
-            product.alpha.into(),
-            product.beta.into(),
-        ];
-        let work = Work::grid([n.div_ceil(tile), m.div_ceil(tile), n_batch], 256);
+        let sizes = [m, n, k, a_first, a.stride, b_first, b.stride, lead, out_stride];
+        let params = sizes.into_iter().map(Word::from).chain([alpha.into(), beta.into()]);
+        let params: Vec<Word> = params.collect();
+        let work = Work::grid([n.div_ceil(tile), m.div_ceil(tile), 1], 256);
         self.launch(kernel, work, &consts, &mut args, &params);
     }
 }
 
 /// Rows and columns of a tile: more where there are groups enough to keep the machine busy.
-fn tile_of(m: usize, n: usize, n_batch: usize) -> usize {
-    let n_groups = m.div_ceil(2 * TILE) * n.div_ceil(2 * TILE) * n_batch;
+fn tile_of(m: usize, n: usize) -> usize {
+    let n_groups = m.div_ceil(2 * TILE) * n.div_ceil(2 * TILE);
     if m.min(n) > TILE && n_groups >= N_GROUPS_BUSY { 2 * TILE } else { TILE }
 }
 
 /// An axis of a product.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Axis {
     M,
     N,
@@ -472,24 +362,15 @@ impl Operand {
     /// One where four numbers along a stored row can be read at once: rows of `n` numbers, the
     /// first of them at `first`.
     fn is_wide(&self, first: usize, n: usize) -> usize {
-        usize::from([first, n, self.stride, self.matrix].iter().all(|it| it.is_multiple_of(4)))
+        usize::from([first, n, self.stride].iter().all(|it| it.is_multiple_of(4)))
     }
 
     /// What of the tensor is read, and the first number of it there.
-    fn window(
-        &self,
-        gpu: &Gpu,
-        (n_rows, n_cols): (usize, usize),
-        n_batch: usize,
-    ) -> (Tensor, usize) {
+    fn window(&self, gpu: &Gpu, (n_rows, n_cols): (usize, usize)) -> (Tensor, usize) {
         let (n_rows, n_cols) = if self.is_transposed { (n_cols, n_rows) } else { (n_rows, n_cols) };
-        let more = (n_batch - 1) * self.matrix;
-        let end = self.first + more + n_rows.saturating_sub(1) * self.stride + n_cols;
+        let end = self.first + n_rows.saturating_sub(1) * self.stride + n_cols;
         let (bytes, align) = (self.first * self.size()..end * self.size(), gpu.offset_align());
-        let (read, lead) = match self.tensor.dtype() {
-            DType::F16 => self.tensor.halves(bytes, align),
-            _ => self.tensor.words(bytes, align),
-        };
+        let (read, lead) = self.tensor.view(self.tensor.dtype(), bytes, align);
         (read, lead / self.size())
     }
 }

@@ -1,4 +1,4 @@
-// out = alpha a @ b + beta out, for each of a batch; see product.rs. Tiles of BM x BM numbers, BM
+// out = alpha a @ b + beta out; see product.rs. Tiles of BM x BM numbers, BM
 // 64 or 128; a thread has 4 x 4 of them, or four times that, 64 rows and 64 columns apart.
 //
 // A step takes 2048 / BM of k. Half of the threads bring the left side's part to shared memory,
@@ -23,13 +23,10 @@ struct Params {
     k: u32,
     a_first: u32,
     a_stride: u32,
-    a_matrix: u32,
     b_first: u32,
     b_stride: u32,
-    b_matrix: u32,
     out_first: u32,
     out_stride: u32,
-    out_matrix: u32,
     alpha: f32,
     beta: f32,
 }
@@ -142,8 +139,8 @@ fn product(
     @builtin(workgroup_id) group_id: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let a0 = p.a_first + group_id.z * p.a_matrix;
-    let b0 = p.b_first + group_id.z * p.b_matrix;
+    let a0 = p.a_first;
+    let b0 = p.b_first;
     // What this thread brings.
     let is_left = thread < 128u;
     let i = thread % 128u;
@@ -191,7 +188,7 @@ fn product(
         }
         workgroupBarrier();
     }
-    let out0 = p.out_first + group_id.z * p.out_matrix;
+    let out0 = p.out_first;
     let row = group_id.y * BM + ty * 4u;
     let col = group_id.x * BM + tx * 4u;
     write_four(out0, row, col, s00);

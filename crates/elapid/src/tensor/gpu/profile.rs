@@ -1,6 +1,5 @@
-//! Counts of launches, and the time of each: for benchmarks.
+//! The time of launches, for benchmarks.
 
-use super::cuda::Cuda;
 use super::{Backend, Gpu};
 use std::collections::HashMap;
 
@@ -29,11 +28,6 @@ pub(super) fn listed(sums: Sums) -> Vec<KernelTime> {
 }
 
 impl Gpu {
-    /// Kernels and products started so far; 0 for wgpu.
-    pub fn n_launches(&self) -> u64 {
-        self.as_cuda().map_or(0, Cuda::n_launches)
-    }
-
     /// From here on the time of every launch is taken, where the device can.
     pub fn profile_start(&self) {
         match &self.0.backend {

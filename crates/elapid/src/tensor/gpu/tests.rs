@@ -1,13 +1,13 @@
 //! Memory, launches, products and graphs on every device that is found.
 
 use super::graph::Graph;
-use super::product::{Batch, Block, Places, Rows, Side};
+use super::product::{Block, Rows, Side};
 use super::vector::N_FEW;
 use super::{Arg, Gpu, Kernel, N_ROUNDS_MAX, Precision, Work};
 use crate::ops::check::{compare_devices, devices};
 use crate::tensor::device::Device;
 use crate::tensor::rng::Rng;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Derivation, Tensor};
 use half::f16;
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ fn side(tensor: &Tensor, transposed: bool) -> Side<'_> {
 }
 
 #[test]
-fn products_are_those_of_the_processor() {
+fn products_are_those_of_the_cpu() {
     let sizes = [[1, 1, 1], [1, 5, 7], [3, 8, 16], [64, 64, 64], [70, 65, 33], [129, 40, 200]];
     for (size, (a_transposed, b_transposed)) in sizes
         .into_iter()
@@ -154,53 +154,46 @@ fn a_product_writes_its_rows_and_columns_and_nothing_else() {
 }
 
 #[test]
-fn products_of_a_batch_lie_at_their_places() {
-    // Heads side by side: (n_tok, n_heads, d) and n_heads results of (n_tok, n_tok).
-    let (n_heads, n_tok, d) = (3, 70, 5);
-    let (q, keys) = (numbers(1, n_tok * n_heads * d), numbers(2, n_tok * n_heads * d));
-    let head = |x: &[f32], head: usize| -> Vec<f32> {
-        (0..n_tok).flat_map(|tok| x[(tok * n_heads + head) * d..][..d].to_vec()).collect()
+fn kernels_of_one_entry_and_several_texts_are_told_apart() {
+    static ZERO: Kernel = Kernel {
+        entry: "scale_columns",
+        wgsl: "
+            @group(0) @binding(0) var<storage, read> x: array<f32>;
+            @group(0) @binding(1) var<storage, read> factors: array<f32>;
+            @group(0) @binding(2) var<storage, read_write> y: array<f32>;
+            struct Params { n: u32 }
+            @group(0) @binding(3) var<uniform> p: Params;
+            @compute @workgroup_size(THREADS)
+            fn scale_columns(@builtin(global_invocation_id) id: vec3<u32>) {
+                if id.x < p.n { y[id.x] = 0.0 * x[id.x] * factors[0]; }
+            }",
+        cuda: "
+            struct Params { u32 n; };
+            KERNEL scale_columns(const T0* x, const T1* factors, T2* y, Params p) {
+                for (size_t i = thread_of(); i < p.n; i += n_threads()) y[i] = 0.0f;
+            }",
     };
-    for (device, gpu, tolerance) in gpus() {
-        let q_there = Tensor::from_f32(device, &[n_tok, n_heads * d], &q);
-        let keys_there = Tensor::from_f32(device, &[n_tok, n_heads * d], &keys);
-        let at = Places { first: 0, row: n_heads * d, matrix: d };
-        let scores_at = Places { first: 0, row: n_tok, matrix: n_tok * n_tok };
-        let mut scores = Tensor::uninit(device, &[n_heads, n_tok, n_tok]);
-        gpu.product_batched(
-            [n_heads, n_tok, n_tok, d],
-            0.0,
-            0.5,
-            Batch {
-                out: (&mut scores, scores_at),
-                a: (Side::Plain(&q_there), at),
-                b: (Side::Transposed(&keys_there), at),
-            },
-        );
-        // And back to where heads lie: scores^T @ q.
-        let mut back = Tensor::uninit(device, &[n_tok, n_heads * d]);
-        gpu.product_batched(
-            [n_heads, n_tok, d, n_tok],
-            0.0,
-            1.0,
-            Batch {
-                out: (&mut back, at),
-                a: (Side::Transposed(&scores), scores_at),
-                b: (Side::Plain(&q_there), at),
-            },
-        );
-        let (scores, back) = (scores.to_vec(), back.to_vec());
-        for idx in 0..n_heads {
-            let (q, keys) = (head(&q, idx), head(&keys, idx));
-            let size = [n_tok, n_tok, d];
-            let want_scores = want(size, (&q, false), (&keys, true), (0.5, 0.0, &[]));
-            let got = &scores[idx * n_tok * n_tok..][..n_tok * n_tok];
-            compare_devices(&format!("{device:?}: scores"), &want_scores, got, tolerance);
-            let size = [n_tok, d, n_tok];
-            let want = want(size, (&want_scores, true), (&q, false), (1.0, 0.0, &[]));
-            compare_devices(&format!("{device:?}: back"), &want, &head(&back, idx), tolerance);
+    for (device, gpu, _) in gpus() {
+        let [x, factors] = [[1.0, 2.0], [3.0, 5.0]].map(|it| Tensor::from_f32(device, &[2], &it));
+        for (kernel, want) in [(&SCALE, [3.0, 10.0]), (&ZERO, [0.0, 0.0])] {
+            let mut y = Tensor::uninit(device, &[2]);
+            let mut args = [Arg::In(&x), Arg::In(&factors), Arg::Out(&mut y)];
+            gpu.launch(kernel, Work::each(2), &[("D", 2)], &mut args, &[2usize.into()]);
+            assert_eq!(y.to_vec(), want, "{device:?}");
         }
         gpu.check().unwrap();
+    }
+}
+
+#[test]
+fn what_is_rewritten_is_new_for_every_handle_and_nothing_derived_stays() {
+    for (device, gpu, _) in gpus() {
+        let x = Tensor::from_f32(device, &[2], &[1.0, 2.0]);
+        let other = x.clone();
+        let copy = |x: &Tensor| x.derived(Derivation::Bf16, |x| gpu.cast(x, DType::F32).copied());
+        assert_eq!(copy(&x).to_vec(), [1.0, 2.0], "{device:?}");
+        x.rewrite(bytemuck::cast_slice(&[3.0f32, 4.0]));
+        assert_eq!([&other, &copy(&other)].map(Tensor::to_vec), [[3.0, 4.0]; 2], "{device:?}");
     }
 }
 
@@ -212,9 +205,10 @@ fn a_master_is_cast_once_until_it_is_written() {
     let mut w = Tensor::from_f32(&device, &[2, 1], &[1.0, 2.0]);
     let mut y = Tensor::uninit(&device, &[1, 1]);
     let run = |w: &Tensor, y: &mut Tensor| {
-        let before = gpu.n_launches();
+        gpu.profile_start();
         gpu.product(&mut *y, 0.0, 1.0, Side::Plain(&x), Side::Plain(w));
-        (gpu.n_launches() - before, y.to_vec()[0])
+        let n_launches: u64 = gpu.profile_stop().iter().map(|it| it.n_launches).sum();
+        (n_launches, y.to_vec()[0])
     };
     assert_eq!(run(&w, &mut y), (2, 3.0));
     assert_eq!(run(&w, &mut y), (1, 3.0));
@@ -263,7 +257,7 @@ fn a_graph_does_the_same_work_again() {
         let mut want = [0.0f32; 8];
         for run in 0..5 {
             let numbers: Vec<f32> = (0..8).map(|n| (n * 4 + run) as f32).collect();
-            x.retell(bytemuck::cast_slice(&numbers));
+            x.rewrite(bytemuck::cast_slice(&numbers));
             for (idx, (want, x)) in want.iter_mut().zip(&numbers).enumerate() {
                 *want += x * [2.0, 3.0][idx % 2];
             }
@@ -330,7 +324,7 @@ fn times_are_taken_by_name() {
     let mut times = gpu.profile_stop();
     times.sort_by(|a, b| a.name.cmp(&b.name));
     let names: Vec<(&str, u64)> = times.iter().map(|it| (&it.name[..], it.n_launches)).collect();
-    assert_eq!(names, [("product 1x4x2x2 f32 f32", 3), ("scale_columns", 3)]);
+    assert_eq!(names, [("product 4x2x2 f32 f32", 3), ("scale_columns", 3)]);
     assert!(times.iter().all(|it| it.ms > 0.0), "{times:?}");
     assert!(gpu.profile_stop().is_empty());
     let found = super::list_cuda();

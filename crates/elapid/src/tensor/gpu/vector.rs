@@ -54,17 +54,17 @@ impl Gpu {
         let out_size = tensor.dtype().block().1;
         let (x_words, x_lead) = match self.as_cuda() {
             Some(_) => (x.clone(), 0),
-            None => x.words(0..x.n_bytes(), align),
+            None => x.view(DType::F32, 0..x.n_bytes(), align),
         };
         let has_halves = w.dtype() == DType::F16 && self.as_cuda().is_none();
-        let kernel = if has_halves { &VECTOR_F16 } else { &VECTOR };
+        let (kernel, read_as) =
+            if has_halves { (&VECTOR_F16, DType::F16) } else { (&VECTOR, DType::U32) };
         let max = (self.binding_bytes_max() - 2 * align) / row_bytes.max(1);
         let stride = tensor.dims2().1;
         for first in (0..n).step_by(max.max(1)) {
             let end = n.min(first.saturating_add(max.max(1)));
             let bytes = first * row_bytes..end * row_bytes;
-            let (words, lead) =
-                if has_halves { w.halves(bytes, align) } else { w.words(bytes, align) };
+            let (words, lead) = w.view(read_as, bytes, align);
             let out_first = rows.start * stride + cols.start + first;
             let out_lead = out_first * out_size % align;
             let last = out_first + (m - 1) * stride + end - first;

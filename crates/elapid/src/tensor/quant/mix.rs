@@ -20,19 +20,7 @@
 
 use super::BlockType;
 use super::BlockType::{Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-
-/// How the numbers of a tensor are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StoredType {
-    /// 32 bits.
-    F32,
-    /// 16 bits, 10 of them fraction.
-    F16,
-    /// 16 bits, 7 of them fraction.
-    BF16,
-    /// In blocks.
-    Block(BlockType),
-}
+use crate::tensor::DType;
 
 /// What the rules ask of a model.
 #[derive(Clone, Copy, Debug)]
@@ -89,24 +77,24 @@ pub enum Mix {
 
 impl Mix {
     /// Every mix: its name, its number in `general.file_type`, the type of most tensors.
-    const ALL: [(Mix, &'static str, u32, StoredType); 17] = [
-        (Mix::F32, "f32", 0, StoredType::F32),
-        (Mix::F16, "f16", 1, StoredType::F16),
-        (Mix::BF16, "bf16", 32, StoredType::BF16),
-        (Mix::Q8_0, "q8_0", 7, StoredType::Block(Q8_0)),
-        (Mix::Q4_0, "q4_0", 2, StoredType::Block(Q4_0)),
-        (Mix::Q4_1, "q4_1", 3, StoredType::Block(Q4_1)),
-        (Mix::Q5_0, "q5_0", 8, StoredType::Block(Q5_0)),
-        (Mix::Q5_1, "q5_1", 9, StoredType::Block(Q5_1)),
-        (Mix::Q2K, "q2_k", 10, StoredType::Block(Q2K)),
-        (Mix::Q3KSmall, "q3_k_s", 11, StoredType::Block(Q3K)),
-        (Mix::Q3KMedium, "q3_k_m", 12, StoredType::Block(Q3K)),
-        (Mix::Q3KLarge, "q3_k_l", 13, StoredType::Block(Q3K)),
-        (Mix::Q4KSmall, "q4_k_s", 14, StoredType::Block(Q4K)),
-        (Mix::Q4KMedium, "q4_k_m", 15, StoredType::Block(Q4K)),
-        (Mix::Q5KSmall, "q5_k_s", 16, StoredType::Block(Q5K)),
-        (Mix::Q5KMedium, "q5_k_m", 17, StoredType::Block(Q5K)),
-        (Mix::Q6K, "q6_k", 18, StoredType::Block(Q6K)),
+    const ALL: [(Mix, &'static str, u32, DType); 17] = [
+        (Mix::F32, "f32", 0, DType::F32),
+        (Mix::F16, "f16", 1, DType::F16),
+        (Mix::BF16, "bf16", 32, DType::BF16),
+        (Mix::Q8_0, "q8_0", 7, DType::Block(Q8_0)),
+        (Mix::Q4_0, "q4_0", 2, DType::Block(Q4_0)),
+        (Mix::Q4_1, "q4_1", 3, DType::Block(Q4_1)),
+        (Mix::Q5_0, "q5_0", 8, DType::Block(Q5_0)),
+        (Mix::Q5_1, "q5_1", 9, DType::Block(Q5_1)),
+        (Mix::Q2K, "q2_k", 10, DType::Block(Q2K)),
+        (Mix::Q3KSmall, "q3_k_s", 11, DType::Block(Q3K)),
+        (Mix::Q3KMedium, "q3_k_m", 12, DType::Block(Q3K)),
+        (Mix::Q3KLarge, "q3_k_l", 13, DType::Block(Q3K)),
+        (Mix::Q4KSmall, "q4_k_s", 14, DType::Block(Q4K)),
+        (Mix::Q4KMedium, "q4_k_m", 15, DType::Block(Q4K)),
+        (Mix::Q5KSmall, "q5_k_s", 16, DType::Block(Q5K)),
+        (Mix::Q5KMedium, "q5_k_m", 17, DType::Block(Q5K)),
+        (Mix::Q6K, "q6_k", 18, DType::Block(Q6K)),
     ];
 
     /// The names of all mixes.
@@ -125,7 +113,7 @@ impl Mix {
         Mix::ALL.into_iter().find(|entry| entry.1 == name).map(|entry| entry.0)
     }
 
-    fn entry(self) -> (Mix, &'static str, u32, StoredType) {
+    fn entry(self) -> (Mix, &'static str, u32, DType) {
         let entry = Mix::ALL.into_iter().find(|entry| entry.0 == self);
         entry.expect("ALL has every mix")
     }
@@ -144,7 +132,7 @@ impl Mix {
     ///
     /// Names are those of GGUF; the last axis of a shape is the length of a row. What llama.cpp
     /// would leave in the type it finds is f32 here, as its converters write it.
-    pub fn choose(self, tensors: &[(String, Vec<usize>)], arch: &ArchFacts) -> Vec<StoredType> {
+    pub fn choose(self, tensors: &[(String, Vec<usize>)], arch: &ArchFacts) -> Vec<DType> {
         let kinds: Vec<Kind> = tensors.iter().map(|tensor| Kind::of(&tensor.0)).collect();
         let mut order: Vec<usize> = (0..tensors.len()).collect();
         order.sort_by_key(|idx| (layer_of(&tensors[*idx].0), tensors[*idx].0.as_str()));
@@ -156,13 +144,13 @@ impl Mix {
             attn_v_idx: 0,
             ffn_down_idx: 0,
         };
-        let mut chosen = vec![StoredType::F32; tensors.len()];
+        let mut chosen = vec![DType::F32; tensors.len()];
         for idx in order {
             let (name, shape) = &tensors[idx];
             if is_rounded(name, shape) {
                 let n_row = shape[shape.len() - 1];
                 chosen[idx] = match self.entry().3 {
-                    StoredType::Block(usual) => {
+                    DType::Block(usual) => {
                         fitting(rules.block(usual, name, kinds[idx], n_row), n_row)
                     }
                     plain => plain,
@@ -300,7 +288,7 @@ fn wants_more_bits(idx: usize, n: usize) -> bool {
 }
 
 /// The format itself, or one with smaller blocks and no fewer bits if rows are no multiple of it.
-fn fitting(block: BlockType, n_row: usize) -> StoredType {
+fn fitting(block: BlockType, n_row: usize) -> DType {
     let fits = |block: BlockType| n_row.is_multiple_of(block.n_elem());
     let other = match block {
         _ if fits(block) => block,
@@ -310,7 +298,7 @@ fn fitting(block: BlockType, n_row: usize) -> StoredType {
         Q6K => Q8_0,
         small => small,
     };
-    if fits(other) { StoredType::Block(other) } else { StoredType::F16 }
+    if fits(other) { DType::Block(other) } else { DType::F16 }
 }
 
 #[cfg(test)]
@@ -348,15 +336,6 @@ mod tests {
         list
     }
 
-    fn name(stored: StoredType) -> &'static str {
-        match stored {
-            StoredType::F32 => "f32",
-            StoredType::F16 => "f16",
-            StoredType::BF16 => "bf16",
-            StoredType::Block(block) => block.name(),
-        }
-    }
-
     /// A table has a column for each kind of tensor: one type for all layers, or the bits of each.
     fn expect(table: &str, tensors: &Tensors, arch: ArchFacts) {
         let mut lines = table.lines();
@@ -369,13 +348,13 @@ mod tests {
             for (kind, want) in kinds.iter().zip(&cells).skip(1) {
                 let of_kind = |name: &str| name.rsplit('.').nth(1) == Some(*kind);
                 let pairs = tensors.iter().zip(&chosen).filter(|pair| of_kind(&pair.0.0));
-                let got: Vec<&str> = pairs.map(|pair| name(*pair.1)).collect();
+                let got: Vec<&str> = pairs.map(|pair| pair.1.name()).collect();
                 let bits: String = got.iter().map(|name| &name[1..2]).collect();
                 let equal = got.iter().all(|name| name == want) || bits == *want;
                 assert!(equal, "{} {kind}: {got:?}, not {want}", cells[0]);
             }
             for (tensor, chosen) in tensors.iter().zip(&chosen).filter(|pair| pair.0.1[0] == 7) {
-                assert_eq!(*chosen, StoredType::F32, "{}", tensor.0);
+                assert_eq!(*chosen, DType::F32, "{}", tensor.0);
             }
         }
     }
@@ -457,7 +436,7 @@ q6_k   q6_k   q8_0   q8_0   q6_k        q6_k        q6_k";
         for (tensor, chosen) in tensors.iter().zip(Mix::Q4KMedium.choose(&tensors, &arch)) {
             let layer = layer_of(&tensor.0).unwrap();
             let want = if [0, 1, 4, 7, 10, 13, 14, 15].contains(&layer) { Q6K } else { Q4K };
-            assert_eq!(chosen, StoredType::Block(want), "{}", tensor.0);
+            assert_eq!(chosen, DType::Block(want), "{}", tensor.0);
         }
     }
 
@@ -509,7 +488,7 @@ q6_k   q6_k       q6_k   q6_k  q8_0";
     #[test]
     fn a_matrix_of_one_row_stays_f32() {
         let tensors = [("blk.0.ffn_up.weight".to_string(), vec![1, 1, 256])];
-        assert_eq!(Mix::Q4_0.choose(&tensors, &DENSE), [StoredType::F32]);
+        assert_eq!(Mix::Q4_0.choose(&tensors, &DENSE), [DType::F32]);
     }
 
     #[test]

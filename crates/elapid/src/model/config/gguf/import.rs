@@ -39,7 +39,12 @@ pub fn read(gguf: &Gguf) -> Result<(Arch, Config, String)> {
 fn architecture(gguf: &Gguf) -> Result<Arch> {
     const KEY: &str = "general.architecture";
     let fail = |problem: String| {
-        Error::config(gguf.file(), KEY, problem, &format!("supported are {}", Arch::names()))
+        Error::config(
+            gguf.file(),
+            KEY,
+            problem,
+            &format!("supported are {}", Arch::NAMES.join(", ")),
+        )
     };
     if gguf.str("general.type")?.is_some_and(|kind| kind == "adapter") {
         let hint = "give the model, and the adapter beside it";

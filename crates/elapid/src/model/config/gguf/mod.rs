@@ -18,6 +18,6 @@ mod import;
 mod names;
 
 pub use super::family::Arch;
-pub use export::{Description, describe};
+pub use export::describe;
 pub use import::{CONFIG_KEY, read};
-pub use names::{FREQUENCIES, Names, names};
+pub use names::{FREQUENCIES, names};

@@ -142,12 +142,14 @@ const SUMS_BYTES: usize = (19 * CHUNK + 16) * 4;
 
 impl Cores {
     fn new(dims: &SsdDims, xbc: &Tensor, dy: Option<&Tensor>) -> Option<Cores> {
-        let cuda = xbc.device().gpu()?.as_cuda()?;
+        let caps = xbc.device().gpu()?.caps();
         let is_bf16 = [Some(xbc), dy].iter().flatten().all(|x| x.dtype() == DType::BF16);
-        let can = is_bf16 && dims.d_head == 64 && matches!(dims.d_state, 64 | 128);
-        let most = cuda.device().shared_bytes_max as usize;
+        let can =
+            caps.tensor_cores && is_bf16 && dims.d_head == 64 && matches!(dims.d_state, 64 | 128);
         let with = |n_buffer| Cores { d_state: dims.d_state, n_buffer };
-        [with(2), with(1)].into_iter().find(|cores| can && cores.gradients_bytes() <= most)
+        [with(2), with(1)]
+            .into_iter()
+            .find(|cores| can && cores.gradients_bytes() <= caps.shared_bytes_max)
     }
 
     /// Of a state, and of 64 tokens of b or c.

@@ -27,7 +27,7 @@ const WORKSPACE: usize = 32 << 20;
 /// Shapes that are remembered: prompts come in all lengths.
 const N_PLANS_MAX: usize = 4096;
 
-/// A matrix, or a batch of them, as stored by rows. Numbers are counted, not bytes.
+/// A matrix as stored by rows. Numbers are counted, not bytes.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::tensor::gpu) struct Stored {
     pub at: CUdeviceptr,
@@ -36,8 +36,6 @@ pub(in crate::tensor::gpu) struct Stored {
     pub cols: usize,
     /// From one row to the next.
     pub row: usize,
-    /// From one matrix to the next.
-    pub matrix: usize,
     pub transposed: bool,
 }
 
@@ -50,7 +48,7 @@ pub(in crate::tensor::gpu) enum Vector {
     Sums(CUdeviceptr),
 }
 
-/// `out = alpha a @ b + beta out`, `n_batch` times.
+/// `out = alpha a @ b + beta out`.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::tensor::gpu) struct Multiply {
     pub a: Stored,
@@ -59,7 +57,6 @@ pub(in crate::tensor::gpu) struct Multiply {
     pub vector: Option<Vector>,
     pub alpha: f32,
     pub beta: f32,
-    pub n_batch: usize,
     /// Whether f32 may be rounded to 10 bits.
     pub tf32: bool,
 }
@@ -71,7 +68,6 @@ struct Shape {
     epilogue: sys::cublasLtEpilogue_t,
     /// As of a side.
     vector_align: u32,
-    n_batch: usize,
     tf32: bool,
 }
 
@@ -81,7 +77,6 @@ struct Side {
     rows: usize,
     cols: usize,
     row: usize,
-    matrix: usize,
     transposed: bool,
     /// Bytes that the address is a multiple of.
     align: u32,
@@ -89,9 +84,9 @@ struct Side {
 
 impl Side {
     fn of(stored: &Stored) -> Side {
-        let Stored { at, dtype, rows, cols, row, matrix, transposed } = *stored;
+        let Stored { at, dtype, rows, cols, row, transposed } = *stored;
         let align = align_of(at);
-        Side { dtype, rows, cols, row, matrix, transposed, align }
+        Side { dtype, rows, cols, row, transposed, align }
     }
 
     /// Whether all rows are at multiples of 16 bytes.
@@ -154,7 +149,7 @@ fn number_type(dtype: DType) -> sys::cudaDataType {
         DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
         DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
         DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
-        DType::Block(_) => panic!("a product of blocks"),
+        DType::U32 | DType::Block(_) => panic!("a product of {}", dtype.name()),
     }
 }
 
@@ -190,8 +185,8 @@ impl Blas {
         };
         // Swapped: see above.
         let sides = [&product.b, &product.a, &product.out].map(Side::of);
-        let (vector_align, n_batch, tf32) = (align_of(vector), product.n_batch, product.tf32);
-        let shape = Shape { sides, epilogue, vector_align, n_batch, tf32 };
+        let (vector_align, tf32) = (align_of(vector), product.tf32);
+        let shape = Shape { sides, epilogue, vector_align, tf32 };
         // Off multiples of 16 bytes it faults in writing sums (CUDA 13, H200); of tf32 they may be
         // rounded.
         let can_sum = vector_align >= 16 && sides.iter().all(Side::is_even) && !tf32;
@@ -255,7 +250,7 @@ impl Blas {
         plan.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, shape.epilogue)?;
         plan.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector)?;
         for (layout, side) in plan.sides.iter_mut().zip(&shape.sides) {
-            *layout = layout_of(side, shape.n_batch)?;
+            *layout = layout_of(side)?;
         }
         plan.algorithm = self.choose(shape, &plan)?;
         Ok(plan)
@@ -304,24 +299,9 @@ impl Blas {
 }
 
 /// Rows of ours are columns of cuBLASLt's.
-fn layout_of(
-    side: &Side,
-    n_batch: usize,
-) -> std::result::Result<sys::cublasLtMatrixLayout_t, CublasError> {
-    use sys::cublasLtMatrixLayoutAttribute_t::{
-        CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT as COUNT,
-        CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET as STRIDE,
-    };
+fn layout_of(side: &Side) -> std::result::Result<sys::cublasLtMatrixLayout_t, CublasError> {
     let (rows, cols) = (side.cols as u64, side.rows as u64);
-    let layout = lt::create_matrix_layout(number_type(side.dtype), rows, cols, side.row as i64)?;
-    if n_batch > 1 {
-        let (count, stride) = (n_batch as i32, side.matrix as i64);
-        for (name, (value, n_bytes)) in [(COUNT, attribute(&count)), (STRIDE, attribute(&stride))] {
-            // SAFETY: the layout lives, the values have the bytes they should.
-            unsafe { lt::set_matrix_layout_attribute(layout, name, value, n_bytes) }?;
-        }
-    }
-    Ok(layout)
+    lt::create_matrix_layout(number_type(side.dtype), rows, cols, side.row as i64)
 }
 
 impl Drop for Blas {
@@ -361,7 +341,7 @@ impl Cuda {
                 Some(Vector::Bias(_)) => " with bias",
                 Some(Vector::Sums(_)) => " with sums",
             };
-            format!("product {}x{m}x{n}x{k} {from} {to}{more}", product.n_batch)
+            format!("product {m}x{n}x{k} {from} {to}{more}")
         };
         let mut is_done = true;
         self.timed(what, || match blas.run(product) {

@@ -24,11 +24,10 @@ use self::context::{Context, Pinned, words};
 use self::module::{Functions, PARAMS_MAX};
 use self::profile::Profile;
 use super::profile::KernelTime;
-use super::{Failure, Launch};
+use super::{Caps, Failure, Launch};
 use crate::error::Result;
 use cudarc::driver::{result, sys};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::ThreadId;
 
@@ -40,7 +39,6 @@ pub struct Cuda {
     /// Opened by the first product.
     blas: Mutex<Option<Blas>>,
     profile: Mutex<Option<Profile>>,
-    n_launches: AtomicU64,
     /// Small reads of the host go through it.
     staging: Mutex<Pinned>,
     /// What a graph being recorded must keep; nothing where none is.
@@ -123,7 +121,6 @@ impl Cuda {
             functions,
             blas: Mutex::default(),
             profile: Mutex::default(),
-            n_launches: AtomicU64::new(0),
             staging: Mutex::new(staging),
             recording: Mutex::default(),
             turns: RwLock::default(),
@@ -135,6 +132,21 @@ impl Cuda {
 
     pub(super) fn name(&self) -> String {
         format!("{}, CUDA", self.context.device.name)
+    }
+
+    pub(super) fn caps(&self) -> Caps {
+        Caps {
+            wide_loads: true,
+            warps: true,
+            tensor_cores: true,
+            graphs: true,
+            addresses: true,
+            shared_bytes_max: self.context.device.shared_bytes_max as usize,
+            binding_bytes_max: usize::MAX,
+            // Four numbers in one read.
+            offset_align: 16,
+            n_rounds_max: usize::MAX,
+        }
     }
 
     /// What it is.
@@ -310,9 +322,8 @@ impl Cuda {
         );
     }
 
-    /// Counts what `start` starts and, where somebody asked for it, takes its time.
+    /// Starts something and, where somebody asked for it, takes its time.
     fn timed(&self, name: impl Fn() -> String, start: impl FnOnce()) {
-        self.n_launches.fetch_add(1, Ordering::Relaxed);
         let mut profile = lock(&self.profile);
         let Some(profile) = &mut *profile else {
             drop(profile);
@@ -323,11 +334,6 @@ impl Cuda {
         }
         let measured = profile.measure(name(), start);
         self.tell("cannot take the time", measured);
-    }
-
-    /// Launches so far, of kernels and products.
-    pub(super) fn n_launches(&self) -> u64 {
-        self.n_launches.load(Ordering::Relaxed)
     }
 
     pub(super) fn profile_start(&self) {

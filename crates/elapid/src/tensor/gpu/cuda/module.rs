@@ -51,7 +51,7 @@ struct Known {
 
 #[derive(PartialEq, Eq, Hash)]
 struct Key {
-    entry: &'static str,
+    kernel: usize,
     threads: u32,
     consts: Vec<Const>,
     types: Vec<&'static str>,
@@ -91,6 +91,7 @@ fn type_of(dtype: DType) -> &'static str {
         DType::F32 => "float",
         DType::BF16 => "bf16",
         DType::F16 => "f16",
+        DType::U32 => "u32",
         DType::Block(_) => "unsigned char",
     }
 }
@@ -128,13 +129,13 @@ impl Functions {
     /// The function of a launch, allowed the shared memory it asks for.
     pub(super) fn get(&self, launch: &Launch) -> std::result::Result<Arc<Function>, String> {
         let key = Key {
-            entry: launch.kernel.entry,
+            kernel: launch.kernel.id(),
             threads: launch.work.threads,
             consts: launch.consts.to_vec(),
             types: launch.args.iter().map(|arg| type_of(arg.dtype)).collect(),
         };
         let mut known = lock(&self.known);
-        known.last = key.entry;
+        known.last = launch.kernel.entry;
         let function = match known.functions.get(&key) {
             Some(found) => found.clone(),
             None => {
@@ -161,7 +162,7 @@ impl Functions {
     }
 
     fn make(&self, launch: &Launch, key: &Key) -> std::result::Result<Function, String> {
-        let entry = key.entry;
+        let entry = launch.kernel.entry;
         let image = self.compile(entry, source(launch, key))?;
         let told = |error: result::DriverError| format!("cannot load `{entry}`: {}", words(&error));
         let name = CString::new(entry).map_err(|_| format!("`{entry}` has a zero in its name"))?;
@@ -267,7 +268,7 @@ unsafe fn log(program: nvrtc::sys::nvrtcProgram) -> String {
 
 /// The whole text of a kernel.
 fn source(launch: &Launch, key: &Key) -> String {
-    let (entry, threads) = (key.entry, key.threads);
+    let (entry, threads) = (launch.kernel.entry, key.threads);
     let mut text = format!("#define THREADS {threads}\n#define ENTRY_{entry}\n{PRELUDE}\n");
     for (name, value) in &key.consts {
         text.push_str(&format!("#define {name} {value}\n"));

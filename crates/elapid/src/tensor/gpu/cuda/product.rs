@@ -19,9 +19,8 @@ fn address(tensor: &Tensor, first: usize) -> Option<CUdeviceptr> {
 fn stored(operand: &Operand, (rows, cols): (usize, usize)) -> Option<Stored> {
     let transposed = operand.is_transposed;
     let (rows, cols) = if transposed { (cols, rows) } else { (rows, cols) };
-    let (row, matrix) = (operand.stride, operand.matrix);
     let (at, dtype) = (address(&operand.tensor, operand.first)?, operand.tensor.dtype());
-    Some(Stored { at, dtype, rows, cols, row, matrix, transposed })
+    Some(Stored { at, dtype, rows, cols, row: operand.stride, transposed })
 }
 
 impl Cuda {
@@ -51,12 +50,10 @@ impl Cuda {
     }
 
     fn product_and(&self, gpu: &Gpu, product: Product, vector: Option<Vector>) -> bool {
-        let Product { out, out_first, out_stride, out_matrix, n_batch, a, b, m, n, k, .. } =
-            product;
-        let (alpha, beta) = (product.alpha, product.beta);
+        let Product { out, out_first, out_stride, a, b, m, n, k, alpha, beta } = product;
         out.expect_unique();
         if k == 0 {
-            empty(out, [n_batch, m, n], beta);
+            empty(out, m * n, beta);
             return true;
         }
         let (dtype, to) = (a.tensor.dtype(), out.dtype());
@@ -70,27 +67,18 @@ impl Cuda {
         if gpu.is_broken() {
             return true;
         }
-        let out = Stored {
-            at,
-            dtype: to,
-            rows: m,
-            cols: n,
-            row: out_stride,
-            matrix: out_matrix,
-            transposed: false,
-        };
+        let out = Stored { at, dtype: to, rows: m, cols: n, row: out_stride, transposed: false };
         let tf32 = gpu.precision() == Precision::Tf32;
-        self.multiply(&Multiply { a, b, out, vector, alpha, beta, n_batch, tf32 })
+        self.multiply(&Multiply { a, b, out, vector, alpha, beta, tf32 })
     }
 }
 
 /// A sum of nothing, as for an expert without tokens.
-fn empty(out: &mut Tensor, size: [usize; 3], beta: f32) {
+fn empty(out: &mut Tensor, n_elem: usize, beta: f32) {
     if beta == 1.0 {
         return;
     }
     assert_eq!(beta, 0.0, "a product over nothing is added to");
-    let n_elem = size.iter().product::<usize>();
     assert_eq!(out.n_elem(), n_elem, "a product over nothing sets a part");
     out.fill_zero();
 }

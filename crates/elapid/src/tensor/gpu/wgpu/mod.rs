@@ -17,7 +17,7 @@
 mod probe;
 mod profile;
 
-use super::{Const, Failure, Kernel, Launch, Memory, Resolved, Work};
+use super::{Caps, Const, Failure, Kernel, Launch, Memory, N_ROUNDS_MAX, Resolved, Work};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 use profile::Profile;
@@ -63,7 +63,7 @@ pub struct Wgpu {
 
 #[derive(PartialEq, Eq, Hash)]
 struct Key {
-    entry: &'static str,
+    kernel: usize,
     threads: u32,
     consts: Vec<Const>,
     writes: Vec<bool>,
@@ -237,16 +237,19 @@ impl Wgpu {
         format!("{} ({:?})", self.info.name, self.info.backend)
     }
 
-    pub(super) fn is_software(&self) -> bool {
-        self.info.device_type == wgpu::DeviceType::Cpu
-    }
-
-    pub(super) fn binding_bytes_max(&self) -> usize {
-        self.limits.max_storage_buffer_binding_size as usize
-    }
-
-    pub(super) fn offset_align(&self) -> usize {
-        self.limits.min_storage_buffer_offset_alignment as usize
+    pub(super) fn caps(&self) -> Caps {
+        let is_software = self.info.device_type == wgpu::DeviceType::Cpu;
+        Caps {
+            wide_loads: false,
+            warps: false,
+            tensor_cores: false,
+            graphs: false,
+            addresses: false,
+            shared_bytes_max: self.limits.max_compute_workgroup_storage_size as usize,
+            binding_bytes_max: self.limits.max_storage_buffer_binding_size as usize,
+            offset_align: self.limits.min_storage_buffer_offset_alignment as usize,
+            n_rounds_max: if is_software { N_ROUNDS_MAX } else { usize::MAX },
+        }
     }
 
     pub(super) fn allocate(&self, n_bytes: usize) -> std::result::Result<wgpu::Buffer, String> {
@@ -352,7 +355,7 @@ impl Wgpu {
                 unreachable!("a buffer of another device")
             };
             let n_bytes = arg.n_bytes.next_multiple_of(4).max(4) as u64;
-            (buffer, arg.offset as u64, NonZeroU64::new(n_bytes))
+            (&**buffer, arg.offset as u64, NonZeroU64::new(n_bytes))
         });
         let params = (uniforms, at as u64, NonZeroU64::new(SLOT as u64));
         let entries: Vec<wgpu::BindGroupEntry> = buffers
@@ -396,7 +399,7 @@ impl Wgpu {
     /// Made once for each kernel and its constants.
     fn pipeline(&self, launch: &Launch) -> Arc<Pipeline> {
         let key = Key {
-            entry: launch.kernel.entry,
+            kernel: launch.kernel.id(),
             threads: launch.work.threads,
             consts: launch.consts.to_vec(),
             writes: launch.args.iter().map(|arg| arg.writes).collect(),

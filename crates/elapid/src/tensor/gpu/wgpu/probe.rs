@@ -1,6 +1,7 @@
 //! First kernels, which show that what not every adapter has comes out right.
 
 use super::*;
+use crate::tensor::gpu::opaque::Opaque;
 
 impl Wgpu {
     /// Whether every number in f16 comes out right: not those alone that a driver may round to
@@ -17,7 +18,7 @@ impl Wgpu {
             return false;
         };
         self.upload(&from, 0, bytemuck::cast_slice(&all));
-        let (from, to) = (Memory::Wgpu(from), Memory::Wgpu(to));
+        let (from, to) = (Memory::Wgpu(Opaque::new(from)), Memory::Wgpu(Opaque::new(to)));
         for first in (0..all.len()).step_by(n) {
             let (input, output) = ((&from, DType::F16, false), (&to, DType::F32, true));
             let args = &[(input, 2), (output, 8)].map(|((memory, dtype, writes), bytes)| {
@@ -47,7 +48,7 @@ impl Wgpu {
         let n = 256;
         let n_bytes = 3 * n * size_of::<f32>();
         let Ok(buffer) = self.allocate(n_bytes) else { return false };
-        let memory = Memory::Wgpu(buffer);
+        let memory = Memory::Wgpu(Opaque::new(buffer));
         let out = Resolved { memory: &memory, offset: 0, n_bytes, dtype: DType::F32, writes: true };
         let (work, args) = (Work::groups(1, n), &[out]);
         self.launch(&Launch { kernel: &PROBE, work, consts: &[], args, params: &[] });

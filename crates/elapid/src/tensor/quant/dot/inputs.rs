@@ -76,7 +76,7 @@ impl Rounded {
         let mut groups = vec![Group::ZERO; x.len() / 32];
         rounding.round(x, d_in, &mut groups);
         let per_tok = d_in / 32;
-        let pairs = match super::Set::best().is_wide() {
+        let pairs = match super::Set::best().has_strips() {
             true => groups.chunks(per_tok).flat_map(|x| x.chunks(2).map(Pair::new)).collect(),
             false => Vec::new(),
         };

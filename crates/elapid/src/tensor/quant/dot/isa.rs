@@ -12,8 +12,6 @@ pub(super) trait Isa: Copy + Send + Sync {
     type Ints: Copy;
     /// 8 floats.
     type Floats: Copy;
-    /// Whether most formats have a way of their own, in `wide.rs`.
-    const IS_WIDE: bool = false;
 
     /// Asks for memory that will soon be read.
     fn prefetch(self, _: *const u8) {}

@@ -103,12 +103,7 @@ impl Set {
         }
     }
 
-    /// Whether inputs in pairs are of use.
-    fn is_wide(self) -> bool {
-        self.has_strips()
-    }
-
-    /// Whether there are products of blocks with many inputs.
+    /// Whether there are products of blocks with many inputs, and a use for inputs in pairs.
     pub fn has_strips(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -210,7 +205,6 @@ fn blocks<I: Isa>(isa: I, block: BlockType, w: &[u8], x: &[Group], n_tok: usize,
     match block {
         BlockType::Q2K => of::<I, f::Q2K, { k::Q2K_BYTES }, 8>(isa, w, x, n_tok, y),
         BlockType::Q3K => of::<I, f::Q3K, { k::Q3K_BYTES }, 8>(isa, w, x, n_tok, y),
-        _ if I::IS_WIDE => panic!("{block:?} goes the wide way"),
         BlockType::Q4_0 => of::<I, f::Q4_0, { legacy::Q4_0_BYTES }, 1>(isa, w, x, n_tok, y),
         BlockType::Q4_1 => of::<I, f::Q4_1, { legacy::Q4_1_BYTES }, 1>(isa, w, x, n_tok, y),
         BlockType::Q5_0 => of::<I, f::Q5_0, { legacy::Q5_0_BYTES }, 1>(isa, w, x, n_tok, y),
@@ -236,7 +230,7 @@ fn of<I: Isa, F: Format<BYTES, GROUPS>, const BYTES: usize, const GROUPS: usize>
     let (n_row, per_row) = (y.len() / n_tok, x.len() / n_tok);
     assert_eq!((w.len(), y.len()), (n_row * per_row, n_row * n_tok), "rows, inputs and results");
     let input = |t: usize| &x[t * per_row..(t + 1) * per_row];
-    // One row at a time: the machine foresees one stream of memory better than several.
+    // One row at a time: the CPU prefetches one stream of memory better than several.
     for (w, y) in w.chunks_exact(per_row).zip(y.chunks_exact_mut(n_tok)) {
         let (fours, rest) = y.as_chunks_mut::<4>();
         let n_in_fours = 4 * fours.len();

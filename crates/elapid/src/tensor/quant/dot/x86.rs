@@ -5,36 +5,28 @@
 use super::isa::Isa;
 use std::arch::x86_64::*;
 
-/// AVX2, FMA and F16C.
+/// AVX2, FMA and F16C; with `VNNI` also AVX-512 with its dot products of bytes.
 #[derive(Clone, Copy)]
-pub(super) struct Avx2(());
+pub(super) struct X86<const VNNI: bool>(());
 
-/// Those, and AVX-512 with VNNI.
-#[derive(Clone, Copy)]
-pub(super) struct Vnni(Avx2);
+pub(super) type Avx2 = X86<false>;
+pub(super) type Vnni = X86<true>;
 
-impl Avx2 {
+impl<const VNNI: bool> X86<VNNI> {
     /// If the machine has it.
-    pub fn detect() -> Option<Avx2> {
-        let found = is_x86_feature_detected!("avx2")
+    pub fn detect() -> Option<Self> {
+        let has_avx2 = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
-        found.then_some(Avx2(()))
-    }
-}
-
-impl Vnni {
-    /// If the machine has it.
-    pub fn detect() -> Option<Vnni> {
-        let found = is_x86_feature_detected!("avx512f")
+        let has_vnni = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vnni");
-        Avx2::detect().filter(|_| found).map(Vnni)
+        (has_avx2 && (has_vnni || !VNNI)).then_some(X86(()))
     }
 }
 
-impl Isa for Avx2 {
+impl<const VNNI: bool> Isa for X86<VNNI> {
     type Bytes = __m256i;
     type Ints = __m256i;
     type Floats = __m256;
@@ -80,6 +72,9 @@ impl Isa for Avx2 {
     fn sixteens(self, bits: u32) -> __m256i {
         // SAFETY: `self` stands for the set.
         unsafe {
+            if VNNI {
+                return _mm256_maskz_set1_epi8(bits, 16);
+            }
             // Byte i of the bits to lanes 8 i to 8 i + 7, then each lane keeps its own bit.
             let spread = _mm256_set_epi64x(
                 0x0303_0303_0303_0303,
@@ -98,16 +93,25 @@ impl Isa for Avx2 {
     fn dot(self, u: __m256i, x: &[i8; 32], start: __m256i) -> __m256i {
         // SAFETY: `self` stands for the set; 32 bytes are there.
         unsafe {
+            let x = _mm256_loadu_si256(x.as_ptr().cast());
+            if VNNI {
+                return _mm256_dpbusd_epi32(start, u, x);
+            }
             // Two products of at most 127 * 127 fit 16 bits.
-            let pairs = _mm256_maddubs_epi16(u, _mm256_loadu_si256(x.as_ptr().cast()));
+            let pairs = _mm256_maddubs_epi16(u, x);
             _mm256_add_epi32(start, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         }
     }
 
     #[inline(always)]
-    fn dot_signed(self, q: __m256i, x: &[i8; 32], _: &[i32; 8]) -> __m256i {
+    fn dot_signed(self, q: __m256i, x: &[i8; 32], negated: &[i32; 8]) -> __m256i {
         // SAFETY: `self` stands for the set; 32 bytes are there.
         unsafe {
+            if VNNI {
+                // u = q + 128, so 128 times the sum of x is too much.
+                let u = _mm256_xor_si256(q, _mm256_set1_epi8(-128));
+                return self.dot(u, x, self.shifted::<7>(negated));
+            }
             // |q| times x with the sign of q; two products of at most 128 * 127 fit 16 bits.
             let x = _mm256_loadu_si256(x.as_ptr().cast());
             let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q));
@@ -205,127 +209,5 @@ impl Isa for Avx2 {
         // SAFETY: `self` stands for the set; there is room for 8 floats.
         unsafe { _mm256_storeu_ps(out.as_mut_ptr(), x) };
         out
-    }
-}
-
-impl Isa for Vnni {
-    type Bytes = __m256i;
-    type Ints = __m256i;
-    type Floats = __m256;
-    const IS_WIDE: bool = true;
-
-    #[inline(always)]
-    fn prefetch(self, x: *const u8) {
-        self.0.prefetch(x);
-    }
-
-    #[inline(always)]
-    fn bytes(self, x: &[u8; 32]) -> __m256i {
-        self.0.bytes(x)
-    }
-
-    #[inline(always)]
-    fn nibbles(self, x: &[u8; 16]) -> __m256i {
-        self.0.nibbles(x)
-    }
-
-    #[inline(always)]
-    fn field<const SHIFT: i32>(self, x: __m256i, mask: u8) -> __m256i {
-        self.0.field::<SHIFT>(x, mask)
-    }
-
-    #[inline(always)]
-    fn put<const SHIFT: i32>(self, a: __m256i, b: __m256i) -> __m256i {
-        self.0.put::<SHIFT>(a, b)
-    }
-
-    #[inline(always)]
-    fn sixteens(self, bits: u32) -> __m256i {
-        // SAFETY: `self` stands for the set.
-        unsafe { _mm256_maskz_set1_epi8(bits, 16) }
-    }
-
-    #[inline(always)]
-    fn dot(self, u: __m256i, x: &[i8; 32], start: __m256i) -> __m256i {
-        // SAFETY: `self` stands for the set; 32 bytes are there.
-        unsafe { _mm256_dpbusd_epi32(start, u, _mm256_loadu_si256(x.as_ptr().cast())) }
-    }
-
-    #[inline(always)]
-    fn dot_signed(self, q: __m256i, x: &[i8; 32], negated: &[i32; 8]) -> __m256i {
-        // SAFETY: `self` stands for the set.
-        let u = unsafe { _mm256_xor_si256(q, _mm256_set1_epi8(-128)) };
-        // u = q + 128, so 128 times the sum of x is too much.
-        self.dot(u, x, self.shifted::<7>(negated))
-    }
-
-    #[inline(always)]
-    fn shifted<const SHIFT: i32>(self, x: &[i32; 8]) -> __m256i {
-        self.0.shifted::<SHIFT>(x)
-    }
-
-    #[inline(always)]
-    fn no_ints(self) -> __m256i {
-        self.0.no_ints()
-    }
-
-    #[inline(always)]
-    fn to_floats(self, x: __m256i) -> __m256 {
-        self.0.to_floats(x)
-    }
-
-    #[inline(always)]
-    fn floats(self, x: &[f32; 8]) -> __m256 {
-        self.0.floats(x)
-    }
-
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m256 {
-        self.0.splat(x)
-    }
-
-    #[inline(always)]
-    fn halves(self, a: f32, b: f32) -> __m256 {
-        self.0.halves(a, b)
-    }
-
-    #[inline(always)]
-    fn splat_f16(self, x: [u8; 2]) -> __m256 {
-        self.0.splat_f16(x)
-    }
-
-    #[inline(always)]
-    fn f16s(self, x: &[u8; 16]) -> __m256 {
-        self.0.f16s(x)
-    }
-
-    #[inline(always)]
-    fn bf16s(self, x: &[u8; 16]) -> __m256 {
-        self.0.bf16s(x)
-    }
-
-    #[inline(always)]
-    fn small_ints(self, x: [u8; 8]) -> __m256 {
-        self.0.small_ints(x)
-    }
-
-    #[inline(always)]
-    fn mul(self, a: __m256, b: __m256) -> __m256 {
-        self.0.mul(a, b)
-    }
-
-    #[inline(always)]
-    fn add(self, a: __m256, b: __m256) -> __m256 {
-        self.0.add(a, b)
-    }
-
-    #[inline(always)]
-    fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
-        self.0.mul_add(a, b, c)
-    }
-
-    #[inline(always)]
-    fn to_array(self, x: __m256) -> [f32; 8] {
-        self.0.to_array(x)
     }
 }

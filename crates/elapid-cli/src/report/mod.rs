@@ -1,0 +1,96 @@
+//! What commands tell people: lines, numbers, failures, and what a training run leaves behind.
+//!
+//! | file           | writes                                                            |
+//! |----------------|-------------------------------------------------------------------|
+//! | `metrics.rs`   | `metrics.jsonl`, one object per line, cut back on resume          |
+//! | `samples.rs`   | `samples.jsonl`, what the model wrote before and after            |
+//! | `events.rs`    | `events.out.tfevents.*` for TensorBoard                           |
+//! | `live.rs`      | lines and progress bars on the terminal, or JSON lines            |
+//! | `data.rs`      | `ReportData`: everything the report shows, as plain numbers       |
+//! | `page.rs`      | `report.html` from `ReportData`, with `page.html` and `page.css`  |
+//! | `chart.rs`     | curves: fewer points, smoothing, ticks                            |
+//! | `text.rs`      | numbers as people write them                                      |
+//!
+//! Not here: the loop that calls these, checkpoints, and what is measured.
+
+mod chart;
+pub mod data;
+pub mod events;
+pub mod live;
+pub mod metrics;
+pub mod page;
+pub mod samples;
+pub mod text;
+
+pub use text::{count, mebibytes};
+
+use elapid::Error;
+use std::fmt::Display;
+use std::path::Path;
+
+/// A failure in words, with what to do next.
+#[derive(Debug)]
+pub struct Failure {
+    /// What is wrong.
+    pub problem: String,
+    /// What to do.
+    pub hint: String,
+}
+
+/// The result of a command.
+pub type Done<T> = Result<T, Failure>;
+
+impl Failure {
+    pub fn new(problem: impl Display, hint: &str) -> Failure {
+        Failure { problem: problem.to_string(), hint: hint.into() }
+    }
+
+    /// With more to its hint.
+    pub fn with_more(&self, hint: &str) -> Failure {
+        Failure::new(&self.problem, &format!("{}; {hint}", self.hint))
+    }
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}\n\nhint: {}", self.problem, self.hint)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::new(&error, &error.hint())
+    }
+}
+
+/// One line to stdout. A reader that has gone away (`| head`) ends the program quietly.
+pub fn line(text: impl Display) {
+    use std::io::{ErrorKind, Write};
+    if let Err(error) = writeln!(std::io::stdout(), "{text}") {
+        let code = if error.kind() == ErrorKind::BrokenPipe { 0 } else { 1 };
+        std::process::exit(code);
+    }
+}
+
+/// A whole number in this range, for a flag.
+pub fn between(low: u64, high: u64) -> clap::builder::RangedU64ValueParser<usize> {
+    clap::builder::RangedU64ValueParser::new().range(low..=high)
+}
+
+/// Threads to use when none are asked for.
+pub fn n_threads_default() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn cannot_write(path: &Path, source: std::io::Error) -> Failure {
+    Error::Write { path: path.into(), source }.into()
+}
+
+/// An empty directory of its own for a test.
+#[cfg(test)]
+fn scratch(name: &str) -> std::path::PathBuf {
+    let dir = std::env::temp_dir().join(format!("elapid-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(&dir).expect("the directory for temporary files takes one more");
+    dir
+}

@@ -1,0 +1,19 @@
+//! Convert a model to GGUF, quantise it, and see how far it is from the original.
+
+mod tiny;
+
+use elapid::{Device, Form, Mix, Model, Result};
+
+pub fn main() -> Result<()> {
+    let (model, out) = (tiny::folder("convert"), tiny::folder("converted"));
+    tiny::session(10)?.save(&model)?;
+    let model = Model::open(&model)?;
+    for (name, mix) in [("model.gguf", None), ("small.gguf", Mix::from_name("q8_0"))] {
+        elapid::make_directory(&out)?;
+        let path = out.join(name);
+        let done = model.convert(&path, Form::Gguf, mix, &Device::cpu(2)?, &mut |_, _| {})?;
+        println!("{name}: {} bytes, {}", done.n_bytes, done.verdict.name());
+    }
+    println!("{:#?}", Model::open(out.join("small.gguf"))?.info()?);
+    Ok(())
+}

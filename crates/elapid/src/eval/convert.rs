@@ -1,0 +1,133 @@
+//! Conversion with a receipt: what was written is read again and compared with the original.
+
+use super::parity::{self, Parity};
+use crate::error::{Error, Result};
+use crate::model::adapter::Adapter;
+use crate::model::checkpoint::Checkpoint;
+use crate::model::export::Mix;
+use crate::model::save::{Form, Save, dtype_bytes, has_blocks};
+use crate::tensor::device::Device;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// What a conversion wrote, and how far it is from the original.
+pub struct Conversion {
+    /// Bytes written.
+    pub n_bytes: u64,
+    /// Bytes of weights by dtype, of the new model.
+    pub dtype_bytes: BTreeMap<&'static str, usize>,
+    /// Logits of both on fixed prompts; none for an adapter that was converted without its base.
+    pub parity: Option<Parity>,
+    /// Largest difference of a number of an adapter, relative to the largest of its tensor.
+    pub adapter_difference: Option<f64>,
+    /// Whether both are the same.
+    pub verdict: Same,
+}
+
+/// How close two models are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Same {
+    /// To the bit.
+    Equal,
+    /// Up to rounding.
+    Same,
+    /// As close as the new type allows.
+    Close,
+    /// Not the same model.
+    Different,
+}
+
+impl Same {
+    /// One word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Same::Equal => "equal",
+            Same::Same => "same",
+            Same::Close => "close",
+            Same::Different => "DIFFERENT",
+        }
+    }
+}
+
+impl Checkpoint {
+    /// Writes the model in another form or type, reads it again and compares both on fixed prompts.
+    ///
+    /// `mix` names how matrices are stored (see [`Mix::from_name`]); `on_bytes` hears of bytes
+    /// written and of all there will be, about.
+    pub fn convert(
+        &self,
+        path: impl AsRef<Path>,
+        form: Form,
+        mix: Option<Mix>,
+        device: &Device,
+        on_bytes: &mut (dyn FnMut(u64, u64) + Send),
+    ) -> Result<Conversion> {
+        let mut save = Save { path: path.as_ref(), form, mix, on_bytes };
+        if save.path.exists() && save.path.is_dir() != save.is_directory() {
+            let kind = if save.is_directory() { "a file" } else { "a directory" };
+            let problem = format!("{} is {kind}", save.path.display());
+            return Err(Error::input(problem, "choose another name"));
+        }
+        let weights = self.weights(device)?;
+        let n_bytes = device.run(|| save.write(self, &weights))?;
+        let written = Checkpoint::open(save.path)?;
+        let new_weights = written.weights(device)?;
+        let parity = device.run(|| {
+            let prompts =
+                parity::prompts(self.tokenizer()?.as_ref(), self.model().config().n_vocab)?;
+            parity::compare([(self.model(), &weights), (written.model(), &new_weights)], &prompts)
+        })?;
+        // Without blocks or shorter floats nothing but rounding may differ.
+        let is_exact = !has_blocks(&new_weights) && mix.is_none_or(|mix| mix.name() == "f32");
+        let difference = parity.logit_difference;
+        let verdict = match (difference == 0.0, difference <= 1e-3, is_exact) {
+            (true, _, _) => Same::Equal,
+            (_, true, _) => Same::Same,
+            (_, _, false) if difference.is_finite() => Same::Close,
+            _ => Same::Different,
+        };
+        let dtype_bytes = dtype_bytes(&new_weights);
+        let (parity, adapter_difference) = (Some(parity), None);
+        Ok(Conversion { n_bytes, dtype_bytes, parity, adapter_difference, verdict })
+    }
+}
+
+impl Adapter {
+    /// Writes the adapter as a PEFT directory or, with a name that ends in `.gguf`, for llama.cpp;
+    /// reads it again and compares. GGUF needs the base model.
+    pub fn convert(
+        &self,
+        path: impl AsRef<Path>,
+        base: Option<&Checkpoint>,
+        device: &Device,
+    ) -> Result<Conversion> {
+        let path = path.as_ref();
+        let lora = self.read(base, device)?;
+        let n_bytes = lora.save(path, base)?;
+        let again = Adapter::open(path)?.read(base, device)?;
+        let parity = match base {
+            None => None,
+            Some(base) => Some(device.run(|| {
+                let with = |lora: &crate::model::lora::Lora| {
+                    let mut weights = base.weights(device)?;
+                    lora.attach(&mut weights)?;
+                    Ok(weights)
+                };
+                let (one, two) = (with(&lora)?, with(&again)?);
+                let model = base.model();
+                let prompts = parity::prompts(base.tokenizer()?.as_ref(), model.config().n_vocab)?;
+                parity::compare([(model, &one), (model, &two)], &prompts)
+            })?),
+        };
+        let difference = lora.difference(&again);
+        let logits = parity.map_or(0.0, |parity| parity.logit_difference);
+        let verdict = match (difference == 0.0 && logits == 0.0, difference <= 1e-5, logits <= 1e-3)
+        {
+            (true, _, _) => Same::Equal,
+            (_, true, true) => Same::Same,
+            _ => Same::Different,
+        };
+        let (dtype_bytes, adapter_difference) = (BTreeMap::new(), Some(difference));
+        Ok(Conversion { n_bytes, dtype_bytes, parity, adapter_difference, verdict })
+    }
+}

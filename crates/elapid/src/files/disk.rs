@@ -1,0 +1,87 @@
+//! Files on disk: mapped to read, written so that a crash leaves the old one or the new.
+
+use crate::error::{Error, Result};
+use crate::files::Sink;
+use crate::tensor::SharedBytes;
+use memmap2::Mmap;
+use std::fs::File;
+use std::io::{BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A whole text file.
+pub fn read_text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|error| Error::read(path, error))
+}
+
+/// A file mapped into memory.
+pub fn map(path: &Path) -> Result<SharedBytes> {
+    let file = File::open(path).map_err(|error| Error::read(path, error))?;
+    let facts = file.metadata().map_err(|error| Error::read(path, error))?;
+    // A device or a pipe has no end that could be mapped.
+    if !facts.is_file() {
+        let problem = format!("{} is not a plain file", path.display());
+        return Err(Error::input(problem, "give the path of a file"));
+    }
+    if facts.len() == 0 {
+        return Ok(Arc::new(Vec::new()));
+    }
+    // SAFETY: the map is read-only and private. If another program shortens the file while it is
+    // in use, reading past its new end stops the process: the price every memory-mapped reader
+    // pays; nothing is written through it.
+    let map = unsafe { Mmap::map(&file) };
+    Ok(Arc::new(map.map_err(|error| Error::read(path, error))?))
+}
+
+/// A file of a directory, if it is there.
+pub fn find(dir: &Path, name: &str) -> Result<Option<SharedBytes>> {
+    let path = dir.join(name);
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        _ => map(&path).map(Some),
+    }
+}
+
+/// Writes a file beside its place, syncs it, and moves it there; the bytes written.
+pub fn write(path: &Path, make: impl FnOnce(&mut Sink) -> Result<()>) -> Result<u64> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}.part", std::process::id()));
+    let beside = PathBuf::from(beside);
+    let done = write_through(&beside, make).and_then(|n_bytes| {
+        std::fs::rename(&beside, path).map_err(|error| Error::write(path, error))?;
+        sync_directory(path);
+        Ok(n_bytes)
+    });
+    if done.is_err() {
+        // A partial file is of no use; failing to remove it would only hide the first error.
+        let _ = std::fs::remove_file(&beside);
+    }
+    done
+}
+
+fn write_through(path: &Path, make: impl FnOnce(&mut Sink) -> Result<()>) -> Result<u64> {
+    let fail = |error: std::io::Error| Error::write(path, error);
+    let mut file = BufWriter::with_capacity(1 << 20, File::create(path).map_err(fail)?);
+    let mut n_bytes = 0;
+    make(&mut |bytes: &[u8]| {
+        n_bytes += bytes.len() as u64;
+        file.write_all(bytes).map_err(fail)
+    })?;
+    let file = file.into_inner().map_err(|error| fail(error.into_error()))?;
+    file.sync_all().map_err(fail)?;
+    Ok(n_bytes)
+}
+
+/// Makes a rename last. Not every system can sync a directory; then the rename is as safe as the
+/// system makes it.
+fn sync_directory(path: &Path) {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    if let Ok(dir) = File::open(dir.unwrap_or(Path::new("."))) {
+        let _ = dir.sync_all();
+    }
+}
+
+/// Makes a directory and those above it.
+pub fn make_directory(path: &Path) -> Result<()> {
+    std::fs::create_dir_all(path).map_err(|error| Error::write(path, error))
+}

@@ -1,0 +1,68 @@
+//! The devices of this machine.
+
+use super::device::Device;
+use super::gpu::{self, Gpu};
+use crate::error::Result;
+
+/// A device that a model can run on.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceInfo {
+    /// The name that [`Device::by_name`] takes: `cpu`, `cuda:0`, `wgpu:0`.
+    pub id: String,
+    /// What the driver calls it.
+    pub name: String,
+    /// `discrete`, `integrated`, `software` (wgpu).
+    pub kind: Option<String>,
+    /// `Vulkan`, `Metal`, `Dx12` (wgpu).
+    pub backend: Option<String>,
+    /// Bytes of memory, where the driver tells.
+    pub memory: Option<u64>,
+    /// Bytes of it that are free.
+    pub memory_free: Option<u64>,
+    /// `9.0` (CUDA).
+    pub compute_capability: Option<String>,
+    /// Multiprocessors (CUDA).
+    pub n_multiprocessors: Option<u32>,
+    /// Largest buffer in bytes (wgpu).
+    pub buffer_bytes_max: Option<u64>,
+    /// Largest binding of a buffer in bytes (wgpu).
+    pub binding_bytes_max: Option<u64>,
+    /// Optional features, and whether they are used (wgpu).
+    pub features: Vec<(&'static str, bool)>,
+}
+
+impl Device {
+    /// The devices of this machine: the CPU with `n_threads`, then CUDA, then wgpu.
+    pub fn list(n_threads: usize) -> Result<Vec<DeviceInfo>> {
+        let cpu = Device::cpu(n_threads)?;
+        let name = cpu.describe();
+        let mut list = vec![DeviceInfo { id: "cpu".into(), name, ..DeviceInfo::default() }];
+        for (idx, cuda) in gpu::cuda::list().into_iter().enumerate() {
+            list.push(DeviceInfo {
+                id: format!("cuda:{idx}"),
+                name: cuda.name,
+                memory: Some(cuda.memory as u64),
+                memory_free: Some(cuda.memory_free as u64),
+                compute_capability: Some(cuda.capability),
+                n_multiprocessors: Some(cuda.n_multiprocessors as u32),
+                ..DeviceInfo::default()
+            });
+        }
+        for (idx, adapter) in gpu::list_wgpu().into_iter().enumerate() {
+            let opened = Gpu::wgpu(idx, cpu.host().clone());
+            let used = opened.map(|gpu| gpu.features()).unwrap_or_default();
+            let features = adapter.features.into_iter().map(|it| (it, used.contains(&it)));
+            list.push(DeviceInfo {
+                id: format!("wgpu:{idx}"),
+                name: adapter.name,
+                kind: Some(adapter.kind.to_string()),
+                backend: Some(adapter.backend.to_string()),
+                buffer_bytes_max: Some(adapter.buffer_bytes_max),
+                binding_bytes_max: Some(adapter.binding_bytes_max),
+                features: features.collect(),
+                ..DeviceInfo::default()
+            });
+        }
+        Ok(list)
+    }
+}

@@ -28,7 +28,6 @@ use crate::files::safetensors::SafeTensors;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::config::{Config, FeedForwardConfig};
 use crate::model::peft;
-use crate::model::state::State;
 use crate::model::weights::Weights;
 use crate::model::{ForwardOptions, Model};
 use crate::tape::Tape;
@@ -112,7 +111,7 @@ fn n_param(model: &Model) -> usize {
 /// Two tokens at once and one more, as generation does it.
 fn run_model(model: &Model, weights: &Weights) -> Result<()> {
     let config = model.config();
-    if n_param(model) > N_PARAM_MAX || State::n_bytes_at_start(config) > STATE_BYTES_MAX {
+    if n_param(model) > N_PARAM_MAX || model.state_bytes()[0] > STATE_BYTES_MAX {
         return Ok(());
     }
     let last = config.n_vocab as u32 - 1;

@@ -2,11 +2,12 @@
 
 mod commands;
 mod compute;
+mod failpoint;
 mod files;
 mod machine;
 mod report;
 mod run;
-mod serve;
+mod server;
 mod source;
 mod talk;
 
@@ -39,6 +40,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    failpoint::install();
     let done = match Cli::parse().command {
         Command::Train(args) => args.run(),
         Command::Plan(args) => args.run(),

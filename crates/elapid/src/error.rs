@@ -95,6 +95,28 @@ pub enum Error {
         /// The norm.
         grad_norm: f64,
     },
+    /// A GPU has no memory for what was asked. The work is not done; the GPU works on.
+    #[error("out of memory: {device}: {problem}")]
+    OutOfMemory {
+        /// The GPU.
+        device: String,
+        /// How much was asked for, and how much there was.
+        problem: String,
+    },
+    /// A GPU that does nothing any more: until the program is started again, all work on it fails.
+    #[error("{device} is lost: {problem}")]
+    DeviceLost {
+        /// The GPU.
+        device: String,
+        /// What it said.
+        problem: String,
+    },
+    /// A defect of this program that ended one request.
+    #[error("this request ran into a defect: {problem}")]
+    Panic {
+        /// What the panic said.
+        problem: String,
+    },
     /// A device that is not there.
     #[error("{problem}")]
     Device {
@@ -152,6 +174,11 @@ impl Error {
             Error::MissingTensor { .. } | Error::ExtraTensor { .. } | Error::WrongShape { .. } => {
                 DIFFERENT.into()
             }
+            Error::OutOfMemory { .. } => "use a shorter prompt, a shorter context or a smaller \
+                batch, fewer requests at once, or the CPU"
+                .into(),
+            Error::DeviceLost { .. } => "start the program again".into(),
+            Error::Panic { .. } => "please report it".into(),
             Error::NoMatch { example, .. } => format!("names look like {example}").into(),
             Error::Diverged { .. } => {
                 "lower the learning rate, or look at the data of this batch".into()

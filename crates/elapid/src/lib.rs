@@ -125,7 +125,9 @@ pub use generate::engine::{
     Token,
 };
 #[cfg(feature = "fs")]
-pub use generate::generator::{Chat, Generator, GeneratorSettings, LoadedAdapter, Suggested};
+pub use generate::generator::{
+    Chat, Generator, GeneratorSettings, LoadedAdapter, Suggested, empty_prompt,
+};
 pub use generate::sample::Sampling;
 #[cfg(feature = "fs")]
 pub use model::adapter::{Adapter, AdapterInfo};
@@ -142,13 +144,13 @@ pub use session::{Batches, Session, Snapshot, Tokens};
 pub use tensor::SharedBytes;
 pub use tensor::device::Device;
 pub use tensor::devices::DeviceInfo;
+pub use tensor::failpoint::{hit as hit_failpoint, install as install_failpoints};
 pub use tensor::gpu::Precision;
 pub use tensor::gpu::profile::KernelTime;
 pub use tensor::shelf::MemoryUse;
-pub use text::chat::{ChatOptions, ChatTemplate, Message, Moment};
+pub use text::chat::{ChatOptions, ChatTemplate, DateTime, Message};
 pub use text::fim::{FimContext, FimFile, FimTokens};
-pub use text::tokenizer::{Special, Tokenizer};
-pub use text::train_bpe::BpeTrainer;
+pub use text::tokenizer::{BpeTrainer, Special, Tokenizer};
 pub use train::method::{Coverage, Form as LoraForm, LoraSettings, Method, Scaling};
 pub use train::optim::OptimizerKind;
 pub use train::plan::{Fixed, Probe, Trial, foretell};

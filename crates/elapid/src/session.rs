@@ -3,13 +3,12 @@
 //! A session is a few calls of the modules below it. `Generator` takes over where several requests
 //! run at once, `Training` where a program wants its own loop.
 
-use crate::data::middle::FimSettings;
+use crate::data::fim_training::FimTraining;
 use crate::data::pack::{LoadSettings, Loader, Order};
 use crate::data::{Document, Encoded, Ends, encode};
 use crate::error::{Error, Result};
 use crate::eval::{
-    DocScore, EvalSettings, FimReport, FimSettings as InfillSettings, Subject, fim_exact_match,
-    measure,
+    DocScore, EvalSettings, FimReport, FimSettings, Subject, fim_exact_match, measure,
 };
 use crate::generate::engine::{Event, Reason, Refusal, Request, RequestId, Token};
 use crate::generate::generator::{Generator, GeneratorSettings};
@@ -203,7 +202,7 @@ impl Session {
         Training::new(trainer, loader, settings.clone())
     }
 
-    fn fim(&self, batches: &Batches) -> Result<Option<FimSettings>> {
+    fn fim(&self, batches: &Batches) -> Result<Option<FimTraining>> {
         if batches.fim == 0.0 {
             return Ok(None);
         }
@@ -211,7 +210,7 @@ impl Session {
             let problem = "the vocabulary has no fill-in-the-middle tokens";
             Error::input(problem, "train without fill-in-the-middle, or use a model for code")
         })?;
-        Ok(Some(FimSettings { rate: batches.fim, spm: batches.spm, tokens }))
+        Ok(Some(FimTraining { rate: batches.fim, spm: batches.spm, tokens }))
     }
 
     /// Takes the weights of a training back.
@@ -390,7 +389,7 @@ impl Session {
     pub fn score_infill(
         &mut self,
         documents: &[Document],
-        settings: &InfillSettings,
+        settings: &FimSettings,
         on_progress: &mut dyn FnMut(usize, usize),
     ) -> Result<FimReport> {
         let tokenizer = self.tokenizer.clone();
@@ -446,8 +445,11 @@ impl Iterator for Tokens<'_> {
                     Event::Token(token) => self.waiting.push_back(token),
                     Event::Done(finish) => {
                         self.is_over = true;
-                        if let Reason::Failed(words) = finish.reason {
-                            return Some(Err(Error::input(words, "the weights may be damaged")));
+                        if let Reason::Failed(error) = finish.reason {
+                            let error = Arc::try_unwrap(error);
+                            return Some(Err(error.unwrap_or_else(|error| {
+                                Error::input(error.to_string(), &error.hint())
+                            })));
                         }
                         if let (false, Some(last)) =
                             (finish.text.is_empty(), self.waiting.back_mut())

@@ -151,6 +151,35 @@ struct Recording<'a> {
     bytes_by_op: BTreeMap<&'static str, usize>,
 }
 
+impl<'a> Recording<'a> {
+    fn push(
+        &mut self,
+        op: &'static str,
+        inputs: &[&Var],
+        outputs: Vec<Tensor>,
+        backward: Backward<'a>,
+    ) -> Vec<Var> {
+        let live = outputs.first().map_or(0, |output| output.device().memory().live);
+        if self.records.is_empty() {
+            self.bytes_start = live.saturating_sub(outputs.iter().map(Tensor::n_bytes).sum());
+            self.bytes_last = self.bytes_start;
+        }
+        let grown = live.saturating_sub(self.bytes_last);
+        *self.bytes_by_op.entry(op).or_default() += grown;
+        self.bytes_last = live;
+        let first_output = self.n_slots;
+        self.n_slots += outputs.len();
+        let inputs = inputs.iter().map(|input| input.slot).collect();
+        self.records.push(Record { op, inputs, first_output, n_outputs: outputs.len(), backward });
+        let slots = first_output..;
+        outputs
+            .into_iter()
+            .zip(slots)
+            .map(|(value, slot)| Var { slot: Some(slot), ..Var::constant(value) })
+            .collect()
+    }
+}
+
 /// The record of one computation.
 pub struct Tape<'a> {
     /// `None`: nothing is recorded.
@@ -231,37 +260,14 @@ impl<'a> Tape<'a> {
         backward: impl FnOnce() -> Backward<'a>,
     ) -> Vec<Var> {
         let is_wanted = inputs.iter().any(|input| input.needs_grad());
-        let Some(recording) = self.recording.as_ref().filter(|_| is_wanted) else {
-            return outputs.into_iter().map(Var::constant).collect();
-        };
-        let mut recording = recording.borrow_mut();
-        let live = outputs.first().map_or(0, |output| output.device().memory().live);
-        if recording.records.is_empty() {
-            recording.bytes_start = live.saturating_sub(outputs.iter().map(Tensor::n_bytes).sum());
-            recording.bytes_last = recording.bytes_start;
+        match self.recording.as_ref().filter(|_| is_wanted) {
+            Some(recording) => recording.borrow_mut().push(op, inputs, outputs, backward()),
+            None => outputs.into_iter().map(Var::constant).collect(),
         }
-        let grown = live.saturating_sub(recording.bytes_last);
-        *recording.bytes_by_op.entry(op).or_default() += grown;
-        recording.bytes_last = live;
-        let first_output = recording.n_slots;
-        recording.n_slots += outputs.len();
-        let inputs = inputs.iter().map(|input| input.slot).collect();
-        recording.records.push(Record {
-            op,
-            inputs,
-            first_output,
-            n_outputs: outputs.len(),
-            backward: backward(),
-        });
-        let slots = first_output..;
-        outputs
-            .into_iter()
-            .zip(slots)
-            .map(|(value, slot)| Var { slot: Some(slot), ..Var::constant(value) })
-            .collect()
     }
 
-    /// Runs `span` without keeping what is inside; it is run again in backward.
+    /// Runs `span`, which trains something, without keeping what is inside; it is run again in
+    /// backward.
     ///
     /// Costs one more forward of the span, saves everything it would have kept but its inputs.
     pub fn checkpoint(
@@ -292,7 +298,15 @@ impl<'a> Tape<'a> {
             inner.walk(seeds, grads);
             (0..wanted.len()).map(|idx| grads.0.remove(&key(idx))).collect()
         };
-        self.push("checkpoint", inputs, outputs, || Backward::Span(Box::new(backward)))
+        // Recorded whatever its inputs are: parameters inside may be trained where the embedding,
+        // and with it the input of the first layer, is frozen.
+        match &self.recording {
+            Some(recording) => {
+                let backward = Backward::Span(Box::new(backward));
+                recording.borrow_mut().push("checkpoint", inputs, outputs, backward)
+            }
+            None => outputs.into_iter().map(Var::constant).collect(),
+        }
     }
 
     /// Bytes that became live since the first record: what the tape and its outputs hold.

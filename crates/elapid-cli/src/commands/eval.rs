@@ -152,7 +152,7 @@ impl Eval {
         source: &Source,
         device: &Device,
     ) -> Done<Measured> {
-        let settings = self.settings(&model);
+        let settings = self.settings(&model)?;
         let mut session = Session::new(model, device)?;
         let mut told = progress("eval", "{human_pos} of {human_len} tokens");
         let scores = session.score(&source.documents, &settings, &mut told)?;
@@ -172,10 +172,10 @@ impl Eval {
     }
 
     /// Windows are no longer than what the model was made for.
-    fn settings(&self, checkpoint: &Model) -> EvalSettings {
-        let n_ctx = checkpoint.model().config().n_ctx.unwrap_or(CONTEXT);
+    fn settings(&self, checkpoint: &Model) -> Done<EvalSettings> {
+        let n_ctx = checkpoint.info()?.n_ctx.unwrap_or(CONTEXT);
         let settings = EvalSettings::new(self.context.unwrap_or(CONTEXT.min(n_ctx).max(2)));
-        EvalSettings { overlap: self.overlap.unwrap_or(settings.overlap), ..settings }
+        Ok(EvalSettings { overlap: self.overlap.unwrap_or(settings.overlap), ..settings })
     }
 
     fn print(&self, source: &Source, model: &Measured, other: Option<(&Measured, &Comparison)>) {

@@ -3,7 +3,7 @@
 use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, between, line};
-use crate::serve::{Guard, Limits, Parts, listen};
+use crate::server::{Guard, Settings, listen};
 use crate::talk::flags::cache_type;
 use crate::talk::load::{AdapterPath, LoadSettings, load};
 use elapid::CacheType;
@@ -28,7 +28,9 @@ const CONTEXT_MAX: usize = 8192;
 #[command(after_help = "Examples:\n  elapid serve model.gguf\n  \
     elapid serve SmolLM2-135M --adapter runs/a1 --adapter runs/a2=0.5\n  \
     elapid serve model.gguf --host 0.0.0.0 --api-key-file keys.txt --parallel 8\n\n\
-    SIGINT or SIGTERM ends it: answers under way may finish, a second one ends them too.")]
+    SIGINT or SIGTERM ends it: answers under way may finish, a second one ends them too.\n\n\
+    Exit codes: 0 after a signal, 130 after a second one, 1 if it cannot start, 69 if the engine \
+    cannot answer any more (a lost GPU, for example): start it again.")]
 pub struct Serve {
     /// Directory, .gguf or .elapid file, or a run of `elapid train`
     model: PathBuf,
@@ -50,7 +52,7 @@ pub struct Serve {
     /// Answers side by side
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = between(1, 256))]
     parallel: usize,
-    /// Requests that may wait; past them clients are asked to come again
+    /// Maximum queued requests; further ones get 503
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = between(0, 65536))]
     queue: usize,
     /// Tokens of prompt and answer together [default: what the model was made for, at most 8192]
@@ -71,7 +73,7 @@ pub struct Serve {
     /// Size of a request, at most
     #[arg(long, value_name = "MIB", default_value_t = 8, value_parser = between(1, 1024))]
     max_body_mib: usize,
-    /// Name of the model before clients [default: its own]
+    /// Model name reported to clients [default: its own]
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
     /// Numbers of the key-value cache: f32, f16 or q8_0, the smaller the less memory
@@ -97,17 +99,15 @@ impl Serve {
         let about = self.about(&loaded, address);
         let sentence = self.sentence(&loaded, address);
         let context = loaded.engine.settings().context;
-        let parts = Parts {
-            limits: Limits {
-                body_bytes_max: self.max_body_mib << 20,
-                n_tok_max: self.max_tokens.unwrap_or(context),
-                time_max: Duration::from_secs(self.timeout_s as u64),
-            },
+        let settings = Settings {
+            body_bytes_max: self.max_body_mib << 20,
+            n_tok_max: self.max_tokens.unwrap_or(context),
+            time_max: Duration::from_secs(self.timeout_s as u64),
             guard: Guard::new(address, &self.host, &keys, &self.allow_origin),
             alias: self.alias.clone(),
             n_lookup: self.lookup,
         };
-        listen::serve(listener, loaded, parts, || {
+        listen::serve(listener, loaded, settings, || {
             eprintln!("{sentence}");
             if self.json {
                 line(about);

@@ -9,6 +9,7 @@ use super::data::Data;
 use super::finish;
 use super::plan::Plan;
 use super::prepare::Prepared;
+use crate::failpoint;
 use crate::machine;
 use crate::report::events::Events;
 use crate::report::live::{Live, Moment};
@@ -279,6 +280,7 @@ impl Run {
             if state.watch.n_worse >= self.config.patience.unwrap_or(u32::MAX) {
                 return Ok(End::Early);
             }
+            failpoint::hit("train.step")?;
             let begin = Instant::now();
             let training = &mut self.prepared.training;
             match training.step()? {
@@ -308,6 +310,7 @@ impl Run {
 
     fn made(&mut self, state: &mut Loop, record: &StepRecord) -> Done<()> {
         state.metrics.append(&Record::Step(*record))?;
+        failpoint::hit("train.made")?;
         state.events.step(wall(), record)?;
         let moment = Moment {
             now: Duration::from_secs_f64(state.elapsed()),

@@ -246,10 +246,10 @@ fn summarise(
         gzip: run.data.facts.gzip,
         zstd: run.data.facts.zstd,
     };
-    let model = run.prepared.session.model().model().config();
+    let model = run.prepared.session.model().info()?;
     let verdict = comparison.map_or_else(String::new, in_words);
     let facts = vec![
-        fact("model", format!("{}, {} layers", model.family, model.layers.len())),
+        fact("model", format!("{}, {} layers", model.family, model.n_layer)),
         fact("method", format!("{}, {}", config.method.name(), run.prepared.coverage)),
         fact("data", format!("{} documents", run.data.training.len())),
         fact("held out", &run.data.facts.split),

@@ -196,7 +196,7 @@ fn set_up(
     let opened = prepare::open(config, data, None)?;
     prepare::check_least(config, &opened, plan::limit(wishes))?;
     let mut prepared = prepare::prepare(config, data, opened, device)?;
-    say_model(config, data, &prepared, device, live);
+    say_model(config, data, &prepared, device, live)?;
     let plan = plan::plan(config, &mut prepared, device, wishes)?;
     for (kind, text) in plan.lines() {
         live.line(kind, &text);
@@ -210,7 +210,7 @@ fn say_model(
     prepared: &Prepared,
     device: &Device,
     live: &mut Live,
-) {
+) -> Done<()> {
     let n_tok = prepared.training.n_tok_epoch();
     let n_bytes: usize = data.training.iter().map(|document| document.n_bytes()).sum();
     live.line(
@@ -224,14 +224,14 @@ fn say_model(
             data.facts.split,
         ),
     );
-    let model = prepared.session.model().model().config();
+    let model = prepared.session.model().info()?;
     let coverage = &prepared.coverage;
     live.line(
         "model",
         &format!(
             "{}, {} layers, d_model {}, vocabulary {}, {} parameters",
             model.family,
-            model.layers.len(),
+            model.n_layer,
             model.d_model,
             model.n_vocab,
             count(coverage.n_all as f64),
@@ -245,6 +245,7 @@ fn say_model(
     live.line("method", &format!("{method}, {coverage}"));
     let precision = if device.kind() == "cuda" { "" } else { ", f32" }; // CUDA says its own
     live.line("device", &format!("{}{precision}", device.describe()));
+    Ok(())
 }
 
 /// A directory of its own: the one asked for, new or empty, or the first of runs/1, runs/2, ...

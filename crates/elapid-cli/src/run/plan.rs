@@ -107,12 +107,7 @@ impl Foretold {
 }
 
 /// Rows, passes and checkpointing that fit.
-fn choose(
-    config: &mut RunConfig,
-    prepared: &mut Prepared,
-    device: &Device,
-    wishes: &Wishes,
-) -> Done<()> {
+fn choose(config: &mut RunConfig, prepared: &mut Prepared, wishes: &Wishes) -> Done<()> {
     let n_rows = wishes.n_rows.unwrap_or_else(|| (default_tokens(config) / config.context).max(1));
     let divisions = divisions(n_rows, wishes.n_accumulate)?;
     let limit = limit(wishes);
@@ -175,7 +170,7 @@ pub fn plan(
 ) -> Done<Plan> {
     // What was held before, by the compressors above all, is not the run's.
     machine::reset_peak();
-    choose(config, prepared, device, wishes)?;
+    choose(config, prepared, wishes)?;
     let rate = product_rate(device);
     let (context, n_rows) = (config.context, config.n_rows);
     let n_accumulate = config.settings.n_accumulate;

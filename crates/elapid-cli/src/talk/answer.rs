@@ -120,9 +120,9 @@ pub fn answer(
             return Err(Failure::new("the answer broke off", "this is a defect of Elapid"));
         }
     };
-    if let Reason::Failed(words) = &finish.reason {
+    if let Reason::Failed(error) = &finish.reason {
         let hint = "the weights may be damaged; `elapid check` and `elapid info` look at them";
-        return Err(Failure::new(format!("the model failed: {words}"), hint));
+        return Err(Failure::new(format!("the model failed: {error}"), hint));
     }
     let end = Instant::now();
     let first = growing.first.unwrap_or(end);

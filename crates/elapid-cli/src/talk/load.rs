@@ -3,8 +3,8 @@
 use crate::compute::Compute;
 use crate::report::Done;
 use elapid::Model;
+use elapid::{DateTime, Message};
 use elapid::{Generator, GeneratorSettings};
-use elapid::{Message, Moment};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub fn load(path: &Path, settings: &LoadSettings) -> Done<Generator> {
     let device = settings.compute.open()?;
     let mut of_engine = settings.generator.clone();
     if let (None, Some(most)) = (of_engine.context, settings.context_max) {
-        of_engine.context = Some(model.model().config().n_ctx.map_or(most, |n| n.min(most)));
+        of_engine.context = Some(model.info()?.n_ctx.map_or(most, |n| n.min(most)));
     }
     let mut generator = Generator::new(Arc::new(model), &device, &of_engine)?;
     for AdapterPath { path, scale } in &settings.adapters {
@@ -74,21 +74,8 @@ impl FromStr for AdapterPath {
 }
 
 /// The time, in UTC: templates print the date.
-pub fn now() -> Moment {
-    moment(jiff::Timestamp::now())
-}
-
-fn moment(time: jiff::Timestamp) -> Moment {
-    let time = jiff::tz::Offset::UTC.to_datetime(time);
-    let number = |number: i8| u32::from(number.unsigned_abs());
-    Moment {
-        year: time.year().into(),
-        month: number(time.month()),
-        day: number(time.day()),
-        hour: number(time.hour()),
-        minute: number(time.minute()),
-        second: number(time.second()),
-    }
+pub fn now() -> DateTime {
+    jiff::tz::Offset::UTC.to_datetime(jiff::Timestamp::now())
 }
 
 #[cfg(test)]
@@ -103,18 +90,5 @@ mod tests {
         assert_eq!(parse("runs/a=1/a1=0.25"), path("runs/a=1/a1", 0.25));
         assert!(parse("runs/a1=much").unwrap_err().contains("`much` is no scale"));
         assert!(parse("runs/a1=inf").is_err());
-    }
-
-    #[test]
-    fn seconds_become_dates() {
-        let date = |seconds| {
-            let time = jiff::Timestamp::from_second(seconds).unwrap();
-            let Moment { year, month, day, hour, minute, second } = moment(time);
-            format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
-        };
-        assert_eq!(date(0), "1970-01-01 00:00:00");
-        assert_eq!(date(951_827_696), "2000-02-29 12:34:56");
-        assert_eq!(date(4_107_542_399), "2100-02-28 23:59:59");
-        assert_eq!(date(4_107_542_400), "2100-03-01 00:00:00");
     }
 }

@@ -3,7 +3,7 @@
 use crate::common::tiny::{Kind, Tiny, lines};
 use crate::common::{self, Scratch};
 use serde_json::{Value, json};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -315,6 +315,11 @@ fn an_interrupt_keeps_what_was_written_and_says_130() {
     for flags in ["", " --json"] {
         let args = format!("-n 1000000 --temperature 0 --context 2000000{flags}");
         let mut command = elapid(&w.args(&args));
+        let release = Path::new(&w.model).join("release");
+        if !flags.is_empty() {
+            // Nothing is printed until the end: it waits in the middle.
+            command.env("ELAPID_FAIL", format!("engine.answer#20=wait:{}", release.display()));
+        }
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut out = child.stdout.take().unwrap();
         let mut written = Vec::new();
@@ -322,11 +327,12 @@ fn an_interrupt_keeps_what_was_written_and_says_130() {
             written.resize(64, 0);
             out.read_exact(&mut written).unwrap();
         } else {
-            // Nothing is printed until the end: long enough to be in the middle of it.
-            std::thread::sleep(std::time::Duration::from_millis(700));
+            let said = BufReader::new(child.stderr.as_mut().unwrap()).lines();
+            assert!(said.map_while(Result::ok).any(|line| line == "fail point engine.answer"));
         }
         let id = child.id().to_string();
         assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+        std::fs::write(&release, "").unwrap();
         out.read_to_end(&mut written).unwrap();
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));

@@ -13,6 +13,7 @@ mod hostile;
 mod load;
 mod replay;
 mod serve;
+mod serve_failures;
 mod serve_fuzz;
 mod serve_life;
 mod train;

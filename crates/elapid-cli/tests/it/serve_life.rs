@@ -159,38 +159,36 @@ fn signal(server: &Server, name: &str) {
     assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
 }
 
-fn wait_for_end(server: &mut Server) {
-    for _ in 0..400 {
-        if !server.is_alive() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    panic!("the server does not end");
-}
-
 #[test]
 fn a_server_that_is_told_to_end_finishes_its_answers() {
     let w = world("serve-end");
-    let mut server = Server::start(&w.model, "--context 65536");
+    let release = w.model.join("release");
+    let fail = format!("engine.answer#4=wait:{}", release.display());
+    let mut server = Server::start_with(&w.model, "", &[("ELAPID_FAIL", &fail)]);
     let client = Client::new(&server);
     let mut body = long_body();
-    body["n_predict"] = json!(3000);
-    let mut events = client.post("/completion", &body).events();
-    events.next().unwrap();
+    body["n_predict"] = json!(40);
+    let events = client.post("/completion", &body).events();
+    server.wait_for("fail point engine.answer");
     signal(&server, "-TERM");
+    server.wait_for("answers under way have 10 s");
+    std::fs::write(&release, "").unwrap();
     let last = events.last().unwrap();
-    assert_eq!((&last["stop"], &last["tokens_predicted"]), (&json!(true), &json!(3000)));
-    wait_for_end(&mut server);
-    assert!(server.end().contains("answers under way have 10 s"));
-    // A second signal does not wait.
-    let mut server = Server::start(&w.model, "--context 65536");
+    assert_eq!((&last["stop"], &last["tokens_predicted"]), (&json!(true), &json!(40)));
+    assert_eq!(server.exit_code(), Some(0));
+}
+
+#[test]
+fn a_second_signal_does_not_wait() {
+    let w = world("serve-twice");
+    let fail = format!("engine.answer#4=wait:{}", w.model.join("never").display());
+    let mut server = Server::start_with(&w.model, "", &[("ELAPID_FAIL", &fail)]);
     let client = Client::new(&server);
-    let mut events = client.post("/completion", &long_body()).events();
-    events.next().unwrap();
+    let _events = client.post("/completion", &long_body()).events();
+    server.wait_for("fail point engine.answer");
     signal(&server, "-INT");
-    std::thread::sleep(Duration::from_millis(200));
+    server.wait_for("answers under way have 10 s");
     signal(&server, "-INT");
-    wait_for_end(&mut server);
+    assert_eq!(server.exit_code(), Some(130));
     assert!(server.end().contains("stop    at once"));
 }

@@ -1,10 +1,9 @@
 //! `elapid train` as a person uses it: the real binary, killed and resumed, on real directories.
 
 use crate::common::Scratch;
-use crate::common::training::{
-    SMALL, elapid, losses, model, ok, run, run_and_kill, sources, stderr, train,
-};
+use crate::common::training::{SMALL, elapid, losses, model, ok, run, sources, stderr, train};
 use serde_json::Value;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -56,37 +55,34 @@ fn a_run_learns_measures_and_leaves_everything_that_is_promised() {
     assert!(!other.status.success() && stderr(&other).contains("not empty"));
 }
 
+/// Resumes the run `killed`, or begins it where there is none yet.
+fn resume_or_begin(dir: &Path, flags: &str) -> Command {
+    if dir.join("killed/config.json").exists() {
+        return elapid(&["train", "--resume", "killed", "--threads", "1"], dir);
+    }
+    let _ = std::fs::remove_dir_all(dir.join("killed"));
+    elapid(&train("killed", flags), dir)
+}
+
 #[test]
 fn a_run_killed_at_any_moment_goes_on_to_the_bit() {
     let dir = Scratch::new("train-kill");
     sources(&dir.0);
     let flags = "--steps 60 --save-every 3 --fim 0.5";
     ok(&train("whole", flags), &dir.0);
-    let (killed, errors) = (dir.0.join("killed"), dir.0.join("errors"));
-    let (mut n_killed, mut millis) = (0, 300);
-    loop {
-        // Moments spread over everything a run does; after twenty it may finish.
-        millis = 60 + (millis * 37 + 101) % 330;
-        let is_run = killed.join("config.json").exists();
-        let (args, wait) = match is_run {
-            true => (vec!["train", "--resume", "killed", "--threads", "1"], millis),
-            false => {
-                // Before that there is no run yet. It takes longer to begin one than to go on.
-                let _ = std::fs::remove_dir_all(&killed);
-                (train("killed", flags), millis + 400 * (n_killed + 1))
-            }
-        };
-        let wait = if n_killed < 24 { wait } else { 600_000 };
-        match run_and_kill(elapid(&args, &dir.0), Duration::from_millis(wait), &errors) {
-            None => n_killed += 1,
-            Some(code) => {
-                let errors = std::fs::read_to_string(&errors).unwrap();
-                assert_eq!(code, 0, "{args:?}: {errors}");
-                break;
-            }
-        }
+    let killed = dir.0.join("killed");
+    // Moments of everything a run does: in the middle of a file, before and after it is moved to
+    // its place, before a step and behind it.
+    let moments = ["file.part", "file.rename", "file.moved", "train.step", "train.made"];
+    let rounds = [1, 2, 3, 1, 2].into_iter().flat_map(|n| moments.map(|moment| (moment, n)));
+    for (moment, n) in rounds {
+        let mut command = resume_or_begin(&dir.0, flags);
+        let output = command.env("ELAPID_FAIL", format!("{moment}#{n}=kill")).output().unwrap();
+        let is_killed = output.status.code().is_none();
+        assert!(is_killed, "{moment}#{n} does not come: {}", stderr(&output));
     }
-    assert!(n_killed >= 20, "{n_killed} kills before the run came to its end");
+    let output = resume_or_begin(&dir.0, flags).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(losses(&killed), losses(&dir.0.join("whole")));
     assert!(model(&killed) == model(&dir.0.join("whole")), "the models differ");
 }
@@ -253,14 +249,16 @@ fn an_interrupt_saves_and_the_run_goes_on() {
 fn a_second_interrupt_ends_at_once_and_the_run_goes_on() {
     let dir = Scratch::new("train-twice");
     sources(&dir.0);
-    // Steps that take long enough to be interrupted twice.
-    let flags = "--steps 3 --save-every 1 --context 64 --batch 12 --vocab 400 --threads 2";
+    let flags = "--steps 3 --save-every 1 --context 24 --batch 2 --vocab 400 --threads 2";
     let args = |out| ["train", "src", "--out", out].into_iter().chain(flags.split(' ')).collect();
     let (whole, twice): (Vec<&str>, Vec<&str>) = (args("whole"), args("run"));
     ok(&whole, &dir.0);
     let errors = dir.0.join("errors");
     let file = std::fs::File::create(&errors).unwrap();
-    let mut child = elapid(&twice, &dir.0).stderr(file).spawn().unwrap();
+    // The second step waits for a file that never comes.
+    let mut command = elapid(&twice, &dir.0);
+    let command = command.env("ELAPID_FAIL", "train.step#2=wait:never").stderr(file);
+    let mut child = command.spawn().unwrap();
     let wait_for = |text: &str| {
         let begin = Instant::now();
         while !std::fs::read_to_string(&errors).unwrap().contains(text) {
@@ -272,8 +270,7 @@ fn a_second_interrupt_ends_at_once_and_the_run_goes_on() {
         let id = child.id().to_string();
         assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
     };
-    // After this line the second step begins.
-    wait_for("checkpoints/step-0000000001.elapid");
+    wait_for("fail point train.step");
     interrupt();
     wait_for("once more stops at once");
     interrupt();

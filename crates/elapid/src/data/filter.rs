@@ -97,213 +97,40 @@ impl Reason {
 }
 
 /// Folders of packages and builds, in lower case.
-const FOLDERS: &[&str] = &[
-    ".bundle",
-    ".cargo",
-    ".direnv",
-    ".eggs",
-    ".git",
-    ".gradle",
-    ".hg",
-    ".mypy_cache",
-    ".next",
-    ".nox",
-    ".nuxt",
-    ".pytest_cache",
-    ".ruff_cache",
-    ".svelte-kit",
-    ".svn",
-    ".terraform",
-    ".tox",
-    ".venv",
-    ".yarn",
-    "__pycache__",
-    "bower_components",
-    "build",
-    "carthage",
-    "deriveddata",
-    "dist",
-    "jspm_packages",
-    "node_modules",
-    "pods",
-    "site-packages",
-    "target",
-    "third-party",
-    "third_party",
-    "thirdparty",
-    "vendor",
-    "vendored",
-    "venv",
-    "virtualenv",
-];
+const FOLDERS: &str = "\
+    .bundle .cargo .direnv .eggs .git .gradle .hg .mypy_cache .next .nox .nuxt .pytest_cache \
+    .ruff_cache .svelte-kit .svn .terraform .tox .venv .yarn __pycache__ bower_components build \
+    carthage deriveddata dist jspm_packages node_modules pods site-packages target third-party \
+    third_party thirdparty vendor vendored venv virtualenv";
 
 /// Lock files, in lower case.
-const LOCK_FILES: &[&str] = &[
-    "bun.lock",
-    "cargo.lock",
-    "cartfile.resolved",
-    "composer.lock",
-    "conan.lock",
-    "deno.lock",
-    "flake.lock",
-    "gemfile.lock",
-    "go.sum",
-    "go.work.sum",
-    "gopkg.lock",
-    "gradle.lockfile",
-    "mix.lock",
-    "module.bazel.lock",
-    "npm-shrinkwrap.json",
-    "package-lock.json",
-    "package.resolved",
-    "packages.lock.json",
-    "pdm.lock",
-    "pipfile.lock",
-    "pixi.lock",
-    "pnpm-lock.yaml",
-    "podfile.lock",
-    "poetry.lock",
-    "pubspec.lock",
-    "rebar.lock",
-    "shard.lock",
-    "stack.yaml.lock",
-    "uv.lock",
-    "yarn.lock",
-];
+const LOCK_FILES: &str = "\
+    bun.lock cargo.lock cartfile.resolved composer.lock conan.lock deno.lock flake.lock \
+    gemfile.lock go.sum go.work.sum gopkg.lock gradle.lockfile mix.lock module.bazel.lock \
+    npm-shrinkwrap.json package-lock.json package.resolved packages.lock.json pdm.lock \
+    pipfile.lock pixi.lock pnpm-lock.yaml podfile.lock poetry.lock pubspec.lock rebar.lock \
+    shard.lock stack.yaml.lock uv.lock yarn.lock";
 
 /// Extensions of files that are not text, or text for machines only.
-const BINARY: &[&str] = &[
-    "7z",
-    "a",
-    "aac",
-    "aar",
-    "ai",
-    "apk",
-    "arrow",
-    "avi",
-    "avif",
-    "bin",
-    "blend",
-    "bmp",
-    "br",
-    "bz2",
-    "cab",
-    "ckpt",
-    "class",
-    "dat",
-    "db",
-    "deb",
-    "dll",
-    "dmg",
-    "doc",
-    "docx",
-    "dylib",
-    "eot",
-    "epub",
-    "exe",
-    "feather",
-    "flac",
-    "gguf",
-    "gif",
-    "glb",
-    "gz",
-    "h5",
-    "hdf5",
-    "heic",
-    "ico",
-    "icns",
-    "iso",
-    "jar",
-    "jpeg",
-    "jpg",
-    "jp2",
-    "keras",
-    "lib",
-    "lz4",
-    "mkv",
-    "mov",
-    "mp3",
-    "mp4",
-    "mpeg",
-    "msi",
-    "npy",
-    "npz",
-    "o",
-    "obj",
-    "odp",
-    "ods",
-    "odt",
-    "ogg",
-    "onnx",
-    "opus",
-    "otf",
-    "parquet",
-    "pb",
-    "pdb",
-    "pdf",
-    "pickle",
-    "pkl",
-    "png",
-    "ppt",
-    "pptx",
-    "psd",
-    "pt",
-    "pth",
-    "pyc",
-    "pyd",
-    "pyo",
-    "rar",
-    "rlib",
-    "rmeta",
-    "rpm",
-    "safetensors",
-    "so",
-    "sqlite",
-    "sqlite3",
-    "swf",
-    "tar",
-    "tflite",
-    "tgz",
-    "tif",
-    "tiff",
-    "ttc",
-    "ttf",
-    "wasm",
-    "wav",
-    "webm",
-    "webp",
-    "whl",
-    "wmv",
-    "woff",
-    "woff2",
-    "xls",
-    "xlsx",
-    "xz",
-    "zip",
-    "zst",
-];
+const BINARY: &str = "\
+    7z a aac aar ai apk arrow avi avif bin blend bmp br bz2 cab ckpt class dat db deb dll dmg doc \
+    docx dylib eot epub exe feather flac gguf gif glb gz h5 hdf5 heic ico icns iso jar jpeg jpg \
+    jp2 keras lib lz4 mkv mov mp3 mp4 mpeg msi npy npz o obj odp ods odt ogg onnx opus otf parquet \
+    pb pdb pdf pickle pkl png ppt pptx psd pt pth pyc pyd pyo rar rlib rmeta rpm safetensors so \
+    sqlite sqlite3 swf tar tflite tgz tif tiff ttc ttf wasm wav webm webp whl wmv woff woff2 xls \
+    xlsx xz zip zst";
 
 /// Extensions of keys and of stores of passwords.
-const SECRETS: &[&str] = &[
-    "asc", "crt", "der", "jks", "kdbx", "key", "keystore", "p12", "p8", "pem", "pfx", "pgp", "ppk",
-    "tfstate",
-];
+const SECRETS: &str = "asc crt der jks kdbx key keystore p12 p8 pem pfx pgp ppk tfstate";
 
-const SECRET_NAMES: &[&str] = &[
-    ".dockercfg",
-    ".git-credentials",
-    ".htpasswd",
-    ".netrc",
-    ".npmrc",
-    ".pgpass",
-    ".pypirc",
-    "_netrc",
-    "credentials",
-    "id_dsa",
-    "id_ecdsa",
-    "id_ed25519",
-    "id_rsa",
-];
+const SECRET_NAMES: &str = "\
+    .dockercfg .git-credentials .htpasswd .netrc .npmrc .pgpass .pypirc _netrc credentials id_dsa \
+    id_ecdsa id_ed25519 id_rsa";
+
+/// Whether a list of words that spaces separate has this one.
+fn is_in(list: &str, word: &str) -> bool {
+    list.split(' ').any(|other| other == word)
+}
 
 /// Why a file is left out, by its path relative to the source.
 pub fn unwanted_path(path: &str) -> Option<Reason> {
@@ -314,25 +141,25 @@ pub fn unwanted_path(path: &str) -> Option<Reason> {
     if is_secret_name(name, extension) {
         return Some(Reason::Secret);
     }
-    if folders.split(['/', '\\']).any(|folder| FOLDERS.contains(&folder)) {
+    if folders.split(['/', '\\']).any(|folder| is_in(FOLDERS, folder)) {
         return Some(Reason::Vendored);
     }
-    if LOCK_FILES.contains(&name) {
+    if is_in(LOCK_FILES, name) {
         return Some(Reason::LockFile);
     }
     let stem = name.strip_suffix(extension).unwrap_or(name);
     if stem.ends_with(".min.") || stem.ends_with("-min.") || extension == "map" {
         return Some(Reason::Minified);
     }
-    BINARY.contains(&extension).then_some(Reason::Binary)
+    is_in(BINARY, extension).then_some(Reason::Binary)
 }
 
 fn is_secret_name(name: &str, extension: &str) -> bool {
     let example = ["example", "sample", "template", "dist"];
     let is_env = name == ".env" || name.starts_with(".env.") || extension == "env";
     (is_env && !example.contains(&extension))
-        || SECRETS.contains(&extension)
-        || SECRET_NAMES.contains(&name)
+        || is_in(SECRETS, extension)
+        || is_in(SECRET_NAMES, name)
 }
 
 /// Why a file of this size is left out, so that it need not be read.

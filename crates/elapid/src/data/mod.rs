@@ -9,14 +9,14 @@
 //! | `near.rs`     | copies and near copies                                                |
 //! | `split.rs`    | what is held out                                                      |
 //! | `records.rs`  | JSONL: texts, prompts with completions, conversations                 |
-//! | `middle.rs`   | documents turned into fill in the middle                              |
+//! | `fim_training.rs` | documents turned into fill in the middle                          |
 //! | `pack.rs`     | documents laid end to end and cut into rows; the resumable loader     |
 //!
 //! Not here: directories, files and dates of commits (the commands walk them), the loss.
 
 pub mod filter;
+pub mod fim_training;
 pub mod language;
-pub mod middle;
 pub mod near;
 pub mod pack;
 pub mod records;
@@ -42,7 +42,7 @@ pub struct Document {
 pub struct Part {
     /// The text.
     pub text: String,
-    /// Whether the model is to foresee it; prompts and other people's messages are only read.
+    /// Whether the model is to predict it; prompts and other people's messages are only read.
     pub learned: bool,
     /// Whether special tokens in the text are taken as such (a rendered chat template).
     pub special: bool,
@@ -59,14 +59,14 @@ pub struct Encoded {
     pub n_bytes: usize,
     /// The tokens.
     pub ids: Vec<u32>,
-    /// Whether each token is to be foreseen, same length as ids; the first never is.
+    /// Whether each token is to be predicted, same length as ids; the first never is.
     pub learned: Vec<bool>,
 }
 
 /// What stands before and after a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
-    /// Before it: something to foresee the first token from.
+    /// Before it: what the first token is predicted from.
     pub begin: Option<u32>,
     /// After it, so that the model learns to stop.
     pub end: Option<u32>,
@@ -145,7 +145,7 @@ pub fn encode(document: &Document, tokenizer: &Tokenizer, ends: Ends) -> Result<
         n_bytes = n_bytes.saturating_sub(spelled_bytes(tokenizer, &ids[..1]));
     }
     if let Some(end) = ends.end.filter(|_| !is_chat) {
-        // The only token of a document has nothing before it to be foreseen from.
+        // The only token of a document has nothing before it to be predicted from.
         learned.push(!ids.is_empty() && document.parts.last().is_none_or(|part| part.learned));
         ids.push(end);
     }
@@ -160,9 +160,9 @@ impl Encoded {
             return self.clone();
         }
         let (ids, learned) = (self.ids[..n_tok].to_vec(), self.learned[..n_tok].to_vec());
-        let foreseen: Vec<u32> =
+        let predicted: Vec<u32> =
             ids.iter().zip(&learned).filter(|pair| *pair.1).map(|pair| *pair.0).collect();
-        let n_bytes = spelled_bytes(tokenizer, &foreseen);
+        let n_bytes = spelled_bytes(tokenizer, &predicted);
         Encoded { name: self.name.clone(), language: self.language, n_bytes, ids, learned }
     }
 }
@@ -180,7 +180,7 @@ fn adds_space(tokenizer: &Tokenizer) -> Result<bool> {
     Ok(bytes.first() == Some(&b' '))
 }
 
-/// The ids of a text that goes on after another: without the space that some tokenizers put
+/// The ids of a text that continues another: without the space that some tokenizers put
 /// before every text.
 ///
 /// Such a tokenizer is given something else to put the space before, whose ids are then cut off.

@@ -64,11 +64,6 @@ pub struct Likeness {
     pub copy_of: Option<CopyOf>,
 }
 
-/// For each text the first text of its cluster.
-pub fn clusters(texts: &[&str]) -> Vec<usize> {
-    compare(texts).into_iter().map(|likeness| likeness.cluster).collect()
-}
-
 /// Finds copies and clusters.
 pub fn compare(texts: &[&str]) -> Vec<Likeness> {
     let signatures: Vec<Signature> = texts.par_iter().map(|text| Signature::new(text)).collect();
@@ -275,6 +270,11 @@ impl Search<'_> {
 mod tests {
     use super::*;
     use crate::tensor::rng::Rng;
+
+    /// For each text the first text of its cluster.
+    fn clusters(texts: &[&str]) -> Vec<usize> {
+        compare(texts).into_iter().map(|likeness| likeness.cluster).collect()
+    }
 
     /// `n` lines like code, different for every seed.
     fn code(seed: u64, n: u64) -> String {

@@ -9,16 +9,16 @@
 //!     pairs     a1 a2 a3 | b1 b2 b3 b4 b5 | c1 c2
 //!     rows         [a2 a3   b1 b2] [b3 b4 b5 c1]        left out: c2 a1
 //!
-//! In a row each document is a segment of its own and sees no other. A document that goes on in
+//! In a row each document is a segment of its own and sees no other. A document that continues in
 //! the next row begins there as a fresh segment, from the token before: no target is lost.
 //!
 //! Order and cuts are a function of (seed, epoch), fill in the middle of (seed, epoch, document):
 //! a cursor of two numbers is all that resuming needs. Rows in which nothing is learned are left
 //! out.
 //!
-//! Not here: how documents are encoded (`mod.rs`) and changed (`middle.rs`).
+//! Not here: how documents are encoded (`mod.rs`) and changed (`fim_training.rs`).
 
-use super::middle::{self, FimSettings, Run, Sequence, Transform};
+use super::fim_training::{self, FimTraining, Run, Sequence, Transform};
 use super::{Encoded, Ends};
 use crate::error::{Error, Result};
 use crate::tensor::batch::Batch;
@@ -49,7 +49,7 @@ pub struct LoadSettings {
     /// What order, cuts and holes depend on.
     pub seed: u64,
     /// Fill in the middle, or none.
-    pub fim: Option<FimSettings>,
+    pub fim: Option<FimTraining>,
     /// What the documents begin and end with.
     pub ends: Ends,
     /// The order of documents and rows.
@@ -72,7 +72,7 @@ pub struct PackedBatch {
     pub batch: Batch,
     /// The token that follows each.
     pub targets: Vec<u32>,
-    /// 1 where it is to be foreseen, else 0; never all 0.
+    /// 1 where it is to be predicted, else 0; never all 0.
     pub weights: Vec<f32>,
 }
 
@@ -144,14 +144,15 @@ impl Loader {
         }
         documents.retain(|document| document.ids.len() > 1);
         if !documents.iter().any(|document| document.learned[1..].contains(&true)) {
-            let problem = "there is nothing to learn from: no document has a token to foresee";
+            let problem = "there is nothing to learn from: no document has a token to predict";
             return Err(Error::input(problem, "give files with text, or answers to learn"));
         }
         let mut pieces = Vec::new();
         if let Some(fim) = &settings.fim {
-            middle::check(fim, &tokenizer)?;
+            fim_training::check(fim, &tokenizer)?;
             let n_tok_piece = settings.context.div_ceil(2);
-            let cut = |document| middle::pieces(document, &tokenizer, settings.ends, n_tok_piece);
+            let cut =
+                |document| fim_training::pieces(document, &tokenizer, settings.ends, n_tok_piece);
             pieces = documents.par_iter().map(cut).collect();
         }
         let epoch = Epoch::default();
@@ -217,7 +218,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Tokens to foresee in this epoch, before the end is left out; with fill in the middle the
+    /// Tokens to predict in this epoch, before the end is left out; with fill in the middle the
     /// number differs a little from epoch to epoch.
     pub fn n_tok_epoch(&self) -> usize {
         self.epoch.n_pairs()
@@ -384,7 +385,7 @@ mod tests {
             end: None,
             style: FimStyle::Psm,
         };
-        settings.fim = Some(FimSettings { rate: 0.5, spm: 0.5, tokens });
+        settings.fim = Some(FimTraining { rate: 0.5, spm: 0.5, tokens });
         settings
     }
 
@@ -396,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn every_token_is_foreseen_once_an_epoch_from_the_one_before_it() {
+    fn every_token_is_predicted_once_an_epoch_from_the_one_before_it() {
         for lengths in [vec![2, 3, 50, 7, 2, 120, 33], vec![500], vec![2; 90], vec![11, 6]] {
             let documents = counted(&lengths);
             let settings = settings(10, 1);
@@ -441,7 +442,7 @@ mod tests {
         let lengths: Vec<usize> = segments.iter().map(|segment| segment.n_tok).collect();
         assert_eq!(lengths, [4, 4, 8]);
         assert_eq!(tokens[..5], [100_000, 100_001, 100_002, 100_003, 200_000]);
-        // The second row goes on from the token before.
+        // The second row continues from the token before.
         assert_eq!((targets[7], tokens[8]), (200_004, 200_004));
         assert!(segments.iter().all(|segment| segment.offset == 0));
     }
@@ -522,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_of_holes_are_read_but_never_foreseen() {
+    fn marks_of_holes_are_read_but_never_predicted() {
         let mut loader = loader(&texts(), &with_fim(settings(24, 4)));
         let mut n_marks = 0;
         for _ in 0..20 {

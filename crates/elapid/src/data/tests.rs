@@ -1,7 +1,7 @@
 //! Documents as tokens; and the tokenizers and texts that the tests of this folder share.
 
 use super::*;
-use crate::text::train_bpe::BpeTrainer;
+use crate::text::tokenizer::BpeTrainer;
 
 /// Letters of one to four bytes.
 pub(super) const TEXT: &str =

@@ -23,7 +23,7 @@
 //! | file          | is                                                                     |
 //! |---------------|------------------------------------------------------------------------|
 //! | `interval.rs` | how sure the figures are; two models compared                          |
-//! | `middle.rs`   | fill in the middle: how often the very text that was cut out comes back |
+//! | `fim_score.rs`   | fill in the middle: how often the very text that was cut out comes back |
 //!
 //! Not here: which documents (`data/`).
 
@@ -31,14 +31,14 @@
 pub mod bench;
 #[cfg(feature = "fs")]
 pub mod convert;
+mod fim_score;
 #[cfg(feature = "fs")]
 pub mod golden;
 mod interval;
-mod middle;
 pub mod parity;
 
+pub use fim_score::{FimDoc, FimReport, FimSettings, Subject, fim_exact_match};
 pub use interval::{Comparison, Interval, Resampled, Verdict, compare};
-pub use middle::{FimDoc, FimReport, FimSettings, Subject, fim_exact_match};
 
 use crate::data::Encoded;
 use crate::error::{Error, Result};

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::files::Sink;
-use crate::tensor::SharedBytes;
+use crate::tensor::{SharedBytes, failpoint};
 use memmap2::Mmap;
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
@@ -48,7 +48,9 @@ pub fn write(path: &Path, make: impl FnOnce(&mut Sink) -> Result<()>) -> Result<
     beside.push(format!(".{}.part", std::process::id()));
     let beside = PathBuf::from(beside);
     let done = write_through(&beside, make).and_then(|n_bytes| {
+        failpoint::hit("file.rename")?;
         std::fs::rename(&beside, path).map_err(|error| Error::write(path, error))?;
+        failpoint::hit("file.moved")?;
         sync_directory(path);
         Ok(n_bytes)
     });
@@ -67,6 +69,7 @@ fn write_through(path: &Path, make: impl FnOnce(&mut Sink) -> Result<()>) -> Res
         n_bytes += bytes.len() as u64;
         file.write_all(bytes).map_err(fail)
     })?;
+    failpoint::hit("file.part")?;
     let file = file.into_inner().map_err(|error| fail(error.into_error()))?;
     file.sync_all().map_err(fail)?;
     Ok(n_bytes)

@@ -71,23 +71,22 @@ impl Decoder {
         n_wanted: &[usize],
     ) -> Result<Vec<f32>> {
         let is_single = next.iter().all(|ids| ids.len() == 1) && n_wanted.iter().all(|n| *n == 1);
-        let logits = match weights.device().gpu() {
+        let done = match weights.device().gpu() {
             Some(gpu) if gpu.caps().graphs && is_single && can_record(model) => {
                 let ids: Vec<u32> = next.concat();
-                self.step(gpu, model, weights, &ids, states)?
+                self.step(gpu, model, weights, &ids, states)
             }
             _ => {
                 let parts: Vec<(&[u32], usize)> =
                     next.iter().zip(states.iter()).map(|(ids, it)| (*ids, it.n_tok)).collect();
-                forward(model, weights, &Batch::continuing(&parts), states, n_wanted)?
+                let batch = Batch::continuing(&parts);
+                forward(model, weights, &batch, states, n_wanted).map(numbers)
             }
         };
-        let logits = logits.map_or_else(Vec::new, |logits| logits.to_vec());
-        weights.device().check()?;
-        Ok(logits)
+        weights.device().check().and(done)
     }
 
-    /// One token for each sequence.
+    /// One token for each sequence. What fails is not kept: its recording is not whole.
     fn step(
         &mut self,
         gpu: &Gpu,
@@ -95,7 +94,7 @@ impl Decoder {
         weights: &Weights,
         ids: &[u32],
         states: &mut [State],
-    ) -> Result<Option<Tensor>> {
+    ) -> Result<Vec<f32>> {
         let can_step = states.iter_mut().all(State::can_step);
         let places = places(states);
         let is_this = |kept: &Kept| {
@@ -118,7 +117,8 @@ impl Decoder {
                 Kept { graph, weights, batch: None, places, until }
             }
         };
-        let logits = kept.step(model, weights, ids, states)?;
+        let logits = numbers(kept.step(model, weights, ids, states)?);
+        weights.device().check()?;
         self.kept.truncate(N_KEPT - 1);
         self.kept.insert(0, kept);
         Ok(logits)
@@ -163,6 +163,7 @@ impl Kept {
         if let Some(error) = failed {
             return Err(error);
         }
+        weights.device().check()?;
         let places = places(states);
         if self.graph.is_recorded() {
             assert_eq!(self.places, places, "a recorded step changes states where they are");
@@ -177,6 +178,10 @@ impl Kept {
 fn can_record(model: &Model) -> bool {
     let layers = &model.config().layers;
     !layers.iter().any(|layer| matches!(layer.feed_forward, FeedForwardConfig::Experts(_)))
+}
+
+fn numbers(logits: Option<Tensor>) -> Vec<f32> {
+    logits.map_or_else(Vec::new, |logits| logits.to_vec())
 }
 
 fn places(states: &[State]) -> Vec<u64> {

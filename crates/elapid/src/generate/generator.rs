@@ -5,6 +5,7 @@ use super::engine::{Engine, EngineSettings, Request};
 use super::sample::Sampling;
 use crate::error::{Error, Result};
 use crate::model::checkpoint::Checkpoint;
+use crate::model::info::ModelInfo;
 use crate::model::state::CacheType;
 use crate::model::{Model, adapter::Adapter};
 use crate::tensor::device::Device;
@@ -105,6 +106,8 @@ pub struct Generator {
     pub fim: Option<FimTokens>,
     /// The sampling that its files suggest.
     pub suggested: Suggested,
+    /// What can be said of the model.
+    pub info: ModelInfo,
     base: Arc<Checkpoint>,
 }
 
@@ -144,7 +147,19 @@ impl Generator {
         let engine = engine.with_cache(settings.cache)?;
         let (name, path) = (base.name().to_string(), PathBuf::from(base.dir()));
         let adapters = Vec::new();
-        Ok(Generator { name, path, engine, adapters, chat_source, chat, fim, suggested, base })
+        let info = base.info()?;
+        Ok(Generator {
+            name,
+            path,
+            engine,
+            adapters,
+            chat_source,
+            chat,
+            fim,
+            suggested,
+            info,
+            base,
+        })
     }
 
     /// Puts an adapter on the model, beside those that are there; its number.
@@ -180,11 +195,10 @@ impl Generator {
     /// where the text is empty.
     pub fn prompt(&self, text: &str, special: Special) -> Result<Vec<u32>> {
         let tokenizer = self.engine.tokenizer();
-        if !text.is_empty() || !tokenizer.begin().is_empty() {
+        if !text.is_empty() {
             return tokenizer.encode_with_begin(text, special);
         }
-        // GPT-like vocabularies have one token for both ends.
-        tokenizer.bos().or(tokenizer.eos()).map(|id| vec![id]).ok_or_else(|| {
+        empty_prompt(tokenizer).ok_or_else(|| {
             let problem = "the prompt is empty, and the model has no BOS token";
             Error::input(problem, "give a prompt")
         })
@@ -217,6 +231,13 @@ impl Generator {
         let prompt = [tokenizer.begin(), &laid_out].concat();
         Ok((prompt, [self.stops(), fim.stops()].concat()))
     }
+}
+
+/// What an empty prompt is: the tokens the model wants first, or BOS, or the one token that GPT-like
+/// vocabularies have for both ends.
+pub fn empty_prompt(tokenizer: &Tokenizer) -> Option<Vec<u32>> {
+    let first = || tokenizer.bos().or(tokenizer.eos()).map(|id| vec![id]);
+    Some(tokenizer.begin().to_vec()).filter(|ids| !ids.is_empty()).or_else(first)
 }
 
 /// The tokenizer of a model with every token that ends an answer: chat models name several.

@@ -8,8 +8,8 @@ use super::params::{Target, targets};
 use crate::error::{Error, Result};
 use crate::files::gguf::{self, Item};
 use crate::files::{Outgoing, Sink, safetensors};
+use crate::model::config::FeedForwardConfig;
 use crate::model::config::gguf::{self as gguf_config, Arch, FREQUENCIES};
-use crate::model::config::{FeedForwardConfig, MixerConfig};
 use crate::model::weights::{ParamId, Role, Weights};
 use crate::tensor::DType;
 use crate::tensor::quant::mix::ArchFacts;
@@ -201,11 +201,8 @@ impl<'a> Export<'a> {
             FeedForwardConfig::Experts(c) => Some(c.n_expert),
             _ => None,
         });
-        let dims = layers.first().and_then(|layer| match &layer.mixer {
-            MixerConfig::Attention(c) | MixerConfig::Parallel(_, c) => Some(&c.dims),
-            _ => None,
-        });
-        let n_gqa = dims.map(|dims| dims.n_head / dims.n_kv_head.max(1));
+        let attention = layers.first().and_then(|layer| layer.mixer.attention());
+        let n_gqa = attention.map(|c| c.dims.n_head / c.dims.n_kv_head.max(1));
         let Form::Gguf(arch) = self.form else { panic!("an export for GGUF") };
         let grouped = n_gqa.is_some_and(|n| n > 1) && n_expert != Some(8);
         let is_70b =

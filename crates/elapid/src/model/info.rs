@@ -1,8 +1,7 @@
 //! What can be said of a model without loading its weights.
 
 use super::checkpoint::Checkpoint;
-use super::config::{Config, FeedForwardConfig, LayerConfig, MixerConfig};
-use super::state::State;
+use super::config::{Config, FeedForwardConfig};
 use super::weights::Role;
 use crate::error::Result;
 use std::collections::BTreeMap;
@@ -56,6 +55,7 @@ impl Checkpoint {
             of_role.map(|spec| spec.shape.iter().product::<usize>()).sum::<usize>()
         };
         let (n_matrix, n_embedding) = (n(Role::Matrix), n(Role::Embedding));
+        let [state_bytes, state_bytes_per_token] = self.model().state_bytes();
         let (n_vector, n_buffer) = (n(Role::Vector), n(Role::Buffer));
         let architecture = match self.gguf() {
             Some(gguf) => gguf.str("general.architecture")?.map(str::to_string),
@@ -77,19 +77,9 @@ impl Checkpoint {
             n_vector,
             n_buffer,
             dtype_bytes: self.dtype_bytes()?,
-            state_bytes: State::n_bytes_at_start(config),
-            state_bytes_per_token: config.layers.iter().map(bytes_per_token).sum(),
+            state_bytes,
+            state_bytes_per_token,
         })
-    }
-}
-
-/// Bytes of key-value cache that a token takes in a layer, in f32.
-fn bytes_per_token(layer: &LayerConfig) -> usize {
-    match &layer.mixer {
-        MixerConfig::Attention(c) | MixerConfig::Parallel(_, c) => {
-            2 * 4 * c.dims.n_kv_head * c.dims.d_head
-        }
-        _ => 0,
     }
 }
 
@@ -97,19 +87,9 @@ fn bytes_per_token(layer: &LayerConfig) -> usize {
 fn kinds(config: &Config) -> Vec<(String, usize)> {
     let mut list: Vec<(String, usize)> = Vec::new();
     for layer in &config.layers {
-        let mixer = match &layer.mixer {
-            MixerConfig::Mamba1(c) => format!("mamba1 ({} x {})", c.d_inner, c.d_state),
-            MixerConfig::Mamba2(c) => format!("mamba2 ({} heads of {})", c.n_head, c.d_head),
-            MixerConfig::Attention(c) => {
-                format!("attention ({} heads, {} kv)", c.dims.n_head, c.dims.n_kv_head)
-            }
-            MixerConfig::ShortConv(c) => format!("short convolution ({} taps)", c.d_conv),
-            MixerConfig::Parallel(m, a) => {
-                format!("mamba2 ({} heads) beside attention ({} heads)", m.n_head, a.dims.n_head)
-            }
-        };
+        let mixer = &layer.mixer;
         let kind = match &layer.feed_forward {
-            FeedForwardConfig::None => mixer,
+            FeedForwardConfig::None => mixer.to_string(),
             FeedForwardConfig::Dense(c) => format!("{mixer}, feed-forward {}", c.d_ff),
             FeedForwardConfig::Experts(c) => {
                 format!("{mixer}, {} of {} experts of {}", c.router.n_used, c.n_expert, c.d_ff)

@@ -6,16 +6,20 @@
 
 #[cfg(feature = "fs")]
 pub mod adapter;
+mod builder;
 pub mod checkpoint;
 pub mod config;
 pub mod export;
+mod feed_forward;
 pub mod gguf_lora;
 pub mod info;
 mod layer;
 pub mod lora;
+pub mod mixers;
 #[cfg(feature = "fs")]
 pub mod open;
 pub mod params;
+mod pass;
 pub mod peft;
 pub mod place;
 #[cfg(feature = "fs")]
@@ -24,10 +28,12 @@ pub mod state;
 pub mod weights;
 
 use crate::error::{Error, Result};
+use crate::model::builder::Builder;
 use crate::model::config::Config;
-use crate::model::layer::{Builder, Layer, LayerOut, Pass, Stream};
+use crate::model::layer::{Layer, LayerOut, Stream};
+use crate::model::pass::Pass;
 use crate::model::place::Place;
-use crate::model::state::{CacheType, MixerState, State};
+use crate::model::state::{CacheType, Slot, State};
 use crate::model::weights::{Init, LinearIds, ParamId, Role, Spec, Weights};
 use crate::ops::add::add;
 use crate::ops::embedding::embedding;
@@ -43,6 +49,7 @@ use crate::tensor::device::Device;
 pub struct Model {
     config: Config,
     specs: Vec<Spec>,
+    slots: Vec<Slot>,
     embed: ParamId,
     layers: Vec<Layer>,
     norm: ParamId,
@@ -91,8 +98,7 @@ impl Model {
     /// The shape that `config` describes.
     pub fn new(config: Config) -> Model {
         let n_branches: usize = config.layers.iter().map(|layer| layer.n_branches()).sum();
-        let out_std = config.init_std / (n_branches.max(1) as f32).sqrt();
-        let mut builder = Builder { specs: Vec::new(), std: config.init_std, out_std };
+        let mut builder = Builder::new(config.init_std, n_branches);
         let shape = [config.n_vocab, config.d_model];
         let init = Init::Normal(config.init_std);
         let embed = builder.add(config.embed_name.clone(), &shape, init, Role::Embedding);
@@ -104,7 +110,8 @@ impl Model {
             false => builder.add(HEAD.into(), &shape, init, Role::Matrix),
         };
         let head = LinearIds { weight, bias: None };
-        Model { specs: builder.specs, embed, layers, norm, head, config }
+        let (specs, slots) = (builder.specs, builder.slots);
+        Model { specs, slots, embed, layers, norm, head, config }
     }
 
     /// Its configuration.
@@ -119,7 +126,7 @@ impl Model {
 
     /// The layer that a parameter belongs to, if it does.
     pub fn layer_of(&self, id: ParamId) -> Option<usize> {
-        self.layers.iter().position(|layer| layer.params().contains(&id.0))
+        self.layers.iter().position(|layer| layer.params.contains(&id.0))
     }
 
     /// Where its parameters are in a directory of its own family, in the order of their ids.
@@ -135,12 +142,18 @@ impl Model {
 
     /// A state before the first token.
     pub fn state(&self, device: &Device) -> State {
-        State::new(device, &self.config)
+        self.state_with(device, CacheType::F32).expect("f32 takes rows of any width")
     }
 
     /// A state before the first token, its keys and values stored as `kind`.
     pub fn state_with(&self, device: &Device, kind: CacheType) -> Result<State> {
-        State::with_cache(device, &self.config, kind)
+        State::new(device, &self.slots, kind)
+    }
+
+    /// Bytes of a state before the first token, and what each token adds to caches in f32.
+    pub fn state_bytes(&self) -> [usize; 2] {
+        let add = |sum: [usize; 2], more: [usize; 2]| [sum[0] + more[0], sum[1] + more[1]];
+        self.slots.iter().map(Slot::n_bytes).fold([0; 2], add)
     }
 
     pub(crate) fn check_tokens(&self, ids: &[u32]) -> Result<()> {
@@ -214,18 +227,12 @@ impl Model {
         let h = scale(tape, &h, self.config.embed_scale);
         let mut stream = Stream { h, branch: None };
         let (mut kept, mut balances) = (Vec::new(), Vec::new());
-        for (idx, layer) in self.layers.iter().enumerate() {
-            let mut layer_states = states.as_deref_mut().map(|states| {
-                states
-                    .iter_mut()
-                    .map(|state| &mut state.layers[idx])
-                    .collect::<Vec<&mut MixerState>>()
-            });
+        for layer in &self.layers {
             // A frozen layer on frozen input records nothing that a checkpoint could save.
-            let is_trained = stream.needs_grad() || weights.any_trained(layer.params());
-            let out = match options.checkpoint && layer_states.is_none() && is_trained {
+            let is_trained = stream.needs_grad() || weights.any_trained(layer.params.clone());
+            let out = match options.checkpoint && states.is_none() && is_trained {
                 true => checkpointed(&pass, layer, stream),
-                false => layer.forward(&pass, &stream, layer_states.as_deref_mut()),
+                false => layer.forward(&pass, &stream, states.as_deref_mut()),
             };
             if options.keep_hidden {
                 kept.push(out.entered.value().clone());
@@ -294,7 +301,7 @@ fn checkpointed<'w>(pass: &Pass<'_, 'w>, layer: &'w Layer, stream: Stream) -> La
     let mut outputs = pass.tape.checkpoint(&inputs, span).into_iter();
     let mut next = || outputs.next().expect("a layer has three outputs");
     let (h, branch, entered) = (next(), next(), next());
-    let stream = Stream { h, branch: Some((branch, layer.residual_scale())) };
+    let stream = Stream { h, branch: Some((branch, layer.residual_scale)) };
     LayerOut { stream, entered, balance: outputs.next() }
 }
 

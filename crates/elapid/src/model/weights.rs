@@ -5,7 +5,7 @@
 
 use crate::error::Result;
 use crate::files::TensorFile;
-use crate::model::config::DeltaInit;
+use crate::model::mixers::DeltaInit;
 use crate::model::params::{self, Order};
 use crate::model::place::{Map, Part, Place};
 pub use crate::ops::linear::Arithmetic;

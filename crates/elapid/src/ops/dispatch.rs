@@ -180,7 +180,7 @@ fn sum_of_rows_gpu(gpu: &Gpu, x: &Tensor, routing: &Routing, weights: Option<&Te
     let ((_, d), n_tok) = (x.dims2(), routing.n_tok());
     let mut y = Tensor::uninit_as(x, &[n_tok, d]);
     let rows = &routing.tables().rows;
-    let weights_or_any = weights.unwrap_or(rows);
+    let weights_or_any = weights.unwrap_or(x);
     let mut args = [Arg::In(x), Arg::In(rows), Arg::In(weights_or_any), Arg::Out(&mut y)];
     let work = Work::groups(n_tok, row_threads(d));
     gpu.launch(&SUM, work, &consts(d, routing, weights, None), &mut args, &[n_tok.into()]);

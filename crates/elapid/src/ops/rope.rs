@@ -235,7 +235,10 @@ impl RopeTable {
     /// The same on a GPU; blocks that are there already stay where they are.
     fn upload(&self, gpu: &Gpu, segments: &Segments) -> Uploaded {
         let device = Device::Gpu(gpu.clone());
-        let is_here = |it: &Uploaded| it.table.device().is_same(&device);
+        let is_here = |it: &Uploaded| {
+            let is_whole = !it.table.is_spoiled() && !it.slots.is_spoiled();
+            is_whole && it.table.device().is_same(&device)
+        };
         let mut kept = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
         let before = kept.take().filter(is_here);
         let n_ahead = segments.n_ahead();

@@ -12,6 +12,7 @@ pub mod batch;
 pub mod cpu;
 pub mod device;
 pub mod devices;
+pub mod failpoint;
 pub mod gpu;
 mod probe;
 pub mod quant;
@@ -265,6 +266,11 @@ impl Tensor {
         }
     }
 
+    /// Whether a failure of the device kept it from being written: it must be made anew.
+    pub(crate) fn is_spoiled(&self) -> bool {
+        matches!(&self.storage.memory, Memory::Gpu(buffer) if buffer.is_spoiled())
+    }
+
     /// Address of the first byte in the memory of CUDA; zero where that could not be had.
     pub(crate) fn cuda_address(&self) -> u64 {
         let (buffer, offset) = self.gpu_buffer();
@@ -418,6 +424,7 @@ impl Tensor {
         let list = || self.storage.derived.lock().unwrap_or_else(PoisonError::into_inner);
         let (offset, n_elem) = (self.offset, self.n_elem());
         let is_same = |one: &&Derived| (one.what, one.offset, one.n_elem) == (what, offset, n_elem);
+        list().retain(|one| !one.tensor.is_spoiled());
         if let Some(one) = list().iter().find(is_same) {
             return one.tensor.clone();
         }

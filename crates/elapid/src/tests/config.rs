@@ -47,7 +47,7 @@ fn read(config: &Value) -> Config {
 fn refusal(config: &Value) -> String {
     let text = match Config::from_json("config.json", &config.to_string()) {
         Ok(_) => panic!("accepted: {config}"),
-        Err(error) => error.to_string(),
+        Err(error) => error.report(),
     };
     assert!(text.contains("hint: "), "{text}");
     text

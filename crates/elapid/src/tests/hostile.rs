@@ -150,7 +150,7 @@ fn problem(target: &Target, data: &[u8], outcome: &Outcome) -> Option<String> {
     match &outcome.result {
         Err(panic) => return Some(panic.replace('\n', " ")),
         Ok(Err(error)) => {
-            let text = error.to_string();
+            let text = error.report();
             let (head, hint) = text.split_once("\n\nhint: ").unwrap_or_default();
             if head.is_empty() || hint.is_empty() {
                 return Some(format!("an error without a hint: {text}"));

@@ -1,7 +1,7 @@
 //! The loop of training: it overfits, it goes on from any checkpoint to the bit, parts of a batch
 //! are the batch, every setting is alive, and what is frozen costs nothing.
 
-use crate::data::middle::FimSettings;
+use crate::data::fim_training::FimTraining;
 use crate::data::pack::{LoadSettings, Loader, Order, PackedBatch};
 use crate::data::{Document, Ends, encode};
 use crate::model::checkpoint::Checkpoint;
@@ -14,7 +14,6 @@ use crate::tensor::Tensor;
 use crate::tensor::batch::{Batch, Targets};
 use crate::tensor::device::Device;
 use crate::tensor::rng::Rng;
-use crate::text::fim::FimTokens;
 use crate::train::lens::{Lens, PROJECTION};
 use crate::train::method::{self, Form, LoraSettings, Method, Scaling};
 use crate::train::optim::OptimizerKind;
@@ -179,8 +178,8 @@ fn a_run_goes_on_from_any_checkpoint_to_the_bit() {
             setup.settings.optimizer = optimizer;
             setup.settings.n_accumulate = 2;
             let tokenizer = checkpoint(Arch::Llama).tokenizer().unwrap().unwrap();
-            let tokens = FimTokens::detect(&|token| tokenizer.id(token)).unwrap();
-            setup.load.fim = Some(FimSettings { rate: 0.5, spm: 0.5, tokens });
+            let tokens = tokenizer.fim().unwrap();
+            setup.load.fim = Some(FimTraining { rate: 0.5, spm: 0.5, tokens });
             let mut whole = setup.training(&device);
             let want = losses(&mut whole, 8);
             let mut first = setup.training(&device);
@@ -284,8 +283,8 @@ fn every_setting_changes_the_trajectory() {
     };
     type Change = (&'static str, Box<dyn Fn(&mut Setup)>);
     let tokenizer = checkpoint(Arch::Llama).tokenizer().unwrap().unwrap();
-    let tokens = FimTokens::detect(&|token| tokenizer.id(token)).unwrap();
-    let fim = move |rate, spm| Some(FimSettings { rate, spm, tokens: tokens.clone() });
+    let tokens = tokenizer.fim().unwrap();
+    let fim = move |rate, spm| Some(FimTraining { rate, spm, tokens: tokens.clone() });
     let fim_too = fim.clone();
     let of_all: Vec<Change> = vec![
         ("lr", Box::new(|s| s.settings.lr = 4e-3)),

@@ -53,24 +53,6 @@ pub struct FimTokens {
     pub style: FimStyle,
 }
 
-/// Ids that a file states outright, which go before what is found by name (GGUF:
-/// `tokenizer.ggml.fim_pre_token_id` and so on).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct FimOverrides {
-    /// Before the prefix.
-    pub prefix: Option<u32>,
-    /// Before the suffix.
-    pub suffix: Option<u32>,
-    /// After both.
-    pub middle: Option<u32>,
-    /// Fills a batch.
-    pub pad: Option<u32>,
-    /// Before the name of the repository.
-    pub repo: Option<u32>,
-    /// Before the path of each file.
-    pub sep: Option<u32>,
-}
-
 /// A file that is shown besides the one being edited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FimFile<'a> {
@@ -120,18 +102,14 @@ const ENDS: [&str; 2] = ["▁<EOT>", "<EOT>"];
 const SNIPPET: &str = "\n\n--- snippet ---\n\n";
 
 impl FimTokens {
-    /// Finds the tokens by their spelling; `None` when the vocabulary has none.
+    /// The tokens whose ids the file states by role (GGUF: `tokenizer.ggml.fim_pre_token_id` and
+    /// so on), then those found by their spelling; `None` when the vocabulary has none.
     ///
-    /// Prefix, suffix and middle are taken from one family: a vocabulary may hold odd leftovers
-    /// of another.
-    pub fn detect(lookup: &dyn Fn(&str) -> Option<u32>) -> Option<FimTokens> {
-        FimTokens::detect_with(lookup, &FimOverrides::default())
-    }
-
-    /// Finds the tokens by their spelling, where `overrides` does not say otherwise.
-    pub fn detect_with(
+    /// Prefix, suffix and middle are found in one family: a vocabulary may hold odd leftovers of
+    /// another.
+    pub fn detect(
         lookup: &dyn Fn(&str) -> Option<u32>,
-        overrides: &FimOverrides,
+        role: &dyn Fn(&str) -> Option<u32>,
     ) -> Option<FimTokens> {
         let any = |names: &[&str]| names.iter().find_map(|name| lookup(name));
         let found = FAMILIES.iter().find_map(|[prefix, suffix, middle]| {
@@ -143,15 +121,15 @@ impl FimTokens {
         });
         let family = found.map_or("", |(_, family)| family);
         let ids = found.map(|(ids, _)| ids);
-        let middle = overrides.middle.or(ids.and_then(|ids| ids.2));
+        let middle = role("fim_mid").or(ids.and_then(|ids| ids.2));
         let is_codellama = family.ends_with("<PRE>");
         Some(FimTokens {
-            prefix: overrides.prefix.or(ids.map(|ids| ids.0))?,
-            suffix: overrides.suffix.or(ids.map(|ids| ids.1))?,
+            prefix: role("fim_pre").or(ids.map(|ids| ids.0))?,
+            suffix: role("fim_suf").or(ids.map(|ids| ids.1))?,
             middle,
-            pad: overrides.pad.or_else(|| any(&PADS)),
-            repo: overrides.repo.or_else(|| any(&REPOS)),
-            sep: overrides.sep.or_else(|| any(&SEPS)),
+            pad: role("fim_pad").or_else(|| any(&PADS)),
+            repo: role("fim_rep").or_else(|| any(&REPOS)),
+            sep: role("fim_sep").or_else(|| any(&SEPS)),
             end: if is_codellama { any(&ENDS) } else { None },
             style: if middle.is_none() { FimStyle::Spm } else { FimStyle::Psm },
         })
@@ -178,7 +156,7 @@ impl FimTokens {
     /// The prompt for what is to stand between `prefix` and `suffix`.
     ///
     /// Without a middle token the suffix comes first whatever `style` says: the model could not
-    /// know where the prefix goes on.
+    /// know where the prefix continues.
     pub fn layout(&self, style: FimStyle, prefix: &[u32], suffix: &[u32]) -> Vec<u32> {
         let mut ids = Vec::with_capacity(prefix.len() + suffix.len() + 3);
         let suffix_first = style == FimStyle::Spm || self.middle.is_none();
@@ -240,15 +218,16 @@ mod tests {
 
     /// A vocabulary of these tokens, with ids from 100.
     fn detect(vocab: &[&str]) -> Option<FimTokens> {
-        detect_with(vocab, &FimOverrides::default())
+        detect_with(vocab, &[])
     }
 
-    fn detect_with(vocab: &[&str], overrides: &FimOverrides) -> Option<FimTokens> {
+    fn detect_with(vocab: &[&str], roles: &[(&str, u32)]) -> Option<FimTokens> {
         let lookup = |name: &str| {
             let at = vocab.iter().position(|token| *token == name)?;
             Some(100 + at as u32)
         };
-        FimTokens::detect_with(&lookup, overrides)
+        let role = |name: &str| roles.iter().find(|role| role.0 == name).map(|role| role.1);
+        FimTokens::detect(&lookup, &role)
     }
 
     /// Bytes as ids.
@@ -321,20 +300,14 @@ mod tests {
 
     #[test]
     fn ids_of_the_file_go_before_names() {
-        let overrides = FimOverrides { prefix: Some(7), sep: Some(9), ..Default::default() };
-        let tokens = detect_with(&["<fim_prefix>", "<fim_suffix>", "<fim_middle>"], &overrides);
+        let roles = [("fim_pre", 7), ("fim_sep", 9)];
+        let tokens = detect_with(&["<fim_prefix>", "<fim_suffix>", "<fim_middle>"], &roles);
         let tokens = tokens.unwrap();
         assert_eq!((tokens.prefix, tokens.suffix, tokens.sep), (7, 101, Some(9)));
-        let all = FimOverrides {
-            prefix: Some(1),
-            suffix: Some(2),
-            middle: Some(3),
-            ..Default::default()
-        };
+        let all = [("fim_pre", 1), ("fim_suf", 2), ("fim_mid", 3)];
         let tokens = detect_with(&[], &all).unwrap();
         assert_eq!(tokens.layout(FimStyle::Psm, &[50], &[60]), [1, 50, 2, 60, 3]);
-        let half = FimOverrides { prefix: Some(1), ..Default::default() };
-        assert_eq!(detect_with(&[], &half), None);
+        assert_eq!(detect_with(&[], &[("fim_pre", 1)]), None);
     }
 
     #[test]

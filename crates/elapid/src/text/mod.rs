@@ -3,5 +3,4 @@
 pub mod chat;
 pub mod fim;
 pub mod tokenizer;
-pub mod train_bpe;
 pub mod vocab;

@@ -45,7 +45,7 @@ impl Lens {
         }
         let device = weights.device().clone();
         let donor = donor.rows(0..config.n_vocab).to_f32().to(&device.host_device());
-        let mut w = principal_components(&donor, config.d_model, seed)?.directions;
+        let mut w = principal_components(&donor, config.d_model, seed)?;
         let embed = weights.find(&config.embed_name).expect("a model has an embedding");
         let made = product(&donor, &w);
         let square: f64 = made.to_vec().iter().map(|&x| f64::from(x) * f64::from(x)).sum();

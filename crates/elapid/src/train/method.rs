@@ -20,7 +20,6 @@
 //! PEFT; with `*` it is matched against the whole name. A pattern that matches nothing is an error.
 
 use crate::error::{Error, Result};
-use crate::model::config::MixerConfig;
 use crate::model::lora::{Lora, Module};
 use crate::model::weights::{ParamId, Role, Weights};
 use crate::model::{HEAD, Model};
@@ -287,22 +286,8 @@ pub fn quantize(weights: &mut Weights, name: &str) -> Result<()> {
 
 /// The rows of linear maps that make B and C: (module, rows).
 fn bc_rows(model: &Model) -> Vec<(String, Range<usize>)> {
-    let mut list = Vec::new();
-    for layer in &model.config().layers {
-        match &layer.mixer {
-            MixerConfig::Mamba1(c) => {
-                let rows = c.delta_rank..c.delta_rank + 2 * c.d_state;
-                list.push((format!("{}.x_proj", c.prefix), rows));
-            }
-            MixerConfig::Mamba2(c) | MixerConfig::Parallel(c, _) => {
-                let begin = 2 * c.d_inner();
-                let rows = begin..begin + 2 * c.n_group * c.d_state;
-                list.push((format!("{}.in_proj", c.prefix), rows));
-            }
-            MixerConfig::Attention(_) | MixerConfig::ShortConv(_) => {}
-        }
-    }
-    list
+    let mixers = model.config().layers.iter().flat_map(|layer| layer.mixer.parts());
+    mixers.filter_map(|mixer| mixer.bc_rows()).collect()
 }
 
 fn bc(model: &Model, weights: &mut Weights) -> Result<()> {

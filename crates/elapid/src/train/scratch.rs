@@ -4,8 +4,8 @@ use crate::data::Ends;
 use crate::error::{Error, Result};
 use crate::model::checkpoint::Checkpoint;
 use crate::model::config::preset::{self, Arch, Size};
+use crate::text::tokenizer::BpeTrainer;
 use crate::text::tokenizer::Tokenizer;
-use crate::text::train_bpe::BpeTrainer;
 use serde_json::json;
 
 /// Ends every text, and begins it.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A server on a port of its own, ended with the test.
 pub struct Server {
@@ -20,9 +20,15 @@ pub struct Server {
 impl Server {
     /// Starts one with these flags, separated by spaces.
     pub fn start(model: &Path, flags: &str) -> Server {
+        Server::start_with(model, flags, &[])
+    }
+
+    /// The same with these variables of its environment.
+    pub fn start_with(model: &Path, flags: &str, variables: &[(&str, &str)]) -> Server {
         let mut command = Command::new(env!("CARGO_BIN_EXE_elapid"));
         command.arg("serve").arg(model).args(["--port", "0", "--json", "--threads", "2"]);
         command.args(flags.split_whitespace()).env("RUST_BACKTRACE", "1");
+        command.envs(variables.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let said = Arc::new(Mutex::new(String::new()));
@@ -45,6 +51,31 @@ impl Server {
         self.said.lock().unwrap().clone()
     }
 
+    /// Waits until it has said this on stderr.
+    pub fn wait_for(&self, words: &str) {
+        let begin = Instant::now();
+        while !self.said().contains(words) {
+            assert!(
+                begin.elapsed() < Duration::from_secs(120),
+                "`{words}` not in: {}",
+                self.said()
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits for its end; its exit code.
+    pub fn exit_code(&mut self) -> Option<i32> {
+        let begin = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(begin.elapsed() < Duration::from_secs(60), "it does not end: {}", self.said());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -56,7 +87,7 @@ impl Server {
 
     /// Ends it; what it has said on stderr.
     pub fn end(mut self) -> String {
-        self.child.kill().unwrap();
+        let _ = self.child.kill();
         self.child.wait().unwrap();
         self.reader.take().unwrap().join().unwrap();
         self.said.lock().unwrap().clone()

@@ -44,6 +44,8 @@ pub const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.
 /// How a model is made.
 pub struct Tiny {
     pub kind: Kind,
+    /// Heads of attention, each with keys of its own.
+    pub n_head: usize,
     pub n_ctx: usize,
     /// Whether there are tokens for fill in the middle.
     pub fim: bool,
@@ -53,7 +55,7 @@ pub struct Tiny {
 
 impl Tiny {
     pub fn new(kind: Kind) -> Tiny {
-        Tiny { kind, n_ctx: 1 << 16, fim: true, chat: true }
+        Tiny { kind, n_head: 1, n_ctx: 1 << 16, fim: true, chat: true }
     }
 
     /// Writes it to a directory.
@@ -67,7 +69,8 @@ impl Tiny {
         // Large weights: with small ones a model says the same whatever it has read.
         let config = json!({
             "model_type": "elapid", "vocab_size": tokenizer.n_vocab(), "d_model": 32,
-            "layers": self.kind.layers(), "attention": {"n_head": 1, "n_kv_head": 1, "d_head": 16},
+            "layers": self.kind.layers(),
+            "attention": {"n_head": self.n_head, "n_kv_head": self.n_head, "d_head": 16},
             "mamba1": {"d_state": 4}, "mamba2": {"d_state": 8, "d_head": 16},
             "dense": {"d_ff": 48}, "tied": false, "n_ctx": self.n_ctx, "init_std": 0.3,
         });

@@ -3,7 +3,6 @@
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
 
 pub fn elapid(args: &[&str], dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elapid"));
@@ -61,20 +60,4 @@ pub fn losses(run: &Path) -> Vec<(u64, String)> {
 
 pub fn model(run: &Path) -> Vec<u8> {
     std::fs::read(run.join("model/model.safetensors")).unwrap()
-}
-
-/// Runs a command and kills it after a while; its exit code if it came to an end before.
-pub fn run_and_kill(mut command: Command, wait: Duration, errors: &Path) -> Option<i32> {
-    let errors = std::fs::File::create(errors).unwrap();
-    let mut child = command.stdout(Stdio::null()).stderr(errors).spawn().unwrap();
-    let begin = std::time::Instant::now();
-    while begin.elapsed() < wait {
-        if let Some(status) = child.try_wait().unwrap() {
-            return Some(status.code().unwrap_or(-1));
-        }
-        std::thread::sleep(Duration::from_millis(3));
-    }
-    child.kill().unwrap();
-    child.wait().unwrap();
-    None
 }

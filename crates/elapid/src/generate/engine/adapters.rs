@@ -21,21 +21,18 @@ use std::sync::Arc;
 /// Combinations kept ready, at most.
 const N_READY_MAX: usize = 8;
 
-/// A combination: (serial number of the adapter, bits of its factor), in order.
-pub(super) type Combination = Vec<(u64, u32)>;
+/// A combination: (number of the adapter, bits of its factor), in order.
+pub(super) type Combination = Vec<(usize, u32)>;
 
 /// Adapters by number, and combinations that are ready.
 pub(super) struct Adapters {
     base: Arc<Weights>,
-    list: Vec<Option<Loaded>>,
+    list: Vec<Loaded>,
     /// The last used is the last.
     ready: Vec<(Combination, Arc<Weights>)>,
-    n_loaded: u64,
 }
 
 struct Loaded {
-    /// Never given twice: what was removed is not mistaken for what came later.
-    serial: u64,
     name: String,
     lora: Lora,
 }
@@ -43,7 +40,7 @@ struct Loaded {
 impl Adapters {
     /// None yet.
     pub(super) fn new(base: Weights) -> Adapters {
-        Adapters { base: Arc::new(base), list: Vec::new(), ready: Vec::new(), n_loaded: 0 }
+        Adapters { base: Arc::new(base), list: Vec::new(), ready: Vec::new() }
     }
 
     /// The weights without any.
@@ -67,27 +64,17 @@ impl Adapters {
             let halves = [&mut module.a, &mut module.b].into_iter().chain(&mut module.magnitude);
             halves.filter(|half| half.dtype() != DType::F32).for_each(|half| *half = half.to_f32());
         }
-        self.list.push(Some(Loaded { serial: self.n_loaded, name: name.into(), lora }));
-        self.n_loaded += 1;
+        self.list.push(Loaded { name: name.into(), lora });
         Ok(self.list.len() - 1)
-    }
-
-    /// Forgets one; the numbers of the others stay.
-    pub(super) fn remove(&mut self, idx: usize) -> Result<()> {
-        let serial = self.get(idx)?.serial;
-        self.list[idx] = None;
-        self.ready.retain(|(parts, _)| parts.iter().all(|part| part.0 != serial));
-        Ok(())
     }
 
     /// Numbers and names.
     pub(super) fn names(&self) -> Vec<(usize, &str)> {
-        let there = self.list.iter().enumerate();
-        there.filter_map(|(idx, it)| Some((idx, it.as_ref()?.name.as_str()))).collect()
+        self.list.iter().map(|it| it.name.as_str()).enumerate().collect()
     }
 
     fn get(&self, idx: usize) -> Result<&Loaded> {
-        self.list.get(idx).and_then(Option::as_ref).ok_or_else(|| {
+        self.list.get(idx).ok_or_else(|| {
             let names = self.names();
             let list: Vec<String> =
                 names.iter().map(|(idx, name)| format!("{idx} {name}")).collect();
@@ -105,13 +92,17 @@ impl Adapters {
         wanted: &[(usize, f32)],
     ) -> Result<(Combination, Arc<Weights>)> {
         let parts = self.check(wanted)?;
-        let key: Combination = parts.iter().map(|(it, f)| (it.serial, f.to_bits())).collect();
+        let key: Combination = parts.iter().map(|(idx, f)| (*idx, f.to_bits())).collect();
         if key.is_empty() {
             return Ok((key, self.base.clone()));
         }
         let ready = match self.ready.iter().position(|(other, _)| *other == key) {
             Some(at) => self.ready.remove(at),
-            None => (key, Arc::new(combine(&self.base, &parts)?)),
+            None => {
+                let made = self.combine(&parts);
+                self.base.device().check()?;
+                (key, Arc::new(made))
+            }
         };
         if self.ready.len() == N_READY_MAX {
             self.ready.remove(0);
@@ -121,58 +112,59 @@ impl Adapters {
     }
 
     /// The adapters that count, with their factors, in the order they were loaded in.
-    fn check(&self, wanted: &[(usize, f32)]) -> Result<Vec<(&Loaded, f32)>> {
-        let mut parts: Vec<(&Loaded, f32)> = Vec::new();
+    fn check(&self, wanted: &[(usize, f32)]) -> Result<Vec<(usize, f32)>> {
+        let mut parts: Vec<(usize, f32)> = Vec::new();
         for &(idx, factor) in wanted {
-            let loaded = self.get(idx)?;
+            self.get(idx)?;
             if !factor.is_finite() {
                 let problem = format!("adapter {idx} has the scale {factor}");
                 return Err(Error::input(problem, "give a number; 1 is as it was trained"));
             }
-            if parts.iter().any(|(other, _)| other.serial == loaded.serial) {
+            if parts.iter().any(|(other, _)| *other == idx) {
                 let problem = format!("adapter {idx} is asked for twice");
                 return Err(Error::input(problem, "give each adapter one scale"));
             }
-            parts.push((loaded, factor));
+            parts.push((idx, factor));
         }
         parts.retain(|(_, factor)| *factor != 0.0);
-        parts.sort_by_key(|(loaded, _)| loaded.serial);
-        let has_lengths = |lora: &Lora| lora.modules.iter().any(|it| it.magnitude.is_some());
-        let dora = parts.iter().find(|(loaded, _)| has_lengths(&loaded.lora));
+        parts.sort_by_key(|part| part.0);
+        let is_dora = |it: &&Loaded| it.lora.modules.iter().any(|it| it.magnitude.is_some());
+        let dora = parts.iter().map(|part| &self.list[part.0]).find(is_dora);
         match dora {
-            Some((dora, _)) if parts.len() > 1 => {
+            Some(dora) if parts.len() > 1 => {
                 let problem = format!("`{}` is a DoRA adapter, which adds to no other", dora.name);
                 Err(Error::input(problem, "ask for it alone, or merge it into the base"))
             }
             _ => Ok(parts),
         }
     }
-}
 
-/// The base with these adapters, which fit it.
-fn combine(base: &Weights, parts: &[(&Loaded, f32)]) -> Result<Weights> {
-    let mut by_param: BTreeMap<&str, Vec<(&Module, f32)>> = BTreeMap::new();
-    for (loaded, factor) in parts {
-        for module in &loaded.lora.modules {
-            let factor = loaded.lora.factor(module) as f32 * factor;
-            by_param.entry(&module.param).or_default().push((module, factor));
-        }
-    }
-    let mut weights = base.share();
-    for (param, modules) in by_param {
-        let id = weights.find(param).expect("an adapter is checked when it is added");
-        let names = ["a", "b"].map(|half| format!("{param}.adapter.{half}"));
-        match &modules[..] {
-            [(module, factor)] => {
-                weights.adapt(id, names, [module.a.clone(), module.b.clone()], *factor);
-                if let Some(m) = &module.magnitude {
-                    weights.add_magnitude(id, format!("{param}.adapter.m"), Some(m.clone()));
-                }
+    /// The base with these adapters, which fit it.
+    fn combine(&self, parts: &[(usize, f32)]) -> Weights {
+        let mut by_param: BTreeMap<&str, Vec<(&Module, f32)>> = BTreeMap::new();
+        for (idx, factor) in parts {
+            let lora = &self.list[*idx].lora;
+            for module in &lora.modules {
+                let factor = lora.factor(module) as f32 * factor;
+                by_param.entry(&module.param).or_default().push((module, factor));
             }
-            many => weights.adapt(id, names, stack(many), 1.0),
         }
+        let mut weights = self.base.share();
+        for (param, modules) in by_param {
+            let id = weights.find(param).expect("an adapter is checked when it is added");
+            let names = ["a", "b"].map(|half| format!("{param}.adapter.{half}"));
+            match &modules[..] {
+                [(module, factor)] => {
+                    weights.adapt(id, names, [module.a.clone(), module.b.clone()], *factor);
+                    if let Some(m) = &module.magnitude {
+                        weights.add_magnitude(id, format!("{param}.adapter.m"), Some(m.clone()));
+                    }
+                }
+                many => weights.adapt(id, names, stack(many), 1.0),
+            }
+        }
+        weights
     }
-    Ok(weights)
 }
 
 /// The halves of several adapters of one matrix as those of one, factors in the upper half.

@@ -9,6 +9,10 @@
 //! now and then the oldest, so that none waits for ever. Answers with the same adapters advance in
 //! one pass, which reads the weights once for all of them.
 //!
+//! A failure belongs to the requests of the pass that it happened in: they end with it, and
+//! everything else stays as it was. Where the memory of a GPU runs out, snapshots are dropped and a
+//! prompt is read once more, without keeping any.
+//!
 //! What an answer becomes depends on its request alone: the draw of a token is a function of the
 //! seed and of its place in the answer, and pieces of prompts are the same whatever was kept.
 //!
@@ -49,8 +53,10 @@ use crate::model::weights::{Arithmetic, Weights};
 use crate::model::{ForwardOptions, Model};
 use crate::tape::Tape;
 use crate::tensor::device::Device;
+use crate::tensor::failpoint;
 use crate::text::tokenizer::Tokenizer;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// How an engine works.
@@ -147,7 +153,7 @@ pub struct Token {
 }
 
 /// Why an answer ended.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Reason {
     /// A token that ends a text, or the end of what a constraint allows.
     End,
@@ -157,8 +163,18 @@ pub enum Reason {
     Length,
     /// `cancel`.
     Cancelled,
-    /// Something failed, in words.
-    Failed(String),
+    /// Something failed: for this request alone, unless it is `Error::DeviceLost`.
+    Failed(Arc<Error>),
+}
+
+impl PartialEq for Reason {
+    fn eq(&self, other: &Reason) -> bool {
+        match (self, other) {
+            (Reason::StopText(a), Reason::StopText(b)) => a == b,
+            (Reason::Failed(a), Reason::Failed(b)) => a.to_string() == b.to_string(),
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
+    }
 }
 
 /// How a request ended.
@@ -180,11 +196,26 @@ pub struct Finish {
     pub n_accepted: usize,
 }
 
+/// How far a request is.
+#[derive(Clone, Debug)]
+pub struct Running {
+    /// Which.
+    pub id: RequestId,
+    /// Tokens of its prompt.
+    pub n_prompt: usize,
+    /// Prompt tokens read.
+    pub n_read: usize,
+    /// Tokens of its answer so far.
+    pub n_tok: usize,
+    /// Tokens that its answer may have.
+    pub n_max: usize,
+}
+
 /// What an engine holds, for people who watch it.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
-    /// Requests that run: (request, tokens of prompt, prompt tokens read, tokens of answer).
-    pub running: Vec<(RequestId, usize, usize, usize)>,
+    /// Requests that run.
+    pub running: Vec<Running>,
     /// Requests that wait.
     pub n_waiting: usize,
     /// Prompt tokens that were computed since the start.
@@ -278,12 +309,6 @@ impl Engine {
         Ok(self)
     }
 
-    /// A state before the first token.
-    fn new_state(&self) -> State {
-        let state = self.model.state_with(self.device(), self.cache);
-        state.expect("the type of the cache was checked when it was set")
-    }
-
     /// The shape of its model.
     pub fn model(&self) -> &Model {
         &self.model
@@ -314,11 +339,6 @@ impl Engine {
         self.adapters.names()
     }
 
-    /// Forgets an adapter; the numbers of the others stay. Requests that were taken keep it.
-    pub fn remove_adapter(&mut self, idx: usize) -> Result<()> {
-        self.adapters.remove(idx)
-    }
-
     /// Takes a request.
     pub fn submit(&mut self, request: Request) -> std::result::Result<RequestId, Refusal> {
         self.check(&request).map_err(Refusal::Bad)?;
@@ -326,7 +346,7 @@ impl Engine {
         if n_there >= self.settings.n_slots + self.settings.n_waiting_max {
             return Err(Refusal::Full);
         }
-        let slot = self.slot(request).map_err(Refusal::Bad)?;
+        let slot = contained(|| self.slot(request)).map_err(Refusal::Bad)?;
         let id = slot.id;
         self.waiting.push_back(slot);
         Ok(id)
@@ -398,7 +418,12 @@ impl Engine {
     pub fn step(&mut self) -> Vec<(RequestId, Event)> {
         while self.running.len() < self.settings.n_slots {
             let Some(mut slot) = self.waiting.pop_front() else { break };
-            slot.state = Some(self.new_state());
+            let mut state = new_state(&self.model, &slot, self.cache);
+            if let Err(Error::OutOfMemory { .. }) = state {
+                self.snapshots.clear();
+                state = new_state(&self.model, &slot, self.cache);
+            }
+            slot.start(state);
             self.running.push(slot);
         }
         let mut events = Vec::new();
@@ -418,51 +443,41 @@ impl Engine {
         events
     }
 
-    /// The prompt to read on.
-    fn next_prompt(&mut self) -> Option<&mut Slot> {
-        let is_for_oldest = self.n_pieces % OLDEST_EVERY == OLDEST_EVERY - 1;
-        let reading = self.running.iter_mut().filter_map(|slot| match slot.phase() {
-            Phase::Reads(_) if is_for_oldest => Some((0, slot)),
-            Phase::Reads(n_left) => Some((n_left.div_ceil(PIECE), slot)),
-            _ => None,
-        });
-        reading.min_by_key(|(n_pieces, slot)| (*n_pieces, slot.id)).map(|it| it.1)
-    }
-
     /// Reads one piece of one prompt.
     fn read(&mut self, events: &mut Vec<(RequestId, Event)>) {
-        let (model, n_vocab) = (self.model.clone(), self.model.config().n_vocab);
-        let mut snapshots = std::mem::replace(&mut self.snapshots, Snapshots::new(0));
-        let mut decoder = std::mem::take(&mut self.decoder);
-        let (mut n_read, mut n_found) = (0, 0);
-        if let Some(slot) = self.next_prompt() {
-            let n_seen = slot.n_seen();
-            // At every piece: another request may have come further since the last.
-            let found = snapshots.find(slot.useful_keys());
-            if let Some((n_pieces, state)) = found.filter(|it| it.0 * PIECE > n_seen) {
-                slot.restore(n_pieces, state);
-                n_found = slot.n_seen() - n_seen;
-            }
-            if let Phase::Reads(_) = slot.phase() {
-                let (range, n_rows) = slot.piece();
-                n_read = range.len();
-                let next = (slot.tokens[range].to_vec(), n_rows);
-                match pass(&model, &mut decoder, &mut [&mut *slot], &[next]) {
-                    Err(error) => slot.fail(&error),
-                    Ok(logits) => {
-                        slot.keep(&mut snapshots);
-                        slot.tell_prompt(events);
-                        if n_rows > 0 {
-                            slot.take(logits.chunks_exact(n_vocab), events);
-                        }
-                    }
-                }
-            }
-        }
-        (self.snapshots, self.decoder) = (snapshots, decoder);
+        let is_for_oldest = self.n_pieces % OLDEST_EVERY == OLDEST_EVERY - 1;
         self.n_pieces += 1;
-        self.totals.n_prompt_tok += n_read as u64;
-        self.totals.n_cached_tok += n_found as u64;
+        let Some(slot) = next_prompt(&mut self.running, is_for_oldest) else { return };
+        let n_seen = slot.n_seen();
+        // At every piece: another request may have come further since the last.
+        let found = self.snapshots.find(slot.useful_keys());
+        if let Some((n_pieces, state)) = found.filter(|it| it.0 * PIECE > n_seen) {
+            slot.restore(n_pieces, state);
+            self.totals.n_cached_tok += (slot.n_seen() - n_seen) as u64;
+        }
+        if slot.phase() == Phase::Answers {
+            return;
+        }
+        let (range, n_rows) = slot.piece();
+        self.totals.n_prompt_tok += range.len() as u64;
+        let next = [(slot.tokens[range].to_vec(), n_rows)];
+        let logits = match pass(&self.model, &mut self.decoder, &mut [&mut *slot], &next) {
+            Ok(logits) => logits,
+            Err(Error::OutOfMemory { .. }) if !slot.is_second_try => {
+                self.snapshots.clear();
+                slot.state = None;
+                let state = new_state(&self.model, slot, self.cache);
+                (slot.is_second_try, slot.n_cached) = (true, 0);
+                return slot.start(state);
+            }
+            Err(error) => return slot.fail(&Arc::new(error)),
+        };
+        slot.keep(&mut self.snapshots);
+        slot.tell_prompt(events);
+        if n_rows > 0 {
+            let n_vocab = self.model.config().n_vocab;
+            take(slot, logits.chunks_exact(n_vocab), events);
+        }
     }
 
     /// Advances all answers, those with the same adapters together.
@@ -486,11 +501,24 @@ impl Engine {
             std::mem::take(&mut self.running).into_iter().partition(|slot| slot.is_over());
         self.running = running;
         let over: Vec<Slot> = over;
+        if over.iter().any(Slot::is_out_of_memory) {
+            self.snapshots.clear();
+        }
         events.extend(over.into_iter().map(|slot| (slot.id, Event::Done(slot.finish()))));
     }
 
     /// One vector of length one for a text: the mean of the hidden rows behind its tokens.
-    pub fn embed(&self, ids: &[u32]) -> Result<Vec<f32>> {
+    pub fn embed(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
+        match self.embedded(ids) {
+            Err(Error::OutOfMemory { .. }) => {
+                self.snapshots.clear();
+                self.embedded(ids)
+            }
+            done => done,
+        }
+    }
+
+    fn embedded(&self, ids: &[u32]) -> Result<Vec<f32>> {
         let (n_tok, context) = (ids.len(), self.settings.context);
         if n_tok == 0 || n_tok > context {
             let problem = format!("the text has {n_tok} tokens, of 1 to {context}");
@@ -498,15 +526,19 @@ impl Engine {
         }
         let (model, weights, device) = (&*self.model, self.adapters.base(), self.device());
         let mut sum = vec![0.0f64; model.config().d_model];
-        let mut states = [self.new_state()];
+        let mut states = [model.state_with(device, self.cache)?];
         for piece in ids.chunks(PIECE) {
             let batch = Batch::continuing(&[(piece, states[0].n_tok)]);
-            let hidden = device.run(|| {
-                let (tape, options) = (Tape::off(), ForwardOptions::default());
-                let out = model.forward(&tape, weights, &batch, Some(&mut states), options)?;
-                Ok::<_, Error>(out.hidden.value().clone())
-            })?;
-            for row in hidden.to_vec().chunks_exact(sum.len()) {
+            let hidden = contained(|| {
+                failpoint::hit("engine.embed")?;
+                device.run(|| {
+                    let (tape, options) = (Tape::off(), ForwardOptions::default());
+                    let out = model.forward(&tape, weights, &batch, Some(&mut states), options)?;
+                    Ok(out.hidden.value().to_vec())
+                })
+            });
+            let hidden = device.check().and(hidden)?;
+            for row in hidden.chunks_exact(sum.len()) {
                 sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
             }
         }
@@ -520,11 +552,10 @@ impl Engine {
 
     /// What it holds.
     pub fn stats(&self) -> Stats {
-        let of = |slot: &Slot| (slot.id, slot.n_prompt, slot.n_read(), slot.n_tok());
         let (n_snapshots, snapshot_bytes) = self.snapshots.usage();
         let states = self.running.iter().filter_map(|slot| slot.state.as_ref());
         Stats {
-            running: self.running.iter().map(of).collect(),
+            running: self.running.iter().map(Slot::running).collect(),
             n_waiting: self.waiting.len(),
             n_snapshots,
             snapshot_bytes,
@@ -532,6 +563,33 @@ impl Engine {
             ..self.totals.clone()
         }
     }
+}
+
+/// A state before the first token.
+fn new_state(model: &Model, slot: &Slot, cache: CacheType) -> Result<State> {
+    let device = slot.weights.device();
+    let state = model.state_with(device, cache);
+    device.check().and(state)
+}
+
+/// The prompt to read next: the one with the least left, or the oldest.
+fn next_prompt(running: &mut [Slot], is_for_oldest: bool) -> Option<&mut Slot> {
+    let running = running.iter_mut().filter(|slot| !slot.is_over());
+    let reading = running.filter_map(|slot| match slot.phase() {
+        Phase::Reads(_) if is_for_oldest => Some((0, slot)),
+        Phase::Reads(n_left) => Some((n_left.div_ceil(PIECE), slot)),
+        Phase::Answers => None,
+    });
+    reading.min_by_key(|(n_pieces, slot)| (*n_pieces, slot.id)).map(|it| it.1)
+}
+
+/// What `work` gives; a panic in it is an error of the request that it is for.
+fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+        Err(Error::Panic { problem: text.unwrap_or_else(|| "a panic without words".into()) })
+    })
 }
 
 /// Gives sequences their next tokens, each with the rows of logits that are wanted of it.
@@ -548,12 +606,24 @@ fn pass(
     let parts: Vec<&[u32]> = next.iter().map(|part| &part.0[..]).collect();
     let n_wanted: Vec<usize> = next.iter().map(|part| part.1).collect();
     let device = weights.device();
-    let work = || decoder.advance(model, &weights, &parts, &mut states, &n_wanted);
+    let is_single = parts.iter().all(|part| part.len() == 1);
+    let work = || {
+        failpoint::hit(if is_single { "engine.answer" } else { "engine.read" })?;
+        decoder.advance(model, &weights, &parts, &mut states, &n_wanted)
+    };
     // A token takes a few hundred short tasks.
     let is_short = parts.iter().all(|part| part.len() <= N_SHORT);
-    let done = if is_short { device.run_awake(work) } else { device.run(work) };
+    let done = contained(|| if is_short { device.run_awake(work) } else { device.run(work) });
     slots.iter_mut().zip(states).for_each(|(slot, state)| slot.state = Some(state));
-    done
+    // After a panic the device may still have something to report.
+    device.check().and(done)
+}
+
+/// Gives rows of logits to a slot.
+fn take(slot: &mut Slot, rows: std::slice::ChunksExact<f32>, events: &mut Vec<(RequestId, Event)>) {
+    if let Err(error) = contained(|| Ok(slot.take(rows, events))) {
+        slot.fail(&Arc::new(error));
+    }
 }
 
 /// Advances answers with the same adapters by one pass.
@@ -564,7 +634,7 @@ fn answer_together(
     events: &mut Vec<(RequestId, Event)>,
 ) {
     let next: Vec<(Vec<u32>, usize)> = slots.iter_mut().map(|slot| slot.next_tokens()).collect();
-    let logits = match pass(model, decoder, slots, &next) {
+    let logits = match pass(model, decoder, slots, &next).map_err(Arc::new) {
         Ok(logits) => logits,
         Err(error) => return slots.iter_mut().for_each(|slot| slot.fail(&error)),
     };
@@ -572,6 +642,6 @@ fn answer_together(
     for (slot, (_, n_rows)) in slots.iter_mut().zip(&next) {
         let (rows, after) = rest.split_at(n_rows * n_vocab);
         rest = after;
-        slot.take(rows.chunks_exact(n_vocab), events);
+        take(slot, rows.chunks_exact(n_vocab), events);
     }
 }

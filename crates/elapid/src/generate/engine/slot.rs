@@ -15,10 +15,10 @@ use super::constraint::{Progress, Rule};
 use super::lookup::Lookup;
 use super::snapshots::{Key, PIECE, Snapshots};
 use super::stops::{Seen, Stops};
-use super::{Event, Finish, Reason, Request, RequestId, Token};
+use super::{Event, Finish, Reason, Request, RequestId, Running, Token};
 use crate::error::{Error, Result};
 use crate::generate::sample;
-use crate::model::state::{MixerState, State};
+use crate::model::state::State;
 use crate::model::weights::Weights;
 use crate::text::tokenizer::{Stream, Tokenizer};
 use std::ops::Range;
@@ -41,7 +41,7 @@ pub(super) struct Slot {
     /// Tokens of the answer, at most.
     n_max: usize,
     /// Text of the answer, and texts that end it.
-    stream: Stream<'static>,
+    stream: Stream<Arc<Tokenizer>>,
     stops: Stops,
     rule: Option<Rule>,
     lookup: Lookup,
@@ -50,6 +50,8 @@ pub(super) struct Slot {
     before: Option<State>,
     /// Why it is over, once it is.
     ended: Option<Reason>,
+    /// Whether its prompt is read a second time, because there was no memory: no snapshot is kept.
+    pub(super) is_second_try: bool,
 }
 
 /// What a slot does next.
@@ -70,7 +72,7 @@ impl Slot {
         rule: Option<Rule>,
         context: usize,
     ) -> Slot {
-        let stream = Stream::shared(tokenizer.clone()).showing(request.special);
+        let stream = Stream::new(tokenizer.clone()).showing(request.special);
         let tokens = std::mem::take(&mut request.prompt);
         Slot {
             id,
@@ -87,6 +89,7 @@ impl Slot {
             guesses: Vec::new(),
             before: None,
             ended: None,
+            is_second_try: false,
             request,
             tokens,
         }
@@ -123,20 +126,40 @@ impl Slot {
         }
     }
 
+    /// How far it is.
+    pub(super) fn running(&self) -> Running {
+        let (n_prompt, n_read, n_tok) = (self.n_prompt, self.n_read(), self.n_tok());
+        Running { id: self.id, n_prompt, n_read, n_tok, n_max: self.n_max }
+    }
+
     /// Whether nothing is left to do; where no answer is wanted that is when the prompt is read.
     pub(super) fn is_over(&self) -> bool {
         self.ended.is_some() || self.n_max == 0 && self.phase() == Phase::Answers
     }
 
-    /// Ends it, in words.
-    pub(super) fn fail(&mut self, error: &Error) {
-        self.ended = Some(Reason::Failed(error.to_string()));
+    /// Ends it.
+    pub(super) fn fail(&mut self, error: &Arc<Error>) {
+        self.ended = Some(Reason::Failed(error.clone()));
+    }
+
+    pub(super) fn is_out_of_memory(&self) -> bool {
+        let Some(Reason::Failed(error)) = &self.ended else { return false };
+        matches!(**error, Error::OutOfMemory { .. })
+    }
+
+    /// Begins to read its prompt, or fails because there is no state for it.
+    pub(super) fn start(&mut self, state: Result<State>) {
+        match state {
+            Ok(state) => self.state = Some(state),
+            Err(error) => self.fail(&Arc::new(error)),
+        }
     }
 
     /// Keeps a snapshot, where there is a place for one.
     pub(super) fn keep(&self, snapshots: &mut Snapshots) {
         let n_seen = self.n_seen();
-        if let Some(state) = self.state.as_ref().filter(|_| n_seen.is_multiple_of(PIECE)) {
+        let is_place = n_seen.is_multiple_of(PIECE) && !self.is_second_try;
+        if let Some(state) = self.state.as_ref().filter(|_| is_place) {
             snapshots.keep(&self.keys[..n_seen / PIECE], state);
         }
     }
@@ -175,7 +198,7 @@ impl Slot {
         self.guesses = self.lookup.guess(&self.tokens, n_room);
         self.before = match (&self.guesses[..], &self.state) {
             ([], _) | (_, None) => None,
-            (_, Some(state)) => (!can_be_cut(state)).then(|| state.clone()),
+            (_, Some(state)) => (!state.can_truncate()).then(|| state.clone()),
         };
         next.extend(&self.guesses);
         (next, self.guesses.len() + 1)
@@ -198,7 +221,7 @@ impl Slot {
                     id
                 }),
                 Err(error) => {
-                    self.fail(&error);
+                    self.fail(&Arc::new(error));
                     None
                 }
             };
@@ -220,7 +243,7 @@ impl Slot {
         let Some(state) = self.state.as_mut().filter(|state| state.n_tok > n_there) else { return };
         match before {
             Some(before) => self.state = Some(before),
-            None => cut(state, n_there),
+            None => state.truncate(n_there),
         }
     }
 
@@ -293,18 +316,4 @@ impl Slot {
         }
         finish
     }
-}
-
-/// Whether tokens can be taken back from a state.
-fn can_be_cut(state: &State) -> bool {
-    state.layers.iter().all(|layer| matches!(layer, MixerState::Attention(_)))
-}
-
-/// Forgets all tokens but the first `n_tok` of a state that can be cut.
-fn cut(state: &mut State, n_tok: usize) {
-    for layer in &mut state.layers {
-        let MixerState::Attention(cache) = layer else { panic!("a recurrence cannot be cut") };
-        cache.truncate(n_tok);
-    }
-    state.n_tok = n_tok;
 }

@@ -45,12 +45,12 @@ struct Entry {
     used: u64,
 }
 
-/// The keys of a prompt behind each whole piece, for this combination of adapters: (serial number,
-/// bits of the scale), in order.
-pub(super) fn keys(adapters: &[(u64, u32)], prompt: &[u32]) -> Vec<Key> {
+/// The keys of a prompt behind each whole piece, for this combination of adapters: (number, bits of
+/// the scale), in order.
+pub(super) fn keys(adapters: &[(usize, u32)], prompt: &[u32]) -> Vec<Key> {
     let mut hasher = blake3::Hasher::new();
-    for (serial, scale) in adapters {
-        hasher.update(&serial.to_le_bytes()).update(&scale.to_le_bytes());
+    for (number, scale) in adapters {
+        hasher.update(&number.to_le_bytes()).update(&scale.to_le_bytes());
     }
     let mut key: Key = hasher.finalize().into();
     let pieces = prompt.chunks_exact(PIECE).map(|piece| {
@@ -68,6 +68,11 @@ impl Snapshots {
     pub(super) fn new(bytes_max: usize) -> Snapshots {
         let (entries, parts) = (HashMap::new(), HashMap::new());
         Snapshots { bytes_max, entries, parts, n_bytes: 0, clock: 0 }
+    }
+
+    /// Drops all.
+    pub(super) fn clear(&mut self) {
+        *self = Snapshots::new(self.bytes_max);
     }
 
     /// How many there are, and their bytes.

@@ -5,8 +5,8 @@ use crate::model::config::Config;
 use crate::model::lora::Module;
 use crate::tensor::Tensor;
 use crate::tensor::rng::Rng;
+use crate::text::tokenizer::BpeTrainer;
 use crate::text::tokenizer::Special;
-use crate::text::train_bpe::BpeTrainer;
 use serde_json::{Value, json};
 
 /// Attention, Mamba-1, Mamba-2, and all of them with experts.
@@ -205,8 +205,8 @@ fn what_was_read_for_one_request_serves_another_on_its_way_and_after_a_cancel() 
 #[test]
 fn other_adapters_and_other_scales_share_no_snapshots() {
     let prompt = tokens(256, 6);
-    let of = |adapters: &[(u64, f32)]| {
-        let bits: Vec<(u64, u32)> = adapters.iter().map(|it| (it.0, it.1.to_bits())).collect();
+    let of = |adapters: &[(usize, f32)]| {
+        let bits: Vec<(usize, u32)> = adapters.iter().map(|it| (it.0, it.1.to_bits())).collect();
         snapshots::keys(&bits, &prompt)
     };
     let lists =
@@ -458,8 +458,8 @@ fn a_request_that_fails_leaves_the_others_alone() {
         let answers = ask_all(&mut make(f32::NAN), &requests);
         for (answer, n_tok) in answers[1..3].iter().zip([0, 1]) {
             assert_eq!(answer.tokens.len(), n_tok);
-            let Reason::Failed(words) = &answer.finish.reason else { panic!("{answer:?}") };
-            assert!(words.contains("logit of token 0 is NaN"), "{words}");
+            let Reason::Failed(error) = &answer.finish.reason else { panic!("{answer:?}") };
+            assert!(error.to_string().contains("logit of token 0 is NaN"), "{error}");
         }
         for idx in [0, 3] {
             assert_eq!(answers[idx].finish.reason, Reason::Length);
@@ -581,13 +581,8 @@ fn adapters_are_chosen_and_scaled_per_request_and_share_the_base() {
         let [a, b] = [engine.adapters.base(), &weights].map(|weights| weights.tensor(id).bytes());
         assert_eq!(a.as_ptr(), b.as_ptr(), "no copy of the base");
     }
-    engine.remove_adapter(0).unwrap();
-    assert_eq!(engine.adapters(), [(1, "two")]);
-    let gone = engine.submit(with(&[(0, 1.0)])).unwrap_err();
-    assert!(matches!(gone, Refusal::Bad(error) if error.to_string().contains("1 two")));
-    let again = lora(&engine, 3, 2);
-    assert_eq!(engine.add_adapter("three", again).unwrap(), 2, "numbers are not given twice");
-    assert_ne!(ask(&mut engine, with(&[(2, 1.0)])).bits(), answers[1].bits());
+    let none = engine.submit(with(&[(2, 1.0)])).unwrap_err();
+    assert!(matches!(none, Refusal::Bad(error) if error.to_string().contains("0 one, 1 two")));
 }
 
 /// An engine of the attention model with other weights.
@@ -629,8 +624,11 @@ fn adapters_that_do_not_fit_or_do_not_add_up_are_refused() {
 #[test]
 fn an_embedding_is_the_mean_of_hidden_rows_brought_to_length_one() {
     for family in FAMILIES {
-        let engine = engine(family);
+        let mut engine = engine(family);
         let ids = tokens(300, 1);
+        assert!(engine.embed(&[]).is_err());
+        assert!(engine.embed(&[1 << 20]).is_err());
+        assert!(engine.embed(&tokens(1025, 1)).is_err());
         let got = engine.embed(&ids).unwrap();
         let length: f32 = got.iter().map(|x| x * x).sum();
         assert!((length - 1.0).abs() < 1e-5);
@@ -646,9 +644,6 @@ fn an_embedding_is_the_mean_of_hidden_rows_brought_to_length_one() {
         for (got, want) in got.iter().zip(&want) {
             assert!((got - want / length).abs() < 1e-4, "{family}: {got} {}", want / length);
         }
-        assert!(engine.embed(&[]).is_err());
-        assert!(engine.embed(&[1 << 20]).is_err());
-        assert!(engine.embed(&tokens(1025, 1)).is_err());
     }
 }
 

@@ -237,7 +237,7 @@ pub(super) struct ArchFacts {
 
 /// In what an architecture may differ from the others.
 #[derive(PartialEq)]
-pub(super) enum Trait {
+pub(crate) enum Trait {
     PairedRows,  // RoPE turns neighbours: rows of queries and keys are stored in pairs
     RopeFactors, // a tensor may hold a factor for each frequency of RoPE
     Hybrid,      // zero heads of keys mark layers without attention, and RoPE may be absent
@@ -265,7 +265,7 @@ table! {
 }
 
 impl Arch {
-    pub(super) fn has(self, what: Trait) -> bool {
+    pub(crate) fn has(self, what: Trait) -> bool {
         self.facts().traits.contains(&what)
     }
 }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 
 /// The keys of one object.
-pub(super) struct Keys {
+pub(crate) struct Keys {
     file: String,
     /// Dotted path of this object within the file, for messages.
     path: String,
@@ -23,7 +23,7 @@ impl Keys {
     ///
     /// Transformers 4 writes a bare `Infinity`, which is not JSON, and transformers 5 an object
     /// `{"__float__": "Infinity"}`; the first is turned into the second.
-    pub(super) fn parse(file: &str, json: &str) -> Result<Keys> {
+    pub(crate) fn parse(file: &str, json: &str) -> Result<Keys> {
         let hint = "a config.json begins with `{` and is written by the tool that made the model";
         let value: Value = serde_json::from_str(&quote_infinities(json))
             .map_err(|error| Error::format(file, format!("not JSON: {error}"), hint))?;
@@ -34,12 +34,12 @@ impl Keys {
     }
 
     /// Of a config.json, or of a GGUF file of this architecture.
-    pub(super) fn new(file: &str, map: Map<String, Value>, arch: Option<Arch>) -> Keys {
+    pub(crate) fn new(file: &str, map: Map<String, Value>, arch: Option<Arch>) -> Keys {
         Keys { file: file.into(), path: String::new(), map, facts: None, arch }
     }
 
     /// Takes the names of a family from now on.
-    pub(super) fn set_family(&mut self, family: Family) {
+    pub(crate) fn set_family(&mut self, family: Family) {
         self.facts = Some(family.facts());
     }
 
@@ -56,12 +56,12 @@ impl Keys {
         default.filter(|_| self.arch.is_none() || !is_stored).map(|default| default.1)
     }
 
-    pub(super) fn file(&self) -> &str {
+    pub(crate) fn file(&self) -> &str {
         &self.file
     }
 
     /// An error about `key`.
-    pub(super) fn wrong(&self, key: &str, problem: impl Into<String>) -> Error {
+    pub(crate) fn wrong(&self, key: &str, problem: impl Into<String>) -> Error {
         let row = self.facts.and_then(|facts| facts.row(key));
         let (key, hint) = match (self.arch, row.and_then(|row| row.gguf_key())) {
             (Some(arch), Some(key)) => (format!("{arch}.{key}"), "convert the original again"),
@@ -74,11 +74,11 @@ impl Keys {
     }
 
     /// The value, unless absent or null.
-    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+    pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(self.name(key)).filter(|value| !value.is_null())
     }
 
-    pub(super) fn has(&self, key: &str) -> bool {
+    pub(crate) fn has(&self, key: &str) -> bool {
         self.get(key).is_some()
     }
 
@@ -99,69 +99,69 @@ impl Keys {
         }
     }
 
-    pub(super) fn str(&self, key: &str) -> Result<&str> {
+    pub(crate) fn str(&self, key: &str) -> Result<&str> {
         let value = self.need(key, self.get(key))?;
         value.as_str().ok_or_else(|| self.wrong(key, format!("is {value}, not a string")))
     }
 
-    pub(super) fn str_or<'a>(&'a self, key: &str, default: &'a str) -> Result<&'a str> {
+    pub(crate) fn str_or<'a>(&'a self, key: &str, default: &'a str) -> Result<&'a str> {
         if self.has(key) { self.str(key) } else { Ok(default) }
     }
 
-    pub(super) fn size(&self, key: &str) -> Result<usize> {
+    pub(crate) fn size(&self, key: &str) -> Result<usize> {
         let value = self.size_opt(key)?;
         self.need(key, value)
     }
 
-    pub(super) fn size_or(&self, key: &str, default: usize) -> Result<usize> {
+    pub(crate) fn size_or(&self, key: &str, default: usize) -> Result<usize> {
         Ok(self.size_opt(key)?.unwrap_or(default))
     }
 
-    pub(super) fn size_opt(&self, key: &str) -> Result<Option<usize>> {
+    pub(crate) fn size_opt(&self, key: &str) -> Result<Option<usize>> {
         let read = |value: &Value| value.as_u64().filter(|&n| n <= 1 << 40).map(|n| n as usize);
         let size = self.typed(key, "a whole number", read)?;
         Ok(size.or(self.default(key).map(|n| n as usize)))
     }
 
     /// A size whose null does not mean what its absence means: none.
-    pub(super) fn size_or_null(&self, key: &str) -> Result<Option<usize>> {
+    pub(crate) fn size_or_null(&self, key: &str) -> Result<Option<usize>> {
         let is_null = self.map.get(self.name(key)).is_some_and(Value::is_null);
         if is_null { Ok(None) } else { self.size_opt(key) }
     }
 
     /// A size, or the word "auto" for none.
-    pub(super) fn size_or_auto(&self, key: &str) -> Result<Option<usize>> {
+    pub(crate) fn size_or_auto(&self, key: &str) -> Result<Option<usize>> {
         let is_auto = self.get(key).is_some_and(|value| value == "auto");
         if is_auto { Ok(None) } else { self.size_opt(key) }
     }
 
-    pub(super) fn float_or(&self, key: &str, default: f32) -> Result<f32> {
+    pub(crate) fn float_or(&self, key: &str, default: f32) -> Result<f32> {
         Ok(self.float_opt(key)?.map_or(default, |x| x as f32))
     }
 
-    pub(super) fn float_opt(&self, key: &str) -> Result<Option<f64>> {
+    pub(crate) fn float_opt(&self, key: &str) -> Result<Option<f64>> {
         Ok(self.typed(key, "a number", as_float)?.or(self.default(key)))
     }
 
-    pub(super) fn bool_or(&self, key: &str, default: bool) -> Result<bool> {
+    pub(crate) fn bool_or(&self, key: &str, default: bool) -> Result<bool> {
         let default = self.default(key).map_or(default, |x| x != 0.0);
         Ok(self.typed(key, "true or false", Value::as_bool)?.unwrap_or(default))
     }
 
-    pub(super) fn sizes(&self, key: &str) -> Result<Option<Vec<usize>>> {
+    pub(crate) fn sizes(&self, key: &str) -> Result<Option<Vec<usize>>> {
         self.typed(key, "a list of whole numbers", |value| {
             value.as_array()?.iter().map(|n| n.as_u64().map(|n| n as usize)).collect()
         })
     }
 
-    pub(super) fn floats(&self, key: &str) -> Result<Option<Vec<f32>>> {
+    pub(crate) fn floats(&self, key: &str) -> Result<Option<Vec<f32>>> {
         self.typed(key, "a list of numbers", |value| {
             value.as_array()?.iter().map(|x| as_float(x).map(|x| x as f32)).collect()
         })
     }
 
     /// Item `idx` of a list of strings, one for each layer; none where there is no list.
-    pub(super) fn string_at(&self, key: &str, idx: usize) -> Result<Option<&str>> {
+    pub(crate) fn string_at(&self, key: &str, idx: usize) -> Result<Option<&str>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let wrong = || self.wrong(key, format!("is {value}, not a list of strings"));
         let list = value.as_array().ok_or_else(wrong)?;
@@ -172,19 +172,19 @@ impl Keys {
     }
 
     /// The object under `key`.
-    pub(super) fn object(&self, key: &str) -> Result<Option<Keys>> {
+    pub(crate) fn object(&self, key: &str) -> Result<Option<Keys>> {
         let map = self.typed(key, "an object", |value| value.as_object().cloned())?;
         Ok(map.map(|map| self.nested(key, map)))
     }
 
     /// A part of this file under a path of its own.
-    pub(super) fn nested(&self, key: &str, map: Map<String, Value>) -> Keys {
+    pub(crate) fn nested(&self, key: &str, map: Map<String, Value>) -> Keys {
         let path = format!("{}{key}.", self.path);
         Keys { file: self.file.clone(), path, map, facts: None, arch: None }
     }
 
     /// Refuses every key that is not in `known`.
-    pub(super) fn only(&self, known: &[&str]) -> Result<()> {
+    pub(crate) fn only(&self, known: &[&str]) -> Result<()> {
         match self.map.keys().find(|key| !known.contains(&key.as_str())) {
             Some(key) => {
                 Err(self.wrong(key, format!("is unknown; known are {}", known.join(", "))))

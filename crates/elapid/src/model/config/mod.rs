@@ -2,16 +2,15 @@
 //!
 //! `family.rs` is the table of families: to add one like Llama, add its entry. `families.rs` turns
 //! the config.json of any of them into this, and `own.rs` our own config; `check.rs` refuses what
-//! no model can be. Outside this folder nothing knows families. Parameters
-//! keep the names of the family's files, so that adapters, patterns and exports speak the names
-//! people know.
+//! no model can be. Outside this folder nothing knows families. Parameters keep the names of the
+//! family's files, so that adapters, patterns and exports speak the names people know.
 
-mod check;
+pub(crate) mod check;
 mod experts;
 mod families;
 mod family;
 pub mod gguf;
-mod keys;
+pub(crate) mod keys;
 mod own;
 pub mod preset;
 mod rope;
@@ -25,6 +24,8 @@ use crate::ops::router::Router;
 pub use family::{Arch, Family};
 use keys::Keys;
 
+pub use crate::model::mixers::*;
+
 /// Families that `Config::from_json` reads.
 pub const FAMILIES: &[&str] = Family::NAMES;
 
@@ -33,42 +34,31 @@ pub const FAMILIES: &[&str] = Family::NAMES;
 pub struct Config {
     /// `model_type`.
     pub family: Family,
-    /// Tokens in the vocabulary.
     pub n_vocab: usize,
-    /// Width of the residual stream.
     pub d_model: usize,
     /// Longest sequence the model was made for, where the family has a limit.
     pub n_ctx: Option<usize>,
-    /// The layers, first to last.
     pub layers: Vec<LayerConfig>,
     /// Whether the head is the embedding.
     pub tied: bool,
     /// `eps` of the final norm.
     pub eps: f32,
-    /// Factor of the embeddings.
     pub embed_scale: f32,
-    /// Factor of the logits.
     pub logit_scale: f32,
     /// Factor of the load-balance loss in training.
     pub balance_scale: f32,
     /// Deviation of fresh weights.
     pub init_std: f32,
-    /// Name of the embedding.
     pub embed_name: String,
-    /// Name of the final norm.
     pub norm_name: String,
 }
 
 /// One layer: `h += residual_scale * mixer(norm(h))`, then the same with the feed-forward.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerConfig {
-    /// Name of the norm before the mixer.
     pub mixer_norm: String,
-    /// What mixes tokens.
     pub mixer: MixerConfig,
-    /// Name of the norm before the feed-forward.
     pub feed_forward_norm: String,
-    /// What works on each token.
     pub feed_forward: FeedForwardConfig,
     /// `eps` of both norms.
     pub eps: f32,
@@ -83,188 +73,12 @@ impl LayerConfig {
     }
 }
 
-/// What mixes tokens. Mamba-3 will be one more line here.
-#[derive(Clone, Debug, PartialEq)]
-pub enum MixerConfig {
-    /// Selective scan.
-    Mamba1(Mamba1Config),
-    /// State-space duality.
-    Mamba2(Mamba2Config),
-    /// Causal attention.
-    Attention(AttentionConfig),
-    /// A causal depthwise convolution and nothing else.
-    ShortConv(ShortConvConfig),
-    /// Mamba-2 and attention side by side on one input, their outputs added.
-    Parallel(Mamba2Config, AttentionConfig),
-}
-
-/// How the step size, B and C of Mamba-1 are normed before use.
-#[derive(Clone, Debug, PartialEq)]
-pub enum InnerNorm {
-    /// Not at all.
-    None,
-    /// Without weights.
-    Plain {
-        /// `eps`.
-        eps: f32,
-    },
-    /// With weights of their own.
-    Weighted {
-        /// `eps`.
-        eps: f32,
-    },
-}
-
-/// Range that fresh step sizes are drawn from.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DeltaInit {
-    /// Smallest.
-    pub min: f32,
-    /// Largest.
-    pub max: f32,
-    /// Nothing below this.
-    pub floor: f32,
-}
-
-impl Default for DeltaInit {
-    fn default() -> DeltaInit {
-        DeltaInit { min: 1e-3, max: 0.1, floor: 1e-4 }
-    }
-}
-
-/// A Mamba-1 block.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Mamba1Config {
-    /// Where its parameters are.
-    pub prefix: String,
-    /// Channels.
-    pub d_inner: usize,
-    /// State numbers per channel.
-    pub d_state: usize,
-    /// Taps of the convolution.
-    pub d_conv: usize,
-    /// Rank of the step size.
-    pub delta_rank: usize,
-    /// Whether in and out projections have biases.
-    pub proj_bias: bool,
-    /// Whether the convolution has a bias.
-    pub conv_bias: bool,
-    /// Norms of step size, B and C.
-    pub inner_norm: InnerNorm,
-    /// Fresh step sizes.
-    pub delta_init: DeltaInit,
-}
-
-/// A Mamba-2 block.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Mamba2Config {
-    /// Where its parameters are.
-    pub prefix: String,
-    /// Heads.
-    pub n_head: usize,
-    /// Width of a head.
-    pub d_head: usize,
-    /// Groups that share B and C.
-    pub n_group: usize,
-    /// State numbers per head channel.
-    pub d_state: usize,
-    /// Taps of the convolution.
-    pub d_conv: usize,
-    /// Whether the in projection has a bias.
-    pub in_bias: bool,
-    /// Whether the out projection has one.
-    pub out_bias: bool,
-    /// Whether the convolution has one.
-    pub conv_bias: bool,
-    /// The gated norm, whose groups need not be those of B and C; without it the gate alone.
-    pub norm: Option<GatedNorm>,
-    /// Step sizes are clamped to this range.
-    pub delta_limit: (f32, f32),
-    /// Factors of input, of (z, x, B, C, delta) and of the output.
-    pub scales: Mamba2Scales,
-    /// Fresh step sizes.
-    pub delta_init: DeltaInit,
-}
-
-impl Mamba2Config {
-    /// Channels.
-    pub fn d_inner(&self) -> usize {
-        self.n_head * self.d_head
-    }
-}
-
-/// The factors of Falcon-H1; one everywhere else.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Mamba2Scales {
-    /// Of the input.
-    pub input: f32,
-    /// Of z, x, B, C, delta after the in projection.
-    pub parts: [f32; 5],
-    /// Of the output.
-    pub output: f32,
-}
-
-impl Default for Mamba2Scales {
-    fn default() -> Self {
-        Mamba2Scales { input: 1.0, parts: [1.0; 5], output: 1.0 }
-    }
-}
-
-/// How queries and keys are normed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QkNorm {
-    /// Not at all.
-    None,
-    /// Each head by itself, with one weight for all heads.
-    Head,
-    /// All heads together.
-    Whole,
-}
-
-/// An attention block.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AttentionConfig {
-    /// Where its parameters are.
-    pub prefix: String,
-    /// Heads, scale, window.
-    pub dims: Attention,
-    /// Biases of queries, keys and values.
-    pub qkv_bias: bool,
-    /// Bias of the output.
-    pub out_bias: bool,
-    /// Norm of queries and keys.
-    pub qk_norm: QkNorm,
-    /// Its `eps`.
-    pub qk_eps: f32,
-    /// Queries, keys and values are clamped to plus and minus this.
-    pub clip: Option<f32>,
-    /// Rotary positions, or none.
-    pub rope: Option<Rope>,
-    /// Factor of the input.
-    pub in_scale: f32,
-    /// Factor of the keys.
-    pub key_scale: f32,
-    /// Factor of the output.
-    pub out_scale: f32,
-}
-
-/// A short convolution.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ShortConvConfig {
-    /// Where its parameters are.
-    pub prefix: String,
-    /// Taps.
-    pub d_conv: usize,
-}
-
 /// What works on each token.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedForwardConfig {
     /// Nothing; there is no second norm either.
     None,
-    /// One for all tokens.
     Dense(DenseConfig),
-    /// A few of many for each token.
     Experts(ExpertsConfig),
 }
 
@@ -279,22 +93,15 @@ pub enum DenseForm {
     Plain([&'static str; 2]),
 }
 
-/// A dense feed-forward.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DenseConfig {
-    /// Where its parameters are.
     pub prefix: String,
-    /// Inner width.
     pub d_ff: usize,
-    /// Activation.
     pub activation: Kind,
-    /// Names and shape of the matrices.
     pub form: DenseForm,
-    /// Biases everywhere.
     pub bias: bool,
     /// Factor of the gate before the activation.
     pub gate_scale: f32,
-    /// Factor of the output.
     pub out_scale: f32,
 }
 
@@ -307,24 +114,17 @@ pub enum ExpertForm {
     Stacked([&'static str; 2]),
 }
 
-/// Experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsConfig {
-    /// Where its parameters are.
     pub prefix: String,
-    /// Experts.
     pub n_expert: usize,
     /// Inner width of one.
     pub d_ff: usize,
-    /// Activation.
     pub activation: Kind,
-    /// Choice and weights.
     pub router: Router,
-    /// Name of the router's matrix.
     pub router_name: String,
     /// Name of a bias that takes part in the choice only, and is not trained.
     pub choice_bias: Option<String>,
-    /// Names of the experts' matrices.
     pub form: ExpertForm,
     /// A feed-forward that every token takes besides.
     pub shared: Option<DenseConfig>,

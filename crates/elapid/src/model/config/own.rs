@@ -15,8 +15,7 @@
 
 use super::keys::Keys;
 use super::*;
-use crate::ops::gated_norm::Order;
-use crate::ops::rope::RopeScaling;
+use crate::model::mixers::OWN;
 use crate::ops::router::Score;
 use serde_json::Value;
 
@@ -32,29 +31,22 @@ const KNOWN: &[&str] = &[
     "eps",
     "init_std",
     "balance_scale",
-    "mamba1",
-    "mamba2",
-    "attention",
-    "short_conv",
-    "dense",
-    "experts",
 ];
 
-/// The objects among them, with the keys of each.
-const PARTS: &[(&str, &[&str])] = &[
-    ("mamba1", &["d_state", "d_conv", "expand", "delta_rank", "delta_min", "delta_max"]),
-    ("mamba2", &["d_state", "d_conv", "expand", "d_head", "n_group", "delta_min", "delta_max"]),
-    ("attention", &["n_head", "n_kv_head", "d_head", "window", "rope_base", "qk_norm"]),
-    ("short_conv", &["d_conv"]),
+/// Objects with the settings of feed-forwards, and their keys.
+const FEED_FORWARDS: &[(&str, &[&str])] = &[
     ("dense", &["d_ff", "activation"]),
     ("experts", &["n_expert", "n_used", "d_ff", "d_shared", "activation"]),
 ];
 
 /// Reads our own config.
 pub(super) fn config(keys: &Keys) -> Result<Config> {
-    keys.only(KNOWN)?;
+    let mixers = OWN.iter().map(|own| (own.name, own.keys));
+    let parts: Vec<_> = mixers.chain(FEED_FORWARDS.iter().copied()).collect();
+    let known: Vec<&str> = KNOWN.iter().copied().chain(parts.iter().map(|part| part.0)).collect();
+    keys.only(&known)?;
     // Used or not: a slip in a part that no layer has is still a slip.
-    for (name, known) in PARTS {
+    for (name, known) in parts {
         part(keys, name)?.only(known)?;
     }
     let d_model = keys.size("d_model")?;
@@ -138,94 +130,15 @@ fn part(keys: &Keys, name: &str) -> Result<Keys> {
     })
 }
 
-fn delta_init(part: &Keys) -> Result<DeltaInit> {
-    let default = DeltaInit::default();
-    Ok(DeltaInit {
-        min: part.float_or("delta_min", default.min)?,
-        max: part.float_or("delta_max", default.max)?,
-        floor: default.floor,
-    })
-}
-
 fn mixer(keys: &Keys, kind: &str, prefix: String, config: &Config) -> Result<MixerConfig> {
-    let d_model = config.d_model;
-    Ok(match kind {
-        "mamba1" => {
-            let part = part(keys, kind)?;
-            MixerConfig::Mamba1(Mamba1Config {
-                prefix,
-                d_inner: d_model.saturating_mul(part.size_or("expand", 2)?),
-                d_state: part.size_or("d_state", 16)?,
-                d_conv: part.size_or("d_conv", 4)?,
-                delta_rank: part.size_or("delta_rank", d_model.div_ceil(16))?,
-                proj_bias: false,
-                conv_bias: true,
-                inner_norm: InnerNorm::None,
-                delta_init: delta_init(&part)?,
-            })
+    match OWN.iter().find(|own| own.name == kind) {
+        Some(own) => (own.read)(&part(keys, kind)?, prefix, config),
+        None => {
+            let known: Vec<&str> = OWN.iter().map(|own| own.name).collect();
+            let problem = format!("holds a mixer \"{kind}\"; known are {}", known.join(", "));
+            Err(keys.wrong("layers", problem))
         }
-        "mamba2" => {
-            let part = part(keys, kind)?;
-            let d_inner = d_model.saturating_mul(part.size_or("expand", 2)?);
-            let d_head = part.size_or("d_head", 64)?;
-            if d_head == 0 || !d_inner.is_multiple_of(d_head) {
-                let problem = format!("{d_head} does not divide {d_inner} channels");
-                return Err(part.wrong("d_head", problem));
-            }
-            let n_group = part.size_or("n_group", 1)?;
-            MixerConfig::Mamba2(Mamba2Config {
-                prefix,
-                n_head: d_inner / d_head,
-                d_head,
-                n_group,
-                d_state: part.size_or("d_state", 64)?,
-                d_conv: part.size_or("d_conv", 4)?,
-                in_bias: false,
-                out_bias: false,
-                conv_bias: true,
-                norm: Some(GatedNorm { n_group, eps: config.eps, order: Order::GateFirst }),
-                delta_limit: (0.0, f32::INFINITY),
-                scales: Mamba2Scales::default(),
-                delta_init: delta_init(&part)?,
-            })
-        }
-        "attention" => {
-            let part = part(keys, kind)?;
-            let n_head = part.size_or("n_head", (d_model / 64).max(1))?;
-            let d_head = part.size_or("d_head", d_model / n_head.max(1))?;
-            let qk_norm = if part.bool_or("qk_norm", false)? { QkNorm::Head } else { QkNorm::None };
-            let base = part.float_opt("rope_base")?.unwrap_or(10_000.0);
-            MixerConfig::Attention(AttentionConfig {
-                prefix,
-                dims: Attention {
-                    n_head,
-                    n_kv_head: part.size_or("n_kv_head", n_head)?,
-                    d_head,
-                    scale: (d_head as f64).powf(-0.5) as f32,
-                    window: part.size_opt("window")?,
-                },
-                qkv_bias: false,
-                out_bias: false,
-                qk_norm,
-                qk_eps: config.eps,
-                clip: None,
-                rope: Some(Rope { base, d_rotary: d_head, scaling: RopeScaling::None }),
-                in_scale: 1.0,
-                key_scale: 1.0,
-                out_scale: 1.0,
-            })
-        }
-        "short_conv" => {
-            let part = part(keys, kind)?;
-            MixerConfig::ShortConv(ShortConvConfig { prefix, d_conv: part.size_or("d_conv", 3)? })
-        }
-        other => {
-            let problem = format!(
-                "holds a mixer \"{other}\"; known are mamba1, mamba2, attention, short_conv"
-            );
-            return Err(keys.wrong("layers", problem));
-        }
-    })
+    }
 }
 
 /// The activation, and whether a second matrix gates it.

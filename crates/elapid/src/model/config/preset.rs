@@ -49,81 +49,50 @@ impl Size {
     /// Every size, smallest first.
     pub const ALL: [Size; 4] = [Size::Tiny, Size::Small, Size::Base, Size::Medium];
 
+    /// Name, tokens of the vocabulary, width, and layers of each architecture.
+    fn facts(self) -> (&'static str, usize, usize, [usize; 5]) {
+        match self {
+            Size::Tiny => ("tiny", 4096, 192, [9, 9, 4, 5, 3]),
+            Size::Small => ("small", 8192, 384, [9, 9, 4, 5, 3]),
+            Size::Base => ("base", 16384, 512, [12, 12, 6, 7, 5]),
+            Size::Medium => ("medium", 32768, 768, [28, 28, 12, 16, 10]),
+        }
+    }
+
     /// As people write it.
     pub fn name(self) -> &'static str {
-        match self {
-            Size::Tiny => "tiny",
-            Size::Small => "small",
-            Size::Base => "base",
-            Size::Medium => "medium",
-        }
+        self.facts().0
     }
 
     /// Tokens of the vocabulary that is made for it.
     pub fn n_vocab(self) -> usize {
-        match self {
-            Size::Tiny => 4096,
-            Size::Small => 8192,
-            Size::Base => 16384,
-            Size::Medium => 32768,
-        }
+        self.facts().1
     }
 
     /// Width of the residual stream.
     pub fn d_model(self) -> usize {
-        match self {
-            Size::Tiny => 192,
-            Size::Small => 384,
-            Size::Base => 512,
-            Size::Medium => 768,
-        }
-    }
-
-    fn n_layer(self, arch: Arch) -> usize {
-        match (self, arch) {
-            (Size::Tiny, Arch::Mamba1 | Arch::Mamba2) => 9,
-            (Size::Tiny, Arch::Hybrid) => 4,
-            (Size::Tiny, Arch::Llama) => 5,
-            (Size::Tiny, Arch::Moe) => 3,
-            (Size::Small, Arch::Mamba1 | Arch::Mamba2) => 9,
-            (Size::Small, Arch::Hybrid) => 4,
-            (Size::Small, Arch::Llama) => 5,
-            (Size::Small, Arch::Moe) => 3,
-            (Size::Base, Arch::Mamba1 | Arch::Mamba2) => 12,
-            (Size::Base, Arch::Hybrid) => 6,
-            (Size::Base, Arch::Llama) => 7,
-            (Size::Base, Arch::Moe) => 5,
-            (Size::Medium, Arch::Mamba1 | Arch::Mamba2) => 28,
-            (Size::Medium, Arch::Hybrid) => 12,
-            (Size::Medium, Arch::Llama) => 16,
-            (Size::Medium, Arch::Moe) => 10,
-        }
+        self.facts().2
     }
 }
 
 impl Arch {
-    /// Every architecture.
+    /// Every architecture, in the order of `Size::facts`.
     pub const ALL: [Arch; 5] = [Arch::Mamba1, Arch::Mamba2, Arch::Hybrid, Arch::Llama, Arch::Moe];
 
-    /// As people write it.
-    pub fn name(self) -> &'static str {
+    /// Name, family and class.
+    fn facts(self) -> [&'static str; 3] {
         match self {
-            Arch::Mamba1 => "mamba1",
-            Arch::Mamba2 => "mamba2",
-            Arch::Hybrid => "hybrid",
-            Arch::Llama => "llama",
-            Arch::Moe => "moe",
+            Arch::Mamba1 => ["mamba1", "mamba", "MambaForCausalLM"],
+            Arch::Mamba2 => ["mamba2", "mamba2", "Mamba2ForCausalLM"],
+            Arch::Hybrid => ["hybrid", "bamba", "BambaForCausalLM"],
+            Arch::Llama => ["llama", "llama", "LlamaForCausalLM"],
+            Arch::Moe => ["moe", "qwen2_moe", "Qwen2MoeForCausalLM"],
         }
     }
 
-    fn facts(self) -> (&'static str, &'static str) {
-        match self {
-            Arch::Mamba1 => ("mamba", "MambaForCausalLM"),
-            Arch::Mamba2 => ("mamba2", "Mamba2ForCausalLM"),
-            Arch::Hybrid => ("bamba", "BambaForCausalLM"),
-            Arch::Llama => ("llama", "LlamaForCausalLM"),
-            Arch::Moe => ("qwen2_moe", "Qwen2MoeForCausalLM"),
-        }
+    /// As people write it.
+    pub fn name(self) -> &'static str {
+        self.facts()[0]
     }
 }
 
@@ -140,9 +109,9 @@ pub struct Vocabulary {
 
 /// The config.json of a preset, for texts of `n_ctx` tokens.
 pub fn config_json(size: Size, arch: Arch, vocabulary: Vocabulary, n_ctx: usize) -> String {
-    let d_model = size.d_model();
-    let n_layer = size.n_layer(arch);
-    let (family, class) = arch.facts();
+    let (_, _, d_model, n_layer) = size.facts();
+    let n_layer = n_layer[arch as usize];
+    let [_, family, class] = arch.facts();
     let mut config = json!({
         "architectures": [class], "model_type": family, "torch_dtype": "float32",
         "vocab_size": vocabulary.n_vocab, "hidden_size": d_model, "num_hidden_layers": n_layer,

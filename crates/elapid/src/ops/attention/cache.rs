@@ -14,7 +14,7 @@
 //! not finite has no meaning.
 //!
 //! On a graphics processor there are no pages, see `rows.rs`: keys and values are kept in what
-//! activations are stored in, and are read and restored as f32.
+//! activations are stored in, and are read as f32.
 
 use super::gpu::New;
 use super::rows::GpuRows;
@@ -24,7 +24,6 @@ use crate::tensor::DType;
 use crate::tensor::cpu::Buffer;
 use crate::tensor::quant::BlockType;
 use half::slice::HalfFloatSliceExt;
-use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Tokens of a page.
@@ -192,16 +191,6 @@ impl KvCache {
         self.n_tok
     }
 
-    /// Tells what went wrong on its device, if anything did.
-    pub fn check_device(&self) -> Result<()> {
-        self.device.check()
-    }
-
-    /// Bytes held; what clones share is counted for each of them.
-    pub fn n_bytes(&self) -> usize {
-        self.pages().map(|page| page.1).sum()
-    }
-
     /// Its pages: a number that two pages have in common only if they are one, and the bytes.
     pub fn pages(&self) -> impl Iterator<Item = (usize, usize)> {
         let pages = self.pages.iter().map(|page| (Arc::as_ptr(page) as usize, page.n_bytes()));
@@ -218,16 +207,9 @@ impl KvCache {
         }
     }
 
-    /// Adds rows of keys and of values.
+    /// Adds rows of keys and of values, on the CPU.
     pub fn append(&mut self, keys: &[f32], values: &[f32]) {
         assert!(keys.len() == values.len() && keys.len().is_multiple_of(self.width));
-        if self.device.gpu().is_some() {
-            let shape = [keys.len() / self.width, self.width];
-            let [k, v] = [keys, values].map(|x| Tensor::from_f32(&self.device, &shape, x));
-            let positions: Vec<u32> = (0..shape[0]).map(|row| (self.n_tok + row) as u32).collect();
-            let positions = &Tensor::from_u32(&self.device, &positions);
-            return self.append_rows(&New { k: &k, v: &v, rows: 0..shape[0], positions }, 0);
-        }
         let (kind, row) = (self.kind, self.row_bytes());
         let mut rows = 0..keys.len() / self.width;
         while !rows.is_empty() {
@@ -274,6 +256,7 @@ impl KvCache {
     }
 
     /// The keys or values of some tokens, decoded: (rows, n_kv_head * d_head).
+    #[cfg(test)]
     pub fn read(&self, side: Side, rows: Range<usize>) -> Vec<f32> {
         if self.device.gpu().is_some() {
             return self.on_gpu.read(side, rows);
@@ -285,45 +268,6 @@ impl KvCache {
             out.extend_from_slice(&self.view(side, run, 0..self.width, &mut scratch).data[..n]);
         }
         out
-    }
-
-    /// All that is stored of keys or of values, as it is stored, page by page.
-    pub fn stored(&self, side: Side) -> impl Iterator<Item = Cow<'_, [u8]>> {
-        let row = self.row_bytes();
-        let is_on_gpu = self.device.gpu().is_some();
-        let numbers = is_on_gpu.then(|| self.on_gpu.read(side, 0..self.n_tok));
-        let numbers = numbers.map(|x| Cow::Owned(bytemuck::cast_slice(&x).to_vec()));
-        let pages = page_runs(0..self.n_tok).zip(&self.pages).map(move |(run, page)| {
-            let bytes = page.side(side);
-            Cow::Borrowed(&bytes[..run.len() * row])
-        });
-        numbers.into_iter().chain(pages)
-    }
-
-    /// Bytes of `stored`, if `n_tok` tokens were there; none if they cannot be counted.
-    pub fn n_bytes_stored(&self, n_tok: usize) -> Option<usize> {
-        n_tok.checked_mul(self.row_bytes())
-    }
-
-    /// Adds `n_tok` tokens to an empty cache, from what `stored` gave.
-    pub fn restore(&mut self, n_tok: usize, keys: &[u8], values: &[u8]) {
-        assert_eq!(self.n_tok, 0, "cache: restored twice");
-        if self.device.gpu().is_some() {
-            let [keys, values] = [keys, values].map(|bytes| {
-                let numbers = bytes.as_chunks().0.iter();
-                numbers.map(|x| f32::from_le_bytes(*x)).collect::<Vec<_>>()
-            });
-            return self.append(&keys, &values);
-        }
-        let row = self.row_bytes();
-        for run in page_runs(0..n_tok) {
-            let bytes = run.start * row..run.end * row;
-            let page = self.open(run.len());
-            let n_bytes = bytes.len();
-            page.keys.bytes_mut()[..n_bytes].copy_from_slice(&keys[bytes.clone()]);
-            page.values.bytes_mut()[..n_bytes].copy_from_slice(&values[bytes]);
-            self.n_tok = run.end;
-        }
     }
 
     fn row_bytes(&self) -> usize {

@@ -100,6 +100,7 @@ impl GpuRows {
     }
 
     /// Some of them, brought over.
+    #[cfg(test)]
     pub fn read(&self, side: Side, rows: Range<usize>) -> Vec<f32> {
         let Some(held) = self.held() else { return Vec::new() };
         match side {

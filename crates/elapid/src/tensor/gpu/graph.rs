@@ -76,8 +76,9 @@ impl<R> Graph<R> {
             return;
         };
         let reserve = Reserve::begin(&gpu);
+        let until = EndsReserve(&reserve);
         self.result = Some(work());
-        reserve.end();
+        drop(until);
         self.reserve = Some(reserve);
         self.recorded = cuda.recorded(recording);
         if let Some(recorded) = &self.recorded {
@@ -160,6 +161,15 @@ impl Reserve {
 
     pub(super) fn give(&self, class: usize, memory: Memory) {
         self.lists().free.entry(class).or_default().push(memory);
+    }
+}
+
+/// Ends the reserve when it goes, also by a panic.
+struct EndsReserve<'a>(&'a Reserve);
+
+impl Drop for EndsReserve<'_> {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 

@@ -46,6 +46,9 @@ impl Gpu {
                     }
                     None => None,
                 };
+                if tensor.is_some_and(Tensor::is_spoiled) {
+                    return self.fail("a tensor was not written".into());
+                }
                 let at = tensor.map_or(0, Tensor::cuda_address);
                 if at == 0 && tensor.is_some() {
                     // Memory that could not be had: the device keeps the failure.

@@ -21,8 +21,10 @@
 //! | several kernels in | variables of other names at the same    | each between                  |
 //! | one file           | bindings                                | `#ifdef ENTRY_name`, `#endif` |
 //!
-//! Work runs in the order of launches. What goes wrong is kept, everything after it does nothing,
-//! and `check` tells: as with CUDA itself, an op has no error to return.
+//! Work runs in the order of launches. An op has no error to return, as with CUDA itself: after a
+//! failure all work is skipped until `check` reports it to whoever ends a step with it. From then on
+//! the device works again, unless it is lost. What was to be written in between is spoiled: using it
+//! is a failure, and caches make it anew (`Tensor::is_spoiled`).
 //!
 //! Matrix products (`product.rs`, for few rows `vector.rs`), and the decoding of stored matrices and
 //! casts (`decode.rs`), are here and not among the ops: tensors themselves and most ops need them.
@@ -48,6 +50,7 @@ use crate::tensor::shelf::{MemoryUse, Shelf, class};
 use crate::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use self::cuda::list as list_cuda;
@@ -159,22 +162,64 @@ pub(crate) enum Memory {
     Cuda(cuda::Memory),
 }
 
-/// The first thing that went wrong.
+/// What a failure means for the work after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// There is no memory for this; for less there may be.
+    Memory,
+    /// This cannot be done.
+    Refused,
+    /// Nothing can be done any more.
+    Lost,
+}
+
+/// The first thing that went wrong since the last `check`, and the loss of the device for good.
 #[derive(Clone, Default)]
-pub(crate) struct Failure(Arc<Mutex<Option<String>>>);
+pub(crate) struct Failure(Arc<Kept>);
+
+#[derive(Default)]
+struct Kept {
+    problem: Mutex<Option<(Fault, String)>>,
+    /// Whether there is one: every launch asks.
+    is_set: AtomicBool,
+}
 
 impl Failure {
-    pub(crate) fn set(&self, problem: String) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(problem);
+    fn lock(&self) -> MutexGuard<'_, Option<(Fault, String)>> {
+        self.0.problem.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn get(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn set(&self, problem: String) {
+        self.set_as(Fault::Refused, problem);
+    }
+
+    pub(crate) fn set_as(&self, fault: Fault, problem: String) {
+        let mut kept = self.lock();
+        match &mut *kept {
+            Some(first) if fault == Fault::Lost => first.0 = Fault::Lost,
+            Some(_) => {}
+            None => *kept = Some((fault, problem)),
+        }
+        self.0.is_set.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.is_set.load(Ordering::SeqCst)
     }
 
     /// Forgets what went wrong with something that was only tried.
     pub(crate) fn clear(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.lock().take();
+        self.0.is_set.store(false, Ordering::SeqCst);
+    }
+
+    /// What went wrong; it is over then, unless the device is lost.
+    fn take(&self) -> Option<(Fault, String)> {
+        let problem = self.lock().clone();
+        if !matches!(problem, Some((Fault::Lost, _))) {
+            self.clear();
+        }
+        problem
     }
 }
 
@@ -183,6 +228,8 @@ pub(crate) struct Buffer {
     /// There until the buffer is dropped, unless none could be had.
     memory: Option<Memory>,
     class: usize,
+    /// Whether it should have been written and was not, because something had failed.
+    spoiled: AtomicBool,
     gpu: Gpu,
     /// The graph it was taken for: it returns there.
     reserve: Option<Arc<graph::Reserve>>,
@@ -191,6 +238,21 @@ pub(crate) struct Buffer {
 impl Buffer {
     pub(crate) fn gpu(&self) -> &Gpu {
         &self.gpu
+    }
+
+    /// Whether a failure kept it from being written.
+    pub(crate) fn is_spoiled(&self) -> bool {
+        self.spoiled.load(Ordering::Relaxed)
+    }
+
+    fn wgpu(&self) -> &::wgpu::Buffer {
+        let Some(Memory::Wgpu(memory)) = &self.memory else { panic!("no buffer of wgpu") };
+        memory
+    }
+
+    fn cuda(&self) -> &cuda::Memory {
+        let Some(Memory::Cuda(memory)) = &self.memory else { panic!("no buffer of CUDA") };
+        memory
     }
 
     /// Where it lies, if CUDA has it.
@@ -377,20 +439,49 @@ impl Gpu {
         }
     }
 
-    /// Tells what went wrong since the beginning, if anything did; waits for nothing.
+    /// Reports what went wrong since the last call, if anything did; waits only if so. The device
+    /// works again afterwards, unless it is lost.
     pub fn check(&self) -> Result<()> {
-        match self.0.failure.get() {
-            None => Ok(()),
-            Some(problem) => Err(Error::Device {
-                problem: format!("{}: {problem}", self.name()),
-                hint: "try a smaller `--batch` or `--context`, or `--device cpu`".into(),
-            }),
+        if !self.is_broken() {
+            return Ok(());
         }
+        if let Backend::Cuda(cuda) = &self.0.backend {
+            cuda.find_loss();
+        }
+        let Some((fault, problem)) = self.0.failure.take() else { return Ok(()) };
+        let device = self.name();
+        Err(match fault {
+            Fault::Memory => Error::OutOfMemory { device, problem },
+            Fault::Lost => Error::DeviceLost { device, problem },
+            Fault::Refused => Error::Device {
+                problem: format!("{device}: {problem}"),
+                hint: "use a smaller batch or a shorter context, or the CPU".into(),
+            },
+        })
     }
 
-    /// Whether nothing is done any more because something went wrong.
+    /// Whether work is skipped because something went wrong.
     fn is_broken(&self) -> bool {
-        self.0.failure.get().is_some()
+        self.0.failure.is_set()
+    }
+
+    /// Does work on these buffers, unless something has failed or one of them is spoiled. What it
+    /// was to write is spoiled then, and also if it fails.
+    fn attempt<'a>(
+        &self,
+        all: impl IntoIterator<Item = &'a Buffer>,
+        written: impl IntoIterator<Item = &'a Buffer>,
+        work: impl FnOnce(),
+    ) {
+        if !self.is_broken() {
+            match all.into_iter().any(Buffer::is_spoiled) {
+                true => self.fail("a tensor is used that an earlier failure left unwritten".into()),
+                false => work(),
+            }
+        }
+        if self.is_broken() {
+            written.into_iter().for_each(|buffer| buffer.spoiled.store(true, Ordering::Relaxed));
+        }
     }
 
     /// Its name.
@@ -440,7 +531,8 @@ impl Gpu {
         if memory.is_some() {
             self.shelf().count(class, n_new);
         }
-        let buffer = Buffer { memory, class, gpu: self.clone(), reserve };
+        let spoiled = AtomicBool::new(memory.is_none());
+        let buffer = Buffer { memory, class, spoiled, gpu: self.clone(), reserve };
         if cfg!(debug_assertions) {
             // Not a number in every format: who reads before writing is found out in tests.
             self.fill(&buffer, 0, n_bytes.next_multiple_of(4), u32::MAX);
@@ -461,71 +553,55 @@ impl Gpu {
             self.trim();
             once()
         });
-        got.map_err(|problem| self.0.failure.set(problem)).ok()
+        got.map_err(|problem| self.0.failure.set_as(Fault::Memory, problem)).ok()
     }
 
     /// Bytes from the host.
     pub(crate) fn upload(&self, to: &Buffer, offset: usize, bytes: &[u8]) {
-        let Some(memory) = &to.memory else { return };
         assert!(offset + bytes.len() <= to.class, "upload past a buffer");
-        if bytes.is_empty() || self.is_broken() {
+        if bytes.is_empty() {
             return;
         }
-        match (&self.0.backend, memory) {
-            (Backend::Wgpu(wgpu), Memory::Wgpu(memory)) => wgpu.upload(memory, offset, bytes),
-            (Backend::Cuda(cuda), Memory::Cuda(memory)) => cuda.upload(memory, offset, bytes),
-            _ => unreachable!("a buffer of another device"),
-        }
+        self.attempt([to], [to], || match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.upload(to.wgpu(), offset, bytes),
+            Backend::Cuda(cuda) => cuda.upload(to.cuda(), offset, bytes),
+        });
     }
 
     /// Bytes to the host: waits for all work. Where something went wrong they are all ones.
     pub(crate) fn download(&self, from: &Buffer, offset: usize, bytes: &mut [u8]) {
         bytes.fill(0xff);
-        let Some(memory) = &from.memory else { return };
         assert!(offset + bytes.len() <= from.class, "download past a buffer");
-        if bytes.is_empty() || self.is_broken() {
+        if bytes.is_empty() {
             return;
         }
-        match (&self.0.backend, memory) {
-            (Backend::Wgpu(wgpu), Memory::Wgpu(memory)) => wgpu.download(memory, offset, bytes),
-            (Backend::Cuda(cuda), Memory::Cuda(memory)) => cuda.download(memory, offset, bytes),
-            _ => unreachable!("a buffer of another device"),
-        }
+        self.attempt([from], [], || match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.download(from.wgpu(), offset, bytes),
+            Backend::Cuda(cuda) => cuda.download(from.cuda(), offset, bytes),
+        });
     }
 
     /// Copies between two buffers; offsets and length in whole words of four bytes.
     pub(crate) fn copy(&self, from: (&Buffer, usize), to: (&Buffer, usize), n_bytes: usize) {
-        let (Some(source), Some(target)) = (&from.0.memory, &to.0.memory) else { return };
         assert!(from.1 + n_bytes <= from.0.class && to.1 + n_bytes <= to.0.class, "copy past end");
-        if n_bytes == 0 || self.is_broken() {
+        if n_bytes == 0 {
             return;
         }
-        match (&self.0.backend, source, target) {
-            (Backend::Wgpu(wgpu), Memory::Wgpu(a), Memory::Wgpu(b)) => {
-                wgpu.copy((a, from.1), (b, to.1), n_bytes);
-            }
-            (Backend::Cuda(cuda), Memory::Cuda(a), Memory::Cuda(b)) => {
-                cuda.copy((a, from.1), (b, to.1), n_bytes);
-            }
-            _ => unreachable!("a buffer of another device"),
-        }
+        self.attempt([from.0, to.0], [to.0], || match &self.0.backend {
+            Backend::Wgpu(it) => it.copy((from.0.wgpu(), from.1), (to.0.wgpu(), to.1), n_bytes),
+            Backend::Cuda(it) => it.copy((from.0.cuda(), from.1), (to.0.cuda(), to.1), n_bytes),
+        });
     }
 
     /// Sets words of four bytes.
     pub(crate) fn fill(&self, buffer: &Buffer, offset: usize, n_bytes: usize, word: u32) {
-        let Some(memory) = &buffer.memory else { return };
-        if n_bytes == 0 || self.is_broken() {
+        if n_bytes == 0 {
             return;
         }
-        match (&self.0.backend, memory) {
-            (Backend::Wgpu(wgpu), Memory::Wgpu(memory)) => {
-                wgpu.fill(memory, offset, n_bytes, word);
-            }
-            (Backend::Cuda(cuda), Memory::Cuda(memory)) => {
-                cuda.fill(memory, offset, n_bytes, word);
-            }
-            _ => unreachable!("a buffer of another device"),
-        }
+        self.attempt([buffer], [buffer], || match &self.0.backend {
+            Backend::Wgpu(wgpu) => wgpu.fill(buffer.wgpu(), offset, n_bytes, word),
+            Backend::Cuda(cuda) => cuda.fill(buffer.cuda(), offset, n_bytes, word),
+        });
     }
 
     /// Starts a kernel. Nothing in `args` may be both read and written by different arguments.
@@ -545,8 +621,22 @@ impl Gpu {
         // What begins off the alignment of a binding is copied: a row of a stacked tensor.
         let align = self.offset_align();
         let copies: Vec<Option<Tensor>> = args.iter().map(|arg| arg.aligned(align)).collect();
+        let (all, written) = (args.iter().map(Arg::buffer), args.iter().filter_map(Arg::written));
+        self.attempt(all, written, || self.start(kernel, work, consts, (args, &copies), params));
+    }
+
+    /// Resolves arguments, or their copies, and hands the launch over.
+    fn start(
+        &self,
+        kernel: &'static Kernel,
+        work: Work,
+        consts: &[Const],
+        (args, copies): (&[Arg], &[Option<Tensor>]),
+        params: &[Word],
+    ) {
+        let align = self.offset_align();
         let mut resolved = Vec::with_capacity(args.len());
-        for (arg, copy) in args.iter().zip(&copies) {
+        for (arg, copy) in args.iter().zip(copies) {
             let (tensor, writes) = match arg {
                 Arg::In(tensor) => (copy.as_ref().unwrap_or(tensor), false),
                 Arg::Out(tensor) | Arg::Window(tensor, _) => (&**tensor, true),
@@ -559,9 +649,6 @@ impl Gpu {
                 (offset, n_bytes) = (bytes.start, bytes.len());
             }
             resolved.push(Resolved { memory, offset, n_bytes, dtype, writes });
-        }
-        if self.is_broken() {
-            return;
         }
         graph::note(self, args);
         let launch = Launch { kernel, work, consts, args: &resolved, params };
@@ -588,6 +675,17 @@ impl Gpu {
 }
 
 impl Arg<'_> {
+    fn buffer(&self) -> &Buffer {
+        match self {
+            Arg::In(tensor) => tensor.gpu_buffer().0,
+            Arg::Out(tensor) | Arg::Window(tensor, _) => tensor.gpu_buffer().0,
+        }
+    }
+
+    fn written(&self) -> Option<&Buffer> {
+        (!matches!(self, Arg::In(_))).then(|| self.buffer())
+    }
+
     /// A copy of an input whose first byte is off the alignment.
     fn aligned(&self, align: usize) -> Option<Tensor> {
         match self {

@@ -297,10 +297,14 @@ fn what_fails_is_told_with_the_name_of_the_kernel() {
         let params =
             if kernel.entry == "broken" { vec![] } else { vec![1usize.into(), 2usize.into()] };
         gpu.launch(kernel, Work::each(1), &[], &mut [Arg::Out(&mut y)], &params);
-        let problem = gpu.check().unwrap_err().to_string();
-        assert!(said.iter().all(|word| problem.contains(word)), "{problem}");
         // What comes after does nothing and does not panic.
         assert!(Tensor::zeros(&device, &[1]).to_vec()[0].is_nan());
+        let problem = gpu.check().unwrap_err().to_string();
+        assert!(said.iter().all(|word| problem.contains(word)), "{problem}");
+        // Once it is told the device works again.
+        assert_eq!(Tensor::zeros(&device, &[1]).to_vec(), [0.0]);
+        gpu.check().unwrap();
+        assert!(y.is_spoiled());
     }
     let Some(gpu) = fresh(Precision::F32) else { return };
     let problem = match Gpu::cuda(99, gpu.host().clone(), Precision::F32) {
@@ -309,6 +313,35 @@ fn what_fails_is_told_with_the_name_of_the_kernel() {
     };
     assert!(problem.contains("no CUDA device 99"), "{problem}");
     assert!(problem.contains("elapid info --devices"), "{problem}");
+}
+
+#[test]
+fn out_of_memory_fails_one_step_and_the_next_one_works() {
+    let there = [fresh(Precision::F32), Gpu::wgpu(0, Device::cpu(1).unwrap().host().clone()).ok()];
+    for gpu in there.into_iter().flatten() {
+        let device = Device::Gpu(gpu.clone());
+        let x = Tensor::from_f32(&device, &[4], &[1.0, 2.0, 3.0, 4.0]);
+        let (mut unwritten, mut there_before) = (None, Tensor::zeros(&device, &[4]));
+        let copy = x.derived(Derivation::Bf16, |x| {
+            unwritten = Some(Tensor::uninit(&device, &[1 << 40]));
+            there_before.write_f32(&[7.0; 4]);
+            x.copied()
+        });
+        let error = gpu.check().unwrap_err();
+        assert!(matches!(error, crate::error::Error::OutOfMemory { .. }), "{error}");
+        assert!(error.to_string().contains("MiB"), "{error}");
+        gpu.check().unwrap();
+        assert!(copy.is_spoiled() && there_before.is_spoiled() && unwritten.unwrap().is_spoiled());
+        // What was there is there, and what should have been made of it is made anew.
+        assert_eq!(x.derived(Derivation::Bf16, Tensor::copied).to_vec(), [1.0, 2.0, 3.0, 4.0]);
+        gpu.check().unwrap();
+        // What was not written is not taken for numbers.
+        let sum = there_before.copied();
+        assert!(gpu.check().unwrap_err().to_string().contains("left unwritten"));
+        assert!(sum.is_spoiled());
+        assert_eq!(x.to_vec(), [1.0, 2.0, 3.0, 4.0]);
+        gpu.check().unwrap();
+    }
 }
 
 #[test]

@@ -15,17 +15,16 @@
 mod guard;
 mod python;
 mod text;
-mod time;
 
 use crate::error::{Error, Result};
-use guard::{Meter, TokenCheck};
-use minijinja::machinery::{self, CodeGenerator, Vm, WhitespaceConfig};
+pub use jiff::civil::DateTime;
+use jiff::fmt::strtime::{BrokenDownTime, Config, PosixCustom};
+use minijinja::machinery::{Vm, make_string_output};
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
 use serde_json::Map;
+use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-pub use time::Moment;
 
 /// A message: `role`, `content` (a string or a list of parts), `tool_calls` and whatever else
 /// the template reads. Keys keep their order where serde_json is built to keep it.
@@ -34,8 +33,8 @@ pub type Message = Map<String, serde_json::Value>;
 /// Longest template read. Real ones stay below 32 KiB.
 const SOURCE_BYTE_MAX: usize = 1 << 18;
 
-/// Instructions of a rendering.
-const FUEL_MAX: u64 = 4_000_000;
+/// Instructions of a rendering; `guard` makes about two of one.
+const FUEL_MAX: u64 = 8_000_000;
 
 /// Bytes a rendering may read and write, and how many more for each byte of the messages.
 const BYTE_MAX: usize = 1 << 26;
@@ -54,14 +53,15 @@ pub struct ChatOptions {
     pub tools: Option<serde_json::Value>,
     /// Further variables, such as `enable_thinking`.
     pub extra: Map<String, serde_json::Value>,
-    /// The time for `strftime_now`; a template that asks for it without one fails.
-    pub now: Option<Moment>,
+    /// The local time for `strftime_now`; a template that calls it without one fails.
+    pub now: Option<DateTime>,
 }
 
 /// A chat template, known to parse.
 #[derive(Debug)]
 pub struct ChatTemplate {
     file: String,
+    /// As `guard` wants it.
     source: String,
 }
 
@@ -88,56 +88,30 @@ impl ChatTemplate {
         }
         // As jinja2 does, every end of line is one `\n`.
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
-        let template =
-            ChatTemplate { file: file.to_string(), source: without_generation_tags(source) };
-        template.caught(|| template.compiled(|_, _| Ok(())))?;
+        let mut template = ChatTemplate { file: file.to_string(), source: String::new() };
+        template.source = template.caught(|| {
+            let source = guard::checked_source(&without_generation_tags(source))?;
+            guard::compiled(&source)?;
+            Ok(source)
+        })?;
         Ok(template)
     }
 
     /// Renders `messages`.
     pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<String> {
         let context = context(messages, options);
-        let n_input = Meter::size(&context);
-        let n_byte = n_input.saturating_mul(BYTE_PER_INPUT).saturating_add(BYTE_MAX);
-        let meter = Arc::new(Meter::new(n_byte));
-        let env = environment(&meter, options.now);
+        let n_byte = guard::size(&context).saturating_mul(BYTE_PER_INPUT).saturating_add(BYTE_MAX);
+        let env = environment(options.now);
         self.caught(|| {
-            self.compiled(|instructions, blocks| {
-                let mut text = String::new();
-                let mut out = machinery::make_string_output(&mut text);
-                let vm = Vm::new(&env);
-                vm.eval(instructions, context, blocks, &mut out, AutoEscape::None)?;
+            guard::with_budget(n_byte, || {
+                let (code, mut text) = (guard::compiled(&self.source)?, String::new());
+                let mut out = make_string_output(&mut text);
+                let blocks = BTreeMap::new();
+                Vm::new(&env).eval(&code, context, &blocks, &mut out, AutoEscape::None)?;
                 drop(out);
                 Ok(text)
             })
         })
-    }
-
-    /// Compiles, metered, and hands the instructions to `run`.
-    fn compiled<T>(
-        &self,
-        run: impl FnOnce(
-            &machinery::Instructions<'_>,
-            &std::collections::BTreeMap<&str, machinery::Instructions<'_>>,
-        ) -> std::result::Result<T, minijinja::Error>,
-    ) -> std::result::Result<T, minijinja::Error> {
-        let space = WhitespaceConfig {
-            keep_trailing_newline: false,
-            lstrip_blocks: true,
-            trim_blocks: true,
-        };
-        let mut check = TokenCheck::default();
-        for token in machinery::tokenize(&self.source, false, Default::default(), space) {
-            let (token, span) = token?;
-            check.check(&token, span)?;
-        }
-        let tree = machinery::parse(&self.source, "template", Default::default(), space)?;
-        let mut code = CodeGenerator::new("template", &self.source);
-        if let Some(tree) = guard::statement(&tree) {
-            code.compile_stmt(&tree);
-        }
-        let (instructions, blocks) = code.finish();
-        run(&instructions, &blocks)
     }
 
     /// What `f` gives, with errors and panics of minijinja as ours.
@@ -215,19 +189,25 @@ fn context(messages: &[Message], options: &ChatOptions) -> Value {
     Value::from_serialize(map)
 }
 
-fn environment(meter: &Arc<Meter>, now: Option<Moment>) -> Environment<'static> {
+fn environment(now: Option<DateTime>) -> Environment<'static> {
     let mut env = Environment::new();
     env.set_undefined_behavior(UndefinedBehavior::Lenient);
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_fuel(Some(FUEL_MAX));
     env.set_recursion_limit(200);
-    python::install(&mut env, meter);
-    env.add_function("strftime_now", move |format: &str| match now {
-        Some(now) => Ok(now.format(format)),
-        None => Err(python::fail("the template asks for the time, and none is given")),
+    python::install(&mut env);
+    env.add_function("strftime_now", move |format: &str| {
+        let Some(now) = now else {
+            return Err(python::fail("the template asks for the time, and none is given"));
+        };
+        // The longest of what a directive of two bytes becomes: `%c`.
+        guard::charge(format.len().saturating_mul(16))?;
+        let config = Config::new().custom(PosixCustom::new()).lenient(true);
+        let text = BrokenDownTime::from(now).to_string_with_config(&config, format);
+        text.map_err(|error| python::fail(error.to_string()))
     });
     env.add_function("raise_exception", |words: &Value| -> python::Outcome<Value> {
-        Err(python::fail("refused").with_source(Refusal(words.to_string())))
+        Err(python::fail("refused").with_source(Refusal(text::text(words)?)))
     });
     env
 }

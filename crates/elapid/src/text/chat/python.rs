@@ -1,15 +1,16 @@
 //! Where minijinja differs from jinja2: operators, filters, tests and methods.
 //!
 //! Only what templates meet: slices with negative steps, division, `%` on strings, methods of
-//! strings that pycompat lacks or does otherwise. Whatever can grow is charged to the meter
-//! before it is made. Not here: values as text, in `text`.
+//! strings that pycompat lacks or does otherwise. Whatever can grow is charged to the budget of
+//! `guard` before it is made. Not here: values as text, in `text`.
 
-use super::guard::{Meter, NODE_COST, refuse_namespace};
+use super::guard::{NODE_COST, charge, read, read_level, size};
 use super::text::{json, text};
-use minijinja::value::{Kwargs, Rest, Value, ValueKind};
+use minijinja::value::{Kwargs, Object, ObjectRepr, Rest, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, FormatStyle, Output, State, format_filter};
 use minijinja_contrib::pycompat;
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub(super) type Outcome<T> = Result<T, Error>;
 
@@ -21,37 +22,30 @@ pub(super) fn fail(problem: impl Into<String>) -> Error {
 }
 
 /// Sets up filters, tests, functions, methods and printing.
-pub(super) fn install(env: &mut Environment<'static>, meter: &Arc<Meter>) {
+pub(super) fn install(env: &mut Environment<'static>) {
     // The first two make as many empty cells as asked for; the others are not in jinja2.
     for name in ["batch", "slice", "split", "lines", "chain", "zip"] {
         env.remove_filter(name);
     }
-    operators(env, meter);
-    filters(env, meter);
+    env.remove_global("debug");
+    env.set_formatter(|out: &mut Output, _: &State, value: &Value| {
+        Ok(out.write_str(&text(value)?)?)
+    });
+    env.set_unknown_method_callback(method);
+    operators(env);
+    calls(env);
+    filters(env);
     number_filters(env);
-    let m = meter.clone();
-    env.set_formatter(move |out: &mut Output, _: &State, value: &Value| {
-        Ok(out.write_str(&text(value, &m)?)?)
+    env.add_function("range", range);
+    env.add_function("dict", |given: Option<Value>, named: Kwargs| {
+        Ok::<_, Error>(Value::from_iter(entries(given, &named)?))
     });
-    let m = meter.clone();
-    env.set_unknown_method_callback(move |state, value, name, args| {
-        method(state, value, name, args, &m)
+    env.add_function("namespace", |given: Option<Value>, named: Kwargs| {
+        let entries = entries(given, &named)?;
+        let entries = entries.into_iter().map(|(key, value)| (key.to_string(), value));
+        Ok::<_, Error>(Value::from_object(Namespace(Mutex::new(entries.collect()))))
     });
-    let m = meter.clone();
-    env.add_function("range", move |start: i64, stop: Option<i64>, step: Option<i64>| {
-        range(start, stop, step, &m)
-    });
-    env.add_function("dict", |pairs: Option<Value>, named: Kwargs| -> Outcome<Value> {
-        let mut list = Vec::new();
-        for pair in pairs.iter().flat_map(|pairs| pairs.try_iter()).flatten() {
-            list.push((pair.get_item_by_index(0)?, pair.get_item_by_index(1)?));
-        }
-        for name in named.args() {
-            list.push((Value::from(name), named.get::<Value>(name)?));
-        }
-        Ok(Value::from_iter(list))
-    });
-    comparisons(env, meter);
+    comparisons(env);
     env.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
     env.add_test("sequence", |value: &Value| {
         !matches!(value.kind(), ValueKind::Number | ValueKind::Bool | ValueKind::None)
@@ -62,7 +56,65 @@ pub(super) fn install(env: &mut Environment<'static>, meter: &Arc<Meter>) {
     env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
 }
 
-fn range(start: i64, stop: Option<i64>, step: Option<i64>, meter: &Meter) -> Outcome<Value> {
+/// What `namespace` gives: variables that a loop may change.
+#[derive(Debug)]
+struct Namespace(Mutex<BTreeMap<String, Value>>);
+
+impl Object for Namespace {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(key.as_str()?).cloned()
+    }
+}
+
+/// `-x` of what is no number. minijinja reads `-x[1]` as `(-x)[1]`: the item is negated instead.
+#[derive(Debug)]
+struct Negated(Value);
+
+impl Object for Negated {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        Some(self.0.get_item(key).and_then(negated).unwrap_or_else(Value::from))
+    }
+}
+
+/// Refuses what cannot be part of a value: a namespace changes, so that a value could grow deep
+/// or hold itself.
+pub(super) fn refuse_special(value: &Value) -> Outcome<()> {
+    if value.downcast_object_ref::<Namespace>().is_some() {
+        return Err(fail("a namespace is no value"));
+    }
+    match value.downcast_object_ref::<Negated>() {
+        Some(Negated(value)) => Err(fail(format!("`-` of {}", value.kind()))),
+        None => Ok(()),
+    }
+}
+
+/// The entries of `dict` and `namespace`: a map or pairs, then named ones.
+fn entries(given: Option<Value>, named: &Kwargs) -> Outcome<Vec<(Value, Value)>> {
+    let mut list = Vec::new();
+    if let Some(given) = given {
+        read(&given)?;
+        let pairs = if given.kind() == ValueKind::Map { pairs(&given)?.into() } else { given };
+        for pair in pairs.try_iter()? {
+            list.push((pair.get_item_by_index(0)?, pair.get_item_by_index(1)?));
+        }
+    }
+    for name in named.args() {
+        let value = named.get::<Value>(name)?;
+        read(&value)?;
+        list.push((Value::from(name), value));
+    }
+    Ok(list)
+}
+
+fn range(start: i64, stop: Option<i64>, step: Option<i64>) -> Outcome<Value> {
     let (start, stop) = if let Some(stop) = stop { (start, stop) } else { (0, start) };
     let step = step.unwrap_or(1);
     let span = if step > 0 { stop.checked_sub(start) } else { start.checked_sub(stop) };
@@ -74,74 +126,103 @@ fn range(start: i64, stop: Option<i64>, step: Option<i64>, meter: &Meter) -> Out
     if n > RANGE_MAX as u64 {
         return Err(fail(format!("a range of {n} items, at most {RANGE_MAX} are made")));
     }
-    meter.charge(n as usize * NODE_COST)?;
+    charge(n as usize * NODE_COST)?;
     Ok((0..n as i64).map(|idx| start + idx * step).collect())
 }
 
-fn operators(env: &mut Environment<'static>, meter: &Arc<Meter>) {
-    let m = meter.clone();
-    env.add_function("meter ", move |value: Value| {
-        m.read(&value)?;
-        if value.kind() == ValueKind::Iterable { m.read_level(value) } else { Ok(value) }
-    });
-    let m = meter.clone();
-    env.add_function("level ", move |value: Value| m.read_level(value));
-    env.add_function("plain ", |value: Value| refuse_namespace(&value).map(|()| value));
-    let m = meter.clone();
-    env.add_function("add ", move |a: Value, b: Value| {
-        let is_text = a.as_str().is_some() || b.as_str().is_some();
-        let read = |value: Value| match is_text {
-            true => m.read(&value).map(|()| value),
-            false => m.read_level(value),
-        };
-        sum(&read(a)?, &read(b)?)
-    });
-    let m = meter.clone();
-    env.add_function("concat ", move |a: &Value, b: &Value| -> Outcome<String> {
-        Ok(text(a, &m)? + &text(b, &m)?)
+fn operators(env: &mut Environment<'static>) {
+    env.add_function("meter ", |value: Value| {
+        read(&value)?;
+        if value.kind() == ValueKind::Iterable { read_level(value) } else { Ok(value) }
     });
     env.add_function("items ", |value: Value| match value.is_none() {
         true => Err(fail("a loop over none")),
         false => Ok(value),
     });
-    let m = meter.clone();
-    env.add_function("mul ", move |a: &Value, b: &Value| product(a, b, &m));
+    env.add_function("set ", |value: Value, target: &Value, name: &str| {
+        let Some(Namespace(entries)) = target.downcast_object_ref() else {
+            return Err(fail(format!("only namespaces are assigned to, not {}", target.kind())));
+        };
+        // Macros hold variables: a namespace of them could grow deep.
+        if value.kind() == ValueKind::Plain {
+            return Err(fail("a namespace is no value, nor can it hold a function"));
+        }
+        let mut entries = entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.insert(name.to_string(), value);
+        Ok(())
+    });
+    env.add_function("add ", sum);
+    env.add_function("concat ", |a: &Value, b: &Value| Ok::<_, Error>(text(a)? + &text(b)?));
+    env.add_function("mul ", product);
     env.add_function("div ", |a: &Value, b: &Value| {
         let (a, b) = (float(a)?, float(b)?);
         if b == 0.0 { Err(fail("division by zero")) } else { Ok(a / b) }
     });
-    env.add_function("pow ", |a: &Value, b: &Value| match (integer(a), integer(b)) {
-        (Some(a), Some(b @ 0..)) => {
-            let power = u32::try_from(b).ok().and_then(|b| a.checked_pow(b));
-            Ok(Value::from(power.ok_or_else(|| fail("`**` gives too large a number"))?))
+    env.add_function("pow ", |a: &Value, b: &Value| match integer(b) {
+        Some(..0) => Ok(Value::from(float(a)?.powf(float(b)?))),
+        _ => {
+            let whole = |a: i128, b| u32::try_from(b).ok().and_then(|b| a.checked_pow(b));
+            arithmetic("**", a, b, whole, f64::powf)
         }
-        _ => Ok(Value::from(float(a)?.powf(float(b)?))),
     });
-    let m = meter.clone();
-    env.add_function("rem ", move |a: &Value, b: &Value| remainder(a, b, &m));
-    env.add_function("order ", |a: &Value, op: &str, b: &Value| -> Outcome<bool> {
-        let kind = |value: &Value| match value.kind() {
-            ValueKind::Bool => ValueKind::Number,
-            ValueKind::Iterable => ValueKind::Seq,
-            kind => kind,
-        };
-        let known = [ValueKind::Number, ValueKind::String, ValueKind::Seq];
-        if kind(a) != kind(b) || !known.contains(&kind(a)) {
-            return Err(fail(format!("`{op}` between {} and {}", a.kind(), b.kind())));
-        }
-        Ok(match op {
-            "<" => a < b,
-            "<=" => a <= b,
-            ">" => a > b,
-            _ => a >= b,
-        })
-    });
+    env.add_function("rem ", remainder);
+    env.add_function("neg ", negated);
     env.add_function("slice ", slice);
-    env.add_function("namespace ", minijinja::functions::namespace);
 }
 
-/// Tests that `select` and its like run on every item with the same, perhaps large, argument.
-fn comparisons(env: &mut Environment<'static>, meter: &Arc<Meter>) {
+/// Filters, tests and methods, whose name is the last argument.
+fn calls(env: &mut Environment<'static>) {
+    /// Charges the arguments, and as much of the first as is read.
+    fn metered(mut args: Vec<Value>) -> Outcome<(String, Vec<Value>)> {
+        let name = args.pop().map_or(String::new(), |name| name.to_string());
+        let by_attribute = args[1..].iter().all(Value::is_kwargs);
+        let subject = std::mem::take(&mut args[0]);
+        args[0] = match name.as_str() {
+            "length" | "count" | "first" | "default" | "d" | "defined" | "undefined" | "none"
+            | "string" | "mapping" | "iterable" | "sequence" | "number" | "boolean" | "integer"
+            | "float" | "true" | "false" | "callable" => subject,
+            "map" if by_attribute => read_level(subject)?,
+            "last" | "list" | "items" | "select" | "reject" | "selectattr" | "rejectattr" => {
+                read_level(subject)?
+            }
+            "map" | "sort" | "unique" | "groupby" | "min" | "max" | "sum" => {
+                let subject = read_level(subject)?;
+                read(&subject)?;
+                subject
+            }
+            _ => {
+                read(&subject)?;
+                subject
+            }
+        };
+        args[1..].iter().try_for_each(read)?;
+        Ok((name, args))
+    }
+    fn known<T>(name: &str, result: Outcome<T>) -> Outcome<T> {
+        result.map_err(|error| match (error.kind(), error.detail()) {
+            (ErrorKind::UnknownFilter, None) => fail(format!("filter {name} is unknown")),
+            (ErrorKind::UnknownTest, None) => fail(format!("test {name} is unknown")),
+            _ => error,
+        })
+    }
+    env.add_function("filter ", |state: &State, args: Rest<Value>| {
+        let (name, args) = metered(args.0)?;
+        known(&name, state.apply_filter(&name, &args))
+    });
+    env.add_function("test ", |state: &State, args: Rest<Value>| {
+        let (name, args) = metered(args.0)?;
+        known(&name, state.perform_test(&name, &args))
+    });
+    env.add_function("method ", |state: &State, args: Rest<Value>| {
+        read(&args[0])?;
+        let (name, args) = metered(args.0)?;
+        args[0].call_method(state, &name, &args[1..])
+    });
+}
+
+/// Comparisons, as operators (the last name) and as tests that `select` and its like run on
+/// every item with the same, perhaps large, argument.
+fn comparisons(env: &mut Environment<'static>) {
     type Compare = fn(&Value, &Value) -> bool;
     let list: [(&[&str], Compare); 6] = [
         (&["eq", "equalto", "=="], |a, b| a == b),
@@ -151,15 +232,28 @@ fn comparisons(env: &mut Environment<'static>, meter: &Arc<Meter>) {
         (&["gt", "greaterthan", ">"], |a, b| a > b),
         (&["ge", ">="], |a, b| a >= b),
     ];
+    let kind = |value: &Value| match value.kind() {
+        ValueKind::Bool => ValueKind::Number,
+        ValueKind::Iterable => ValueKind::Seq,
+        kind => kind,
+    };
     for (names, compare) in list {
-        for name in names {
-            let m = meter.clone();
-            env.add_test(*name, move |a: &Value, b: &Value| m.read(b).map(|()| compare(a, b)));
-        }
+        let op = names[names.len() - 1];
+        let compare = move |a: &Value, b: &Value| {
+            read(a)?;
+            read(b)?;
+            let known = [ValueKind::Number, ValueKind::String, ValueKind::Seq];
+            let is_ordered = kind(a) == kind(b) && known.contains(&kind(a));
+            if matches!(op, "==" | "!=") || is_ordered {
+                return Ok(compare(a, b));
+            }
+            Err(fail(format!("`{op}` between {} and {}", a.kind(), b.kind())))
+        };
+        names.iter().for_each(|name| env.add_test(*name, compare));
+        env.add_function(format!("{op} "), compare);
     }
-    let m = meter.clone();
-    env.add_test("in", move |a: &Value, b: &Value| {
-        m.read(b)?;
+    env.add_test("in", |a: &Value, b: &Value| {
+        read(b)?;
         match (a.as_str(), b.as_str()) {
             (Some(a), Some(b)) => Ok(b.contains(a)),
             _ => b.try_iter().map(|mut items| items.any(|item| item == *a)),
@@ -185,37 +279,56 @@ pub(super) fn float(value: &Value) -> Outcome<f64> {
     }
 }
 
-fn sum(a: &Value, b: &Value) -> Outcome<Value> {
-    if let (Some(a), Some(b)) = (a.as_str(), b.as_str()) {
-        return Ok(Value::from([a, b].concat()));
-    }
-    if a.kind() == ValueKind::Seq && b.kind() == ValueKind::Seq {
-        return Ok(a.try_iter()?.chain(b.try_iter()?).collect());
-    }
+/// `a op b` of numbers; integers have 128 bits.
+fn arithmetic(
+    op: &str,
+    a: &Value,
+    b: &Value,
+    whole: impl Fn(i128, i128) -> Option<i128>,
+    real: impl Fn(f64, f64) -> f64,
+) -> Outcome<Value> {
     if let (Some(a), Some(b)) = (integer(a), integer(b)) {
-        let sum = a.checked_add(b).ok_or_else(|| fail("`+` gives too large a number"))?;
-        return Ok(Value::from(sum));
+        let result = whole(a, b).ok_or_else(|| fail(format!("`{op}` gives too large a number")))?;
+        return Ok(Value::from(result));
     }
     match (float(a), float(b)) {
-        (Ok(a), Ok(b)) => Ok(Value::from(a + b)),
-        _ => Err(fail(format!("`+` between {} and {}", a.kind(), b.kind()))),
+        (Ok(a), Ok(b)) => Ok(Value::from(real(a, b))),
+        _ => Err(fail(format!("`{op}` between {} and {}", a.kind(), b.kind()))),
     }
 }
 
-fn product(a: &Value, b: &Value, meter: &Meter) -> Outcome<Value> {
-    let (value, n) = match (integer(a), integer(b)) {
-        (Some(a), Some(b)) => {
-            let product = a.checked_mul(b).ok_or_else(|| fail("`*` gives too large a number"))?;
-            return Ok(Value::from(product));
+fn negated(value: Value) -> Outcome<Value> {
+    match value.kind() {
+        ValueKind::Seq | ValueKind::Map | ValueKind::Plain => {
+            Ok(Value::from_object(Negated(value)))
         }
+        _ => arithmetic("-", &Value::from(0), &value, i128::checked_sub, |_, x| -x),
+    }
+}
+
+fn sum(a: Value, b: Value) -> Outcome<Value> {
+    if let (Some(a), Some(b)) = (a.as_str(), b.as_str()) {
+        charge(a.len() + b.len())?;
+        return Ok(Value::from([a, b].concat()));
+    }
+    let is_list = |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable);
+    if is_list(&a) && is_list(&b) {
+        let (a, b) = (read_level(a)?, read_level(b)?);
+        return Ok(a.try_iter()?.chain(b.try_iter()?).collect());
+    }
+    arithmetic("+", &a, &b, i128::checked_add, |a, b| a + b)
+}
+
+fn product(a: &Value, b: &Value) -> Outcome<Value> {
+    let (value, n) = match (integer(a), integer(b)) {
         (None, Some(n)) if a.kind() != ValueKind::Number => (a, n),
         (Some(n), None) if b.kind() != ValueKind::Number => (b, n),
-        _ => return Ok(Value::from(float(a)? * float(b)?)),
+        _ => return arithmetic("*", a, b, i128::checked_mul, |a, b| a * b),
     };
     let n = usize::try_from(n.max(0)).map_err(|_| fail("`*` repeats too often"))?;
     let n_byte =
         value.as_str().map_or_else(|| value.len().map(|len| len * NODE_COST), |s| Some(s.len()));
-    meter.charge(n_byte.unwrap_or(0).saturating_mul(n))?;
+    charge(n_byte.unwrap_or(0).saturating_mul(n))?;
     match value.as_str() {
         Some(text) => Ok(Value::from(text.repeat(n))),
         None => {
@@ -225,73 +338,67 @@ fn product(a: &Value, b: &Value, meter: &Meter) -> Outcome<Value> {
     }
 }
 
-fn remainder(a: &Value, b: &Value, meter: &Meter) -> Outcome<Value> {
+fn remainder(a: &Value, b: &Value) -> Outcome<Value> {
     if let Some(format) = a.as_str() {
         let list = matches!(b.kind(), ValueKind::Seq | ValueKind::Iterable);
         let args = if list { b.try_iter()?.collect() } else { vec![b.clone()] };
-        return Ok(Value::from(formatted(FormatStyle::Printf, format, &args, meter)?));
+        return Ok(Value::from(formatted(FormatStyle::Printf, format, &args)?));
     }
-    match (integer(a), integer(b)) {
-        (_, Some(0)) => Err(fail("`%` by zero")),
-        (Some(a), Some(b)) => {
-            let rest = a.checked_rem(b).unwrap_or(0);
-            Ok(Value::from(if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest }))
-        }
-        _ => {
-            let (a, b) = (float(a)?, float(b)?);
-            Ok(Value::from(a - b * (a / b).floor()))
-        }
+    if integer(b) == Some(0) {
+        return Err(fail("`%` by zero"));
     }
+    let whole = |a: i128, b: i128| {
+        let rest = a.checked_rem(b).unwrap_or(0);
+        Some(if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest })
+    };
+    arithmetic("%", a, b, whole, |a, b| a - b * (a / b).floor())
 }
 
 /// `format` filled in. Each place may hold all of `args`, and a width makes that many spaces.
-fn formatted(style: FormatStyle, format: &str, args: &[Value], meter: &Meter) -> Outcome<String> {
+fn formatted(style: FormatStyle, format: &str, args: &[Value]) -> Outcome<String> {
     if format.contains('*') || format.split(|ch: char| !ch.is_ascii_digit()).any(|n| n.len() > 3) {
         return Err(fail("a format with a width of more than 999, or with `*`"));
     }
     let n_place = format.matches(['%', '{']).count();
-    let n_byte: usize = args.iter().map(Meter::size).sum();
-    meter.charge(n_place.saturating_mul(n_byte.saturating_add(999)))?;
+    let n_byte: usize = args.iter().map(size).sum();
+    charge(n_place.saturating_mul(n_byte.saturating_add(999)))?;
     format_filter(style, format, args)
 }
 
 /// Python's slice.
-fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Outcome<Value> {
+fn slice(value: Value, start: &Value, stop: &Value, step: &Value) -> Outcome<Value> {
     if value.is_undefined() {
         return Err(Error::from(ErrorKind::UndefinedError));
     }
+    let value = read_level(value)?;
     let part = |part: &Value| match part.is_none() {
         true => Ok(None),
         false => i64::try_from(part.clone()).map(Some),
     };
     let (start, stop, step) = (part(start)?, part(stop)?, part(step)?.unwrap_or(1));
-    let chars: Option<Vec<char>> = value.as_str().map(|text| text.chars().collect());
-    let items: Vec<Value> = match (&chars, value.kind()) {
-        (Some(_), _) => Vec::new(),
-        (None, ValueKind::Seq | ValueKind::Iterable) => value.try_iter()?.collect(),
-        (None, kind) => return Err(fail(format!("a slice of {kind}"))),
-    };
-    let len = chars.as_ref().map_or(items.len(), Vec::len) as i64;
+    if !matches!(value.kind(), ValueKind::Seq | ValueKind::String) {
+        return Err(fail(format!("a slice of {}", value.kind())));
+    }
     if step == 0 {
         return Err(fail("a slice with step 0"));
     }
+    let items: Vec<Value> = match value.as_str() {
+        Some(text) => text.chars().map(Value::from).collect(),
+        None => value.try_iter()?.collect(),
+    };
+    let len = items.len() as i64;
     let (low, high) = if step > 0 { (0, len) } else { (-1, len - 1) };
     let place = |at: Option<i64>, open: i64| {
         at.map_or(open, |at| if at < 0 { at.saturating_add(len) } else { at }.clamp(low, high))
     };
-    let (mut at, end) = if step > 0 {
-        (place(start, 0), place(stop, len))
-    } else {
-        (place(start, len - 1), place(stop, -1))
-    };
-    let mut places = Vec::new();
-    while if step > 0 { at < end } else { at > end } {
-        places.push(at as usize);
-        at = at.saturating_add(step);
-    }
-    Ok(match chars {
-        Some(chars) => Value::from(places.into_iter().map(|at| chars[at]).collect::<String>()),
-        None => places.into_iter().map(|at| items[at].clone()).collect(),
+    let (first, last) = if step > 0 { (low, high) } else { (high, low) };
+    let (start, end) = (place(start, first), place(stop, last));
+    let places = std::iter::successors(Some(start), |at| Some(at.saturating_add(step)))
+        .take_while(|at| if step > 0 { *at < end } else { *at > end });
+    let parts = places.map(|at| items[at as usize].clone());
+    Ok(match value.kind() {
+        ValueKind::String => Value::from(parts.map(|part| part.to_string()).collect::<String>()),
+        _ => parts.collect(),
     })
 }
 
@@ -312,49 +419,41 @@ fn number_filters(env: &mut Environment<'static>) {
     });
 }
 
-fn filters(env: &mut Environment<'static>, meter: &Arc<Meter>) {
-    let m = meter.clone();
-    env.add_filter("tojson", move |value: &Value, indent: Option<usize>, named: Kwargs| {
-        json(value, indent, &named, &m)
+fn filters(env: &mut Environment<'static>) {
+    env.add_filter("tojson", |value: &Value, indent: Option<usize>, named: Kwargs| {
+        json(value, indent, &named)
     });
-    let m = meter.clone();
-    env.add_filter("string", move |value: &Value| text(value, &m));
-    let m = meter.clone();
-    env.add_filter("join", move |list: &Value, glue: Option<Value>, named: Kwargs| {
+    env.add_filter("string", |value: &Value| text(value));
+    env.add_filter("join", |list: &Value, glue: Option<Value>, named: Kwargs| {
         let attribute: Option<String> = named.get("attribute")?;
         let glue = match named.get::<Option<Value>>("d")?.or(glue) {
-            Some(glue) => text(&glue, &m)?,
+            Some(glue) => text(&glue)?,
             None => String::new(),
         };
         named.assert_all_used()?;
         let mut out = String::new();
         for (idx, item) in list.try_iter()?.enumerate() {
-            m.charge(glue.len())?;
+            charge(glue.len())?;
             out.push_str(if idx > 0 { &glue } else { "" });
             let item = attribute.as_ref().map_or(Ok(item.clone()), |name| item.get_attr(name))?;
-            out.push_str(&text(&item, &m)?);
+            out.push_str(&text(&item)?);
         }
         Ok::<_, Error>(out)
     });
-    let m = meter.clone();
-    env.add_filter("replace", move |value: &Value, old: &str, new: &str, n: Option<i64>| {
-        replaced(&text(value, &m)?, old, new, n.unwrap_or(-1), &m)
+    env.add_filter("replace", |value: &Value, old: &str, new: &str, n: Option<i64>| {
+        replaced(&text(value)?, old, new, n.unwrap_or(-1))
     });
-    let m = meter.clone();
-    env.add_filter("indent", move |value: &Value, args: Rest<Value>, named: Kwargs| {
-        indented(&text(value, &m)?, &args, &named, &m)
+    env.add_filter("indent", |value: &Value, args: Rest<Value>, named: Kwargs| {
+        indented(&text(value)?, &args, &named)
     });
     env.add_filter("title", |value: &str| titled(value, |ch| " -({[<\n\t".contains(ch)));
-    let m = meter.clone();
-    env.add_filter("trim", move |value: &Value, chars: Option<&str>| {
-        let value = text(value, &m)?;
+    env.add_filter("trim", |value: &Value, chars: Option<&str>| {
+        let value = text(value)?;
         let is_trimmed = |ch: char| chars.map_or(ch.is_whitespace(), |chars| chars.contains(ch));
         Ok::<_, Error>(value.trim_matches(is_trimmed).to_string())
     });
-    let m = meter.clone();
-    env.add_filter("upper", move |value: &Value| Ok::<_, Error>(text(value, &m)?.to_uppercase()));
-    let m = meter.clone();
-    env.add_filter("lower", move |value: &Value| Ok::<_, Error>(text(value, &m)?.to_lowercase()));
+    env.add_filter("upper", |value: &Value| Ok::<_, Error>(text(value)?.to_uppercase()));
+    env.add_filter("lower", |value: &Value| Ok::<_, Error>(text(value)?.to_lowercase()));
     env.add_filter("wordcount", |value: &str| value.split_whitespace().count());
     env.add_filter("length", |value: &Value| match value.is_undefined() {
         true => Ok(0),
@@ -366,9 +465,8 @@ fn filters(env: &mut Environment<'static>, meter: &Arc<Meter>) {
             false => pairs(value),
         }
     });
-    let m = meter.clone();
-    env.add_filter("format", move |format: &str, args: Rest<Value>| {
-        formatted(FormatStyle::Printf, format, &args, &m)
+    env.add_filter("format", |format: &str, args: Rest<Value>| {
+        formatted(FormatStyle::Printf, format, &args)
     });
 }
 
@@ -377,14 +475,14 @@ fn pairs(map: &Value) -> Outcome<Vec<Value>> {
     map.try_iter()?.map(pair).collect()
 }
 
-fn replaced(value: &str, old: &str, new: &str, n: i64, meter: &Meter) -> Outcome<String> {
+fn replaced(value: &str, old: &str, new: &str, n: i64) -> Outcome<String> {
     let n = usize::try_from(n).unwrap_or(usize::MAX);
     let n_hit = value.matches(old).count().min(n);
-    meter.charge(value.len().saturating_add(n_hit.saturating_mul(new.len())))?;
+    charge(value.len().saturating_add(n_hit.saturating_mul(new.len())))?;
     Ok(value.replacen(old, new, n))
 }
 
-fn indented(value: &str, args: &[Value], named: &Kwargs, meter: &Meter) -> Outcome<String> {
+fn indented(value: &str, args: &[Value], named: &Kwargs) -> Outcome<String> {
     let arg = |idx: usize, name: &str| -> Outcome<Option<Value>> {
         Ok(args.get(idx).cloned().or(named.get(name)?))
     };
@@ -392,7 +490,7 @@ fn indented(value: &str, args: &[Value], named: &Kwargs, meter: &Meter) -> Outco
         Some(text) if text.as_str().is_some() => text.to_string(),
         width => {
             let width = width.map_or(Ok(4), usize::try_from)?;
-            meter.charge(width)?;
+            charge(width)?;
             " ".repeat(width)
         }
     };
@@ -400,7 +498,7 @@ fn indented(value: &str, args: &[Value], named: &Kwargs, meter: &Meter) -> Outco
     let is_blank = arg(2, "blank")?.is_some_and(|value| value.is_true());
     let mut out = String::new();
     for (idx, line) in value.split('\n').enumerate() {
-        meter.charge(margin.len())?;
+        charge(margin.len())?;
         out.push_str(if idx > 0 { "\n" } else { "" });
         let is_wanted = if idx == 0 { is_first } else { is_blank || !line.is_empty() };
         out.push_str(if is_wanted { &margin } else { "" });
@@ -425,13 +523,7 @@ fn titled(value: &str, is_gap: impl Fn(char) -> bool) -> String {
 }
 
 /// Methods of strings that pycompat lacks, or where it differs.
-fn method(
-    state: &State,
-    value: &Value,
-    name: &str,
-    args: &[Value],
-    meter: &Meter,
-) -> Outcome<Value> {
+fn method(state: &State, value: &Value, name: &str, args: &[Value]) -> Outcome<Value> {
     let Some(s) = value.as_str() else {
         return pycompat::unknown_method_callback(state, value, name, args);
     };
@@ -453,7 +545,7 @@ fn method(
             Some(part) => s.matches(part).count(),
             None => s.chars().filter(|ch| ch.is_whitespace()).count(),
         };
-        meter.charge(n_part * NODE_COST)?;
+        charge(n_part * NODE_COST)?;
     }
     Ok(match (name, arg(0)) {
         ("find", Some(part)) if args.len() == 1 => chars_before(s.find(part)),
@@ -479,18 +571,18 @@ fn method(
         ("replace", Some(old)) => {
             let new = arg(1).ok_or_else(|| fail("`replace` needs two strings"))?;
             let n = args.get(2).map_or(Ok(-1), |n| i64::try_from(n.clone()))?;
-            Value::from(replaced(s, old, new, n, meter)?)
+            Value::from(replaced(s, old, new, n)?)
         }
         ("join", None) if args.len() == 1 => {
             let mut out = String::new();
             for (idx, item) in args[0].try_iter()?.enumerate() {
-                meter.charge(s.len())?;
+                charge(s.len())?;
                 out.push_str(if idx > 0 { s } else { "" });
                 out.push_str(item.as_str().ok_or_else(|| fail("`join` of what is no string"))?);
             }
             Value::from(out)
         }
-        ("format", _) => Value::from(formatted(FormatStyle::StrFormat, s, args, meter)?),
+        ("format", _) => Value::from(formatted(FormatStyle::StrFormat, s, args)?),
         ("title", None) => Value::from(titled(s, |ch| !ch.is_alphabetic())),
         ("islower", None) => cased(char::is_lowercase, char::is_uppercase),
         ("isupper", None) => cased(char::is_uppercase, char::is_lowercase),

@@ -1,51 +1,146 @@
 //! Values as text: what Python's `str`, `repr` and `json.dumps` write.
 //!
-//! The meter sees a value before it is written, so that it is neither large nor deep.
+//! A value is charged to the budget before it is written, so that it is neither large nor deep.
 
-use super::guard::Meter;
+use super::guard::{charge, read};
 use super::python::{Outcome, fail, float};
 use minijinja::value::{Kwargs, Value, ValueKind};
 use std::fmt::Write;
 
 /// `str(value)`.
-pub(super) fn text(value: &Value, meter: &Meter) -> Outcome<String> {
-    meter.read(value)?;
+pub(super) fn text(value: &Value) -> Outcome<String> {
+    read(value)?;
     let mut out = String::new();
     match value.as_str() {
         Some(text) => out.push_str(text),
         None if value.is_undefined() => (),
-        None => repr(value, &mut out)?,
+        None => {
+            let (comma, colon) = (", ".into(), ": ".into());
+            let style =
+                Style { scalars: Scalars::Repr, indent: None, is_sorted: false, comma, colon };
+            style.write(value, 0, &mut out)?;
+        }
     }
     Ok(out)
 }
 
-/// `repr(value)`; the meter has seen that `value` is neither large nor deep.
-fn repr(value: &Value, out: &mut String) -> Outcome<()> {
-    match value.kind() {
-        ValueKind::Undefined => out.push_str("Undefined"),
-        ValueKind::Number if !value.is_integer() => out.push_str(&float_text(float(value)?)),
-        ValueKind::String => quoted(value.as_str().unwrap_or(""), out),
-        ValueKind::Seq | ValueKind::Iterable => {
-            out.push('[');
-            for (idx, item) in value.try_iter()?.enumerate() {
-                out.push_str(if idx > 0 { ", " } else { "" });
-                repr(&item, out)?;
-            }
-            out.push(']');
+/// `json.dumps(value)`.
+pub(super) fn json(value: &Value, indent: Option<usize>, named: &Kwargs) -> Outcome<String> {
+    let flag =
+        |name: &str| Ok::<_, minijinja::Error>(named.get::<Option<bool>>(name)?.unwrap_or(false));
+    let indent = named.get::<Option<usize>>("indent")?.or(indent);
+    let pair: Option<Vec<String>> = named.get("separators")?;
+    let comma = if indent.is_some() { "," } else { ", " };
+    let [comma, colon] =
+        pair.and_then(|pair| pair.try_into().ok()).unwrap_or([comma.into(), ": ".into()]);
+    let scalars = if flag("ensure_ascii")? { Scalars::AsciiJson } else { Scalars::Json };
+    let style = Style { scalars, indent, is_sorted: flag("sort_keys")?, comma, colon };
+    named.assert_all_used()?;
+    read(value)?;
+    let mut out = String::new();
+    style.write(value, 0, &mut out)?;
+    Ok(out)
+}
+
+/// How texts, numbers and constants are written.
+#[derive(Clone, Copy, PartialEq)]
+enum Scalars {
+    Repr,
+    Json,
+    AsciiJson,
+}
+
+struct Style {
+    scalars: Scalars,
+    indent: Option<usize>,
+    is_sorted: bool,
+    comma: String,
+    colon: String,
+}
+
+impl Style {
+    fn new_line(&self, depth: usize, out: &mut String) -> Outcome<()> {
+        if let Some(indent) = self.indent {
+            let n = indent.saturating_mul(depth);
+            charge(n)?;
+            out.push('\n');
+            out.push_str(&" ".repeat(n));
         }
-        ValueKind::Map => {
-            out.push('{');
-            for (idx, key) in value.try_iter()?.enumerate() {
-                out.push_str(if idx > 0 { ", " } else { "" });
-                repr(&key, out)?;
-                out.push_str(": ");
-                repr(&value.get_item(&key)?, out)?;
-            }
-            out.push('}');
-        }
-        _ => write!(out, "{value}")?,
+        Ok(())
     }
-    Ok(())
+
+    fn write(&self, value: &Value, depth: usize, out: &mut String) -> Outcome<()> {
+        let is_map = match value.kind() {
+            ValueKind::Seq | ValueKind::Iterable => false,
+            ValueKind::Map => true,
+            _ => return self.scalar(value, out),
+        };
+        let mut items: Vec<Value> = value.try_iter()?.collect();
+        if is_map && self.is_sorted {
+            items.sort();
+        }
+        out.push(if is_map { '{' } else { '[' });
+        for (idx, item) in items.iter().enumerate() {
+            out.push_str(if idx > 0 { &self.comma } else { "" });
+            self.new_line(depth + 1, out)?;
+            if is_map {
+                match self.scalars {
+                    Scalars::Repr => self.write(item, depth + 1, out)?,
+                    _ => self.json_text(&item.to_string(), out),
+                }
+                out.push_str(&self.colon);
+                self.write(&value.get_item(item)?, depth + 1, out)?;
+            } else {
+                self.write(item, depth + 1, out)?;
+            }
+        }
+        if !items.is_empty() {
+            self.new_line(depth, out)?;
+        }
+        out.push(if is_map { '}' } else { ']' });
+        Ok(())
+    }
+
+    fn scalar(&self, value: &Value, out: &mut String) -> Outcome<()> {
+        let is_json = self.scalars != Scalars::Repr;
+        match (value.kind(), value.as_str()) {
+            (_, Some(text)) if is_json => self.json_text(text, out),
+            (_, Some(text)) => quoted(text, out),
+            (ValueKind::Number, _) if !value.is_integer() => {
+                out.push_str(&float_text(float(value)?))
+            }
+            (ValueKind::None, _) if is_json => out.push_str("null"),
+            (ValueKind::Bool, _) if is_json => write!(out, "{}", value.is_true())?,
+            (ValueKind::Undefined, _) if !is_json => out.push_str("Undefined"),
+            (kind, _) if is_json && kind != ValueKind::Number => {
+                return Err(fail(format!("{kind} is not JSON")));
+            }
+            _ => write!(out, "{value}")?,
+        }
+        Ok(())
+    }
+
+    fn json_text(&self, text: &str, out: &mut String) {
+        out.push('"');
+        for ch in text.chars() {
+            match ch {
+                '"' => out.push_str("\\\""),
+                '\\' => out.push_str("\\\\"),
+                '\n' => out.push_str("\\n"),
+                '\r' => out.push_str("\\r"),
+                '\t' => out.push_str("\\t"),
+                '\u{8}' => out.push_str("\\b"),
+                '\u{c}' => out.push_str("\\f"),
+                ch if ch < ' ' || (self.scalars == Scalars::AsciiJson && ch > '~') => {
+                    for unit in ch.encode_utf16(&mut [0; 2]) {
+                        out.push_str(&format!("\\u{unit:04x}"));
+                    }
+                }
+                ch => out.push(ch),
+            }
+        }
+        out.push('"');
+    }
 }
 
 fn quoted(text: &str, out: &mut String) {
@@ -85,117 +180,4 @@ fn float_text(x: f64) -> String {
         return format!("{digits}e{sign}{:02}", exponent.abs());
     }
     format!("{x:?}")
-}
-
-/// How `json.dumps` is asked to write.
-struct Json {
-    indent: Option<usize>,
-    is_ascii: bool,
-    is_sorted: bool,
-    comma: String,
-    colon: String,
-}
-
-pub(super) fn json(
-    value: &Value,
-    indent: Option<usize>,
-    named: &Kwargs,
-    meter: &Meter,
-) -> Outcome<String> {
-    let indent = named.get::<Option<usize>>("indent")?.or(indent);
-    let pair: Option<Vec<String>> = named.get("separators")?;
-    let pair = pair.filter(|pair| pair.len() == 2);
-    let style = Json {
-        indent,
-        is_ascii: named.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
-        is_sorted: named.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-        comma: pair.as_ref().map_or(if indent.is_some() { "," } else { ", " }, |p| &p[0]).into(),
-        colon: pair.as_ref().map_or(": ", |pair| &pair[1]).into(),
-    };
-    named.assert_all_used()?;
-    meter.read(value)?;
-    let mut out = String::new();
-    style.write(value, 0, &mut out, meter)?;
-    Ok(out)
-}
-
-impl Json {
-    fn new_line(&self, depth: usize, out: &mut String, meter: &Meter) -> Outcome<()> {
-        if let Some(indent) = self.indent {
-            let n = indent.saturating_mul(depth);
-            meter.charge(n)?;
-            out.push('\n');
-            out.push_str(&" ".repeat(n));
-        }
-        Ok(())
-    }
-
-    fn write(&self, value: &Value, depth: usize, out: &mut String, meter: &Meter) -> Outcome<()> {
-        let is_map = match value.kind() {
-            ValueKind::None => {
-                out.push_str("null");
-                return Ok(());
-            }
-            ValueKind::Bool => {
-                out.push_str(if value.is_true() { "true" } else { "false" });
-                return Ok(());
-            }
-            ValueKind::Number | ValueKind::String => return self.write_scalar(value, out),
-            ValueKind::Seq | ValueKind::Iterable => false,
-            ValueKind::Map => true,
-            kind => return Err(fail(format!("{kind} is not JSON"))),
-        };
-        let mut items: Vec<Value> = value.try_iter()?.collect();
-        if is_map && self.is_sorted {
-            items.sort();
-        }
-        let n_item = items.len();
-        out.push(if is_map { '{' } else { '[' });
-        for (idx, item) in items.into_iter().enumerate() {
-            out.push_str(if idx > 0 { &self.comma } else { "" });
-            self.new_line(depth + 1, out, meter)?;
-            if is_map {
-                self.write_text(&item.to_string(), out);
-                out.push_str(&self.colon);
-                self.write(&value.get_item(&item)?, depth + 1, out, meter)?;
-            } else {
-                self.write(&item, depth + 1, out, meter)?;
-            }
-        }
-        if n_item > 0 {
-            self.new_line(depth, out, meter)?;
-        }
-        out.push(if is_map { '}' } else { ']' });
-        Ok(())
-    }
-
-    fn write_scalar(&self, value: &Value, out: &mut String) -> Outcome<()> {
-        match value.as_str() {
-            Some(text) => self.write_text(text, out),
-            None => repr(value, out)?,
-        }
-        Ok(())
-    }
-
-    fn write_text(&self, text: &str, out: &mut String) {
-        out.push('"');
-        for ch in text.chars() {
-            match ch {
-                '"' => out.push_str("\\\""),
-                '\\' => out.push_str("\\\\"),
-                '\n' => out.push_str("\\n"),
-                '\r' => out.push_str("\\r"),
-                '\t' => out.push_str("\\t"),
-                '\u{8}' => out.push_str("\\b"),
-                '\u{c}' => out.push_str("\\f"),
-                ch if ch < ' ' || (self.is_ascii && ch > '~') => {
-                    for unit in ch.encode_utf16(&mut [0; 2]) {
-                        out.push_str(&format!("\\u{unit:04x}"));
-                    }
-                }
-                ch => out.push(ch),
-            }
-        }
-        out.push('"');
-    }
 }

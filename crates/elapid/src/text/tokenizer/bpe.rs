@@ -13,47 +13,18 @@
 //!
 //! Not here: how text becomes words (`pre.rs`) and words become symbols (`encoder.rs`).
 
+use foldhash::fast::FixedState;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{BuildHasher, Hasher};
 
 /// Words up to this many symbols are joined in an array.
 const N_ARRAY_MAX: usize = 40;
 /// No join.
 const NEVER: u64 = u64::MAX;
 
-/// A multiplication and a fold: pairs of ids need no more, and are looked up in the inner loop.
-#[derive(Default)]
-pub(super) struct Fold(u64);
-
-/// Mixes two words into one.
-#[inline]
-pub(super) fn fold(a: u64, b: u64) -> u64 {
-    let wide = u128::from(a ^ 0x9e37_79b9_7f4a_7c15) * u128::from(b ^ 0xd6e8_feb8_6659_fd93);
-    (wide as u64) ^ (wide >> 64) as u64
-}
-
-impl Hasher for Fold {
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.0 = fold(self.0 ^ chunk.len() as u64, u64::from_le_bytes(word));
-        }
-    }
-
-    #[inline]
-    fn write_u64(&mut self, word: u64) {
-        self.0 = fold(self.0, word);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
-/// A map by [`Fold`].
-pub(super) type FoldMap<K, V> = HashMap<K, V, BuildHasherDefault<Fold>>;
+/// A map by a fast hash: pairs of ids are looked up in the inner loop.
+pub(super) type FoldMap<K, V> = HashMap<K, V, FixedState>;
 
 /// What joins with what, at which rank, into which symbol.
 #[derive(Default)]
@@ -229,35 +200,9 @@ const BYTES_KEPT_MAX: usize = 1 << 21;
 /// A hash of a word.
 #[inline]
 pub(super) fn hash(word: &[u8]) -> u64 {
-    let n = word.len();
-    if n <= 16 {
-        // Two loads that may overlap.
-        let (a, b) = if n >= 8 {
-            (load(&word[..8]), load(&word[n - 8..]))
-        } else if n >= 4 {
-            (load4(&word[..4]), load4(&word[n - 4..]))
-        } else if n > 0 {
-            (u64::from(word[0]) << 8 | u64::from(word[n / 2]), u64::from(word[n - 1]))
-        } else {
-            (0, 0)
-        };
-        return fold(a, b ^ (n as u64) << 56);
-    }
-    let mut state = n as u64;
-    for chunk in word.chunks_exact(8) {
-        state = fold(state, load(chunk));
-    }
-    fold(state, load(&word[n - 8..]))
-}
-
-#[inline]
-fn load(bytes: &[u8]) -> u64 {
-    u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
-}
-
-#[inline]
-fn load4(bytes: &[u8]) -> u64 {
-    u64::from(u32::from_le_bytes(bytes.try_into().expect("four bytes")))
+    let mut hasher = FixedState::default().build_hasher();
+    hasher.write(word);
+    hasher.finish()
 }
 
 impl Memory {

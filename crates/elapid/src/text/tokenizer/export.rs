@@ -17,14 +17,14 @@ use super::gguf::ALIASES;
 use super::names;
 use super::spm;
 use super::tokens::{Alphabet, Kind, SPACE_MARK, Tokens};
-use super::{Engine, GgufVocab, Tokenizer};
+use super::{Codec, GgufVocab, Tokenizer};
 use crate::error::{Error, Result};
 
 /// Our encoder, or the reason why there is nothing to write.
 fn own(tokenizer: &Tokenizer) -> Result<&Encoder> {
-    match &tokenizer.engine {
-        Engine::Own(encoder) => Ok(encoder),
-        Engine::Foreign(_) => Err(Error::input(
+    match &tokenizer.codec {
+        Codec::Own(encoder) => Ok(encoder),
+        Codec::Foreign(_) => Err(Error::input(
             "this tokenizer is neither byte-level BPE nor SentencePiece BPE",
             "GGUF files are written for these two; keep the tokenizer.json beside the weights",
         )),

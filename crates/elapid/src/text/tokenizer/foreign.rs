@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 use super::gguf;
 use super::tokens::{Alphabet, Kind, Tokens};
-use super::{Engine, Special, Tokenizer};
+use super::{Codec, Special, Tokenizer};
 use crate::error::{Error, Result};
 
 /// A tokenizer of the crate.
@@ -113,7 +113,7 @@ pub(super) fn read(file: &str, json: &str) -> Result<Tokenizer> {
     }
     Ok(Tokenizer {
         tokens,
-        engine: Engine::Foreign(Box::new(foreign)),
+        codec: Codec::Foreign(Box::new(foreign)),
         strips_space: false,
         begin,
         end,

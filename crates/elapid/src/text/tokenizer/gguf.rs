@@ -10,15 +10,16 @@
 //!
 //! Not here: the container; WordPiece (`bert`), Unigram (`t5`), `rwkv`, `plamo2`.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 use super::bpe::Merges;
-use super::encoder::{Encoder, Prefix, Spaces, Words};
-use super::names;
+use super::encoder::{Encoder, Prefix, Words};
+use super::names::{self, Named};
 use super::special::{AddedToken, Finder, Order};
 use super::spm;
 use super::tokens::{Alphabet, Kind, Tokens, byte_char};
-use super::{Engine, Tokenizer};
+use super::{Codec, Tokenizer};
 use crate::error::{Error, Result};
 
 /// The vocabulary as GGUF files describe it.
@@ -54,93 +55,38 @@ pub(super) const ALIASES: [(&str, &str); 6] = [
     ("middle", "fim_mid"),
 ];
 
-/// Tokens that end a generation.
-const ENDS: [&str; 22] = [
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|flush|>",
-    "<|calls|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "</s>",
-    "<|eom_id|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
-    "<|end_of_text|>",
-    "<end_of_utterance>",
-    "<eos>",
-    "<turn|>",
-    "<|tool_response>",
-    "<｜end▁of▁sentence｜>",
-    "[e~[",
-];
+/// Tokens that end a generation, a space between two.
+const ENDS: &str = "\
+    <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> \
+    <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> \
+    <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[";
 
 /// Tokens that end a turn, a message, or fill a gap in the middle, by their names.
-const BY_NAME: [(&str, &[&str]); 8] = [
+const BY_NAME: [(&str, &str); 8] = [
     (
         "eot",
-        &[
-            "<|eot_id|>",
-            "<|im_end|>",
-            "<|end|>",
-            "<end_of_turn>",
-            "<|endoftext|>",
-            "<|end_of_text|>",
-            "<EOT>",
-            "_<EOT>",
-            "[EOT]",
-            "<｜end▁of▁sentence｜>",
-            "<end_of_utterance>",
-        ],
+        "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <EOT> _<EOT> \
+        [EOT] <｜end▁of▁sentence｜> <end_of_utterance>",
     ),
-    ("eom", &["<|eom_id|>"]),
+    ("eom", "<|eom_id|>"),
     (
         "fim_pre",
-        &[
-            "<|fim_prefix|>",
-            "<fim-prefix>",
-            "<fim_prefix>",
-            "<｜fim▁begin｜>",
-            "<PRE>",
-            "▁<PRE>",
-            "<|code_prefix|>",
-            "<|prefix|>",
-        ],
+        "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> \
+        <|prefix|>",
     ),
     (
         "fim_suf",
-        &[
-            "<|fim_suffix|>",
-            "<fim-suffix>",
-            "<fim_suffix>",
-            "<｜fim▁hole｜>",
-            "<SUF>",
-            "▁<SUF>",
-            "<|code_suffix|>",
-            "<|suffix|>",
-        ],
+        "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> \
+        <|suffix|>",
     ),
     (
         "fim_mid",
-        &[
-            "<|fim_middle|>",
-            "<fim-middle>",
-            "<fim_middle>",
-            "<｜fim▁end｜>",
-            "<MID>",
-            "▁<MID>",
-            "<|code_middle|>",
-            "<|middle|>",
-        ],
+        "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> \
+        <|middle|>",
     ),
-    ("fim_pad", &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"]),
-    ("fim_rep", &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"]),
-    ("fim_sep", &["<|file_sep|>"]),
+    ("fim_pad", "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]"),
+    ("fim_rep", "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>"),
+    ("fim_sep", "<|file_sep|>"),
 ];
 
 /// Tokens that are text to show although files call them control tokens.
@@ -169,7 +115,7 @@ pub(super) fn roles(tokens: &Tokens, ids: &mut BTreeMap<String, u32>, names: Nam
     let find = |name: &str| tokens.find(name.as_bytes()).filter(is_added);
     let mut kinds = Vec::new();
     for (role, names) in BY_NAME {
-        if let Some(id) = names.iter().find_map(|name| find(name))
+        if let Some(id) = names.split(' ').find_map(find)
             && !ids.contains_key(role)
         {
             ids.insert(role.into(), id);
@@ -178,7 +124,7 @@ pub(super) fn roles(tokens: &Tokens, ids: &mut BTreeMap<String, u32>, names: Nam
     }
     let known = ["fim_pad", "fim_rep", "fim_sep", "eos", "eot", "eom"];
     let mut eog: Vec<u32> = known.iter().filter_map(|role| ids.get(*role).copied()).collect();
-    for id in ENDS.iter().filter_map(|name| find(name)) {
+    for id in ENDS.split(' ').filter_map(find) {
         eog.push(id);
         kinds.push((id, Kind::Control));
     }
@@ -281,9 +227,24 @@ impl<'t> Symbols<'t> {
         merges.insert_first(left, right, rank, result);
     }
 
-    /// What the virtual symbols stand for.
-    pub(super) fn outputs(self) -> Vec<Vec<u32>> {
-        self.outputs
+    /// The encoder of these symbols.
+    pub(super) fn encoder(
+        self,
+        file: &str,
+        named: &Named,
+        symbols: Box<[u32; 256]>,
+        merges: Merges,
+    ) -> Result<Encoder> {
+        Ok(Encoder {
+            raw: finder(file, self.tokens)?,
+            normalized: None,
+            nfc: false,
+            words: Words::Bytes { stages: named.stages(file)?, symbols },
+            merges,
+            whole: named.ignores_merges().then(|| whole(self.tokens)),
+            n_vocab: self.tokens.len() as u32,
+            virtuals: self.outputs,
+        })
     }
 }
 
@@ -325,18 +286,7 @@ fn bytes_encoder(file: &str, tokens: &Tokens, vocab: &GgufVocab) -> Result<Encod
             known.join(&mut merges, &merge[..at], &merge[at + 1..], rank as u32);
         }
     }
-    let virtuals = known.outputs();
-    let whole = named.ignores_merges().then(|| whole(tokens));
-    Ok(Encoder {
-        raw: finder(file, tokens)?,
-        normalized: None,
-        nfc: false,
-        words: Words::Bytes { stages: named.stages(file)?, symbols },
-        merges,
-        whole,
-        n_vocab: tokens.len() as u32,
-        virtuals,
-    })
+    known.encoder(file, named, symbols, merges)
 }
 
 /// Every token by the bytes that are its word.
@@ -353,34 +303,22 @@ pub(super) fn whole(tokens: &Tokens) -> super::bpe::FoldMap<Vec<u8>, u32> {
 }
 
 fn spaces_encoder(file: &str, tokens: &Tokens, vocab: &GgufVocab) -> Result<Encoder> {
-    let zeros;
-    let scores = match &vocab.scores {
-        Some(scores) => scores,
-        None => {
-            zeros = vec![0.0; tokens.len()];
-            &zeros
-        }
-    };
-    let pieces = spm::from_scores(tokens, scores);
-    let prefix = match vocab.flags.get("add_space_prefix") {
-        Some(false) => Prefix::Never,
-        _ => Prefix::Each,
-    };
+    let zeros = || vec![0.0; tokens.len()];
+    let scores = vocab.scores.as_ref().map_or_else(|| Cow::Owned(zeros()), Cow::Borrowed);
+    let (mut spaces, merges, virtuals) = spm::from_scores(tokens, &scores);
+    if vocab.flags.get("add_space_prefix") == Some(&false) {
+        spaces.prefix = Prefix::Never;
+    }
+    spaces.unknown = vocab.ids.get("unk").copied();
     Ok(Encoder {
         raw: finder(file, tokens)?,
         normalized: None,
         nfc: false,
-        words: Words::Spaces(Spaces {
-            prefix,
-            symbols: pieces.symbols,
-            bytes: pieces.bytes,
-            unknown: vocab.ids.get("unk").copied(),
-            glue: pieces.glue,
-        }),
-        merges: pieces.merges,
+        words: Words::Spaces(spaces),
+        merges,
         whole: None,
         n_vocab: tokens.len() as u32,
-        virtuals: pieces.virtuals,
+        virtuals,
     })
 }
 
@@ -433,7 +371,7 @@ pub(super) fn read(file: &str, mut vocab: GgufVocab) -> Result<Tokenizer> {
         begin: one("bos", flag("add_bos_token", adds_bos)),
         end: one("eos", flag("add_eos_token", false)),
         tokens,
-        engine: Engine::Own(Box::new(encoder)),
+        codec: Codec::Own(Box::new(encoder)),
         strips_space,
         ids: vocab.ids,
         eog: roles.eog,

@@ -27,7 +27,7 @@ use super::pre::{DIGIT, GPT2, Stage};
 use super::special::{AddedToken, Finder, LEN_MAX, Order};
 use super::spm;
 use super::tokens::{Alphabet, Kind, SPACE_MARK, Tokens, byte_char, byte_of};
-use super::{Engine, Tokenizer};
+use super::{Codec, Tokenizer};
 
 #[derive(Deserialize)]
 struct File {
@@ -366,7 +366,7 @@ pub(super) fn read(name: &str, json: &str) -> Option<Tokenizer> {
     (is_in(&begin) && is_in(&end)).then_some(())?;
     Some(Tokenizer {
         tokens,
-        engine: Engine::Own(Box::new(Encoder {
+        codec: Codec::Own(Box::new(Encoder {
             raw,
             normalized,
             nfc: is_nfc,

@@ -9,11 +9,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::bpe::Merges;
-use super::encoder::{Encoder, Words};
 use super::gguf::{self, Symbols};
 use super::names;
 use super::tokens::{Alphabet, Kind, Tokens};
-use super::{Engine, Tokenizer};
+use super::{Codec, Tokenizer};
 use crate::error::{Error, Result};
 
 /// The joins of a merges.txt, as pairs.
@@ -57,6 +56,16 @@ pub(super) fn read(
         let at = error.valid_up_to();
         Error::format(files[1], format!("is not text: byte {at} is not UTF-8"), damaged)
     })?;
+    build(files, &vocab, &pairs(files[1], text)?, pre)
+}
+
+/// A tokenizer of tokens with their ids and joins, the strongest first; `files` are for errors.
+pub(super) fn build(
+    files: [&str; 2],
+    vocab: &HashMap<String, u32>,
+    joins: &[(&str, &str)],
+    pre: &str,
+) -> Result<Tokenizer> {
     let list: Vec<(u32, &str, Kind)> =
         vocab.iter().map(|(text, id)| (*id, text.as_str(), Kind::Normal)).collect();
     let mut tokens = Tokens::from_pairs(files[0], Alphabet::Bytes, &list)?;
@@ -68,9 +77,8 @@ pub(super) fn read(
     let named = names::find(files[1], pre)?;
     let mut known = Symbols::new(&tokens);
     let symbols = known.bytes();
-    let mut merges = Merges::default();
-    for (rank, (left, right)) in pairs(files[1], text)?.into_iter().enumerate() {
-        let joined = [left, right].concat();
+    let mut merges = Merges::with_capacity(joins.len());
+    for (rank, (left, right)) in joins.iter().enumerate() {
         let id = |text: &str| {
             tokens.find(text.as_bytes()).ok_or_else(|| {
                 let problem = format!("joins {left:?} and {right:?}, but {text:?} is no token");
@@ -78,23 +86,14 @@ pub(super) fn read(
                 Error::format(files[1], problem, &hint)
             })
         };
+        let joined = id(&[*left, *right].concat())?;
         // Of a join told twice the last counts, as in the reference.
-        merges.insert_last(id(left)?, id(right)?, rank as u32, id(&joined)?);
+        merges.insert_last(id(left)?, id(right)?, rank as u32, joined);
     }
-    let virtuals = known.outputs();
-    let encoder = Encoder {
-        raw: gguf::finder(files[0], &tokens)?,
-        normalized: None,
-        nfc: false,
-        words: Words::Bytes { stages: named.stages(files[1])?, symbols },
-        merges,
-        whole: named.ignores_merges().then(|| gguf::whole(&tokens)),
-        n_vocab: tokens.len() as u32,
-        virtuals,
-    };
+    let encoder = known.encoder(files[0], named, symbols, merges)?;
     Ok(Tokenizer {
         tokens,
-        engine: Engine::Own(Box::new(encoder)),
+        codec: Codec::Own(Box::new(encoder)),
         strips_space: false,
         begin: Vec::new(),
         end: Vec::new(),

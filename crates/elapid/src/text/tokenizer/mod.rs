@@ -19,6 +19,7 @@
 //! | `encoder.rs`  | these together                                                        |
 //! | `json.rs`, `merges.rs`, `gguf.rs`, `spm.rs` | readers                                 |
 //! | `foreign.rs`  | the crate                                                             |
+//! | `bpe_training.rs` | a new vocabulary from text                                        |
 //! | `stream.rs`   | text as ids come                                                      |
 //! | `export.rs`   | writers                                                               |
 //!
@@ -27,9 +28,10 @@
 use std::collections::BTreeMap;
 
 use crate::error::Result;
-use crate::text::fim::{FimOverrides, FimTokens};
+use crate::text::fim::FimTokens;
 
 mod bpe;
+mod bpe_training;
 mod encoder;
 mod export;
 mod foreign;
@@ -44,12 +46,10 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod tokens;
-mod train;
 
+pub use bpe_training::BpeTrainer;
 pub use gguf::GgufVocab;
 pub use stream::Stream;
-
-pub(crate) use tokens::{byte_char, char_byte};
 
 use encoder::Encoder;
 use foreign::Foreign;
@@ -64,7 +64,7 @@ pub enum Special {
     Plain,
 }
 
-enum Engine {
+enum Codec {
     Own(Box<Encoder>),
     Foreign(Box<Foreign>),
 }
@@ -72,7 +72,7 @@ enum Engine {
 /// A vocabulary and how text is cut into it.
 pub struct Tokenizer {
     tokens: Tokens,
-    engine: Engine,
+    codec: Codec,
     /// Whether decoded text loses a first space, which encoding put there.
     strips_space: bool,
     begin: Vec<u32>,
@@ -127,9 +127,9 @@ impl Tokenizer {
     }
 
     fn encode_into(&self, text: &str, special: Special, ids: &mut Vec<u32>) -> Result<()> {
-        match &self.engine {
-            Engine::Own(encoder) => encoder.encode(text, special, ids)?,
-            Engine::Foreign(foreign) => ids.extend(foreign.encode(text, special)?),
+        match &self.codec {
+            Codec::Own(encoder) => encoder.encode(text, special, ids)?,
+            Codec::Foreign(foreign) => ids.extend(foreign.encode(text, special)?),
         }
         Ok(())
     }
@@ -153,7 +153,7 @@ impl Tokenizer {
 
     /// The text of ids. Bytes that are no text become U+FFFD, ids that are no token nothing.
     pub fn decode(&self, ids: &[u32], special: Special) -> String {
-        if let Engine::Foreign(foreign) = &self.engine {
+        if let Codec::Foreign(foreign) = &self.codec {
             return foreign.decode(ids, special);
         }
         let mut bytes = Vec::new();
@@ -172,23 +172,23 @@ impl Tokenizer {
             return None;
         }
         let mut bytes = Vec::new();
-        match &self.engine {
-            Engine::Own(_) => self.tokens.push_bytes(id, &mut bytes),
-            Engine::Foreign(foreign) => bytes = foreign.decode(&[id], Special::Parse).into_bytes(),
+        match &self.codec {
+            Codec::Own(_) => self.tokens.push_bytes(id, &mut bytes),
+            Codec::Foreign(foreign) => bytes = foreign.decode(&[id], Special::Parse).into_bytes(),
         }
         Some(bytes)
     }
 
     /// Decodes ids as they come, from the beginning of a text and without special tokens.
-    pub fn stream(&self) -> Stream<'_> {
+    pub fn stream(&self) -> Stream<&Tokenizer> {
         Stream::new(self)
     }
 
     /// In words: what kind of vocabulary it is.
     pub fn kind(&self) -> &'static str {
-        match &self.engine {
-            Engine::Own(encoder) => encoder.kind(),
-            Engine::Foreign(_) => "of another kind",
+        match &self.codec {
+            Codec::Own(encoder) => encoder.kind(),
+            Codec::Foreign(_) => "of another kind",
         }
     }
 
@@ -225,15 +225,7 @@ impl Tokenizer {
 
     /// Tokens of fill in the middle: those that the file states, then by their spelling.
     pub fn fim(&self) -> Option<FimTokens> {
-        let overrides = FimOverrides {
-            prefix: self.role("fim_pre"),
-            suffix: self.role("fim_suf"),
-            middle: self.role("fim_mid"),
-            pad: self.role("fim_pad"),
-            repo: self.role("fim_rep"),
-            sep: self.role("fim_sep"),
-        };
-        FimTokens::detect_with(&|token| self.id(token), &overrides)
+        FimTokens::detect(&|token| self.id(token), &|role| self.role(role))
     }
 
     /// Every id that ends a generation, ascending.

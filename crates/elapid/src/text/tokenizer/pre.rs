@@ -309,28 +309,13 @@ impl Stage {
         let scan = Scan { bytes: text.as_bytes(), classes: classes() };
         let mut pos = 0;
         match &self.scanner {
-            Scanner::Gpt2 => {
-                while pos < text.len() {
-                    let end = scan.gpt2(pos);
-                    emit(&text[pos..end])?;
-                    pos = end;
-                }
-            }
-            Scanner::Words(rules) => {
-                while pos < text.len() {
-                    let end = scan.words(pos, *rules);
-                    emit(&text[pos..end])?;
-                    pos = end;
-                }
-            }
+            Scanner::Gpt2 => return each_word(text, emit, |pos| scan.gpt2(pos)),
+            Scanner::Words(rules) => return each_word(text, emit, |pos| scan.words(pos, *rules)),
             Scanner::Each(bits) => {
-                while pos < text.len() {
-                    let (class, len) = scan.at(pos);
-                    let end =
-                        if class & bits != 0 { pos + len } else { scan.run_without(pos, *bits) };
-                    emit(&text[pos..end])?;
-                    pos = end;
-                }
+                return each_word(text, emit, |pos| match scan.at(pos) {
+                    (class, len) if class & bits != 0 => pos + len,
+                    _ => scan.run_without(pos, *bits),
+                });
             }
             Scanner::Stepping(regex) => {
                 while let Some((start, end)) = find(regex, text, pos)? {
@@ -342,9 +327,6 @@ impl Stage {
                     let end = if is_spaces && !ends_line { scan.spaces(start, end) } else { end };
                     emit(&text[start..end])?;
                     pos = end;
-                }
-                if pos < text.len() {
-                    emit(&text[pos..])?;
                 }
             }
             Scanner::Plain(regex) => {
@@ -358,13 +340,26 @@ impl Stage {
                     }
                     pos = found.end();
                 }
-                if pos < text.len() {
-                    emit(&text[pos..])?;
-                }
             }
         }
-        Ok(())
+        if pos < text.len() { emit(&text[pos..]) } else { Ok(()) }
     }
+}
+
+/// Emits words one after the other; `end` gives the end of the one at a place.
+#[inline]
+fn each_word(
+    text: &str,
+    emit: &mut dyn FnMut(&str) -> Result<()>,
+    end: impl Fn(usize) -> usize,
+) -> Result<()> {
+    let mut pos = 0;
+    while pos < text.len() {
+        let end = end(pos);
+        emit(&text[pos..end])?;
+        pos = end;
+    }
+    Ok(())
 }
 
 /// The next match that is not empty.

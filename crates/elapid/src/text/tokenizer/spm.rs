@@ -12,23 +12,15 @@
 use std::collections::HashSet;
 
 use super::bpe::{FoldMap, Merges};
+use super::encoder::{Prefix, Spaces};
 use super::tokens::{SPACE_MARK, Tokens};
 
 /// Tokens longer than this are found in text only as special ones: trying every cut of a token of
 /// a megabyte would take an hour.
 const LEN_MAX: usize = 1024;
 
-/// What `encoder::Spaces` and the joins are made of.
-pub(super) struct Pieces {
-    pub(super) symbols: FoldMap<u64, u32>,
-    pub(super) bytes: Vec<Option<u32>>,
-    pub(super) glue: Vec<char>,
-    pub(super) merges: Merges,
-    pub(super) virtuals: Vec<Vec<u32>>,
-}
-
 /// The token of each byte: `<0x0A>`, or the byte itself.
-pub(super) fn byte_tokens(tokens: &Tokens) -> Vec<Option<u32>> {
+fn byte_tokens(tokens: &Tokens) -> Vec<Option<u32>> {
     let find = |byte: u8| {
         let name = format!("<0x{byte:02X}>");
         tokens.find(name.as_bytes()).or_else(|| tokens.find(&[byte]))
@@ -109,8 +101,8 @@ pub(super) fn cuts(
     list
 }
 
-/// Reads a vocabulary with scores.
-pub(super) fn from_scores(tokens: &Tokens, scores: &[f32]) -> Pieces {
+/// The symbols, joins and virtual symbols of a vocabulary with scores.
+pub(super) fn from_scores(tokens: &Tokens, scores: &[f32]) -> (Spaces, Merges, Vec<Vec<u32>>) {
     let ranks = ranks(&scores[..tokens.len()]);
     let bytes = byte_tokens(tokens);
     let mut symbols = char_symbols(tokens);
@@ -128,7 +120,8 @@ pub(super) fn from_scores(tokens: &Tokens, scores: &[f32]) -> Pieces {
     for (left, right, id) in cuts {
         merges.insert_first(left, right, ranks[id as usize], id);
     }
-    Pieces { symbols, bytes, glue: glue(tokens), merges, virtuals }
+    let glue = glue(tokens);
+    (Spaces { prefix: Prefix::Each, symbols, bytes, unknown: None, glue }, merges, virtuals)
 }
 
 #[cfg(test)]

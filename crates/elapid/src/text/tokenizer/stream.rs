@@ -5,34 +5,17 @@
 //!
 //! Not here: when to stop.
 
-use super::{Engine, Special, Tokenizer};
+use super::{Codec, Special, Tokenizer};
 use std::ops::Deref;
-use std::sync::Arc;
 
 /// Ids of a foreign tokenizer that are decoded again with each new one, at most.
 const N_CONTEXT_MAX: usize = 32;
 /// The same where they cannot be decoded without those before them.
 const N_KEPT_MAX: usize = 1024;
 
-/// The tokenizer of a stream: somebody's, or held with others.
-enum Held<'t> {
-    Borrowed(&'t Tokenizer),
-    Shared(Arc<Tokenizer>),
-}
-
-impl Deref for Held<'_> {
-    type Target = Tokenizer;
-    fn deref(&self) -> &Tokenizer {
-        match self {
-            Held::Borrowed(tokenizer) => tokenizer,
-            Held::Shared(tokenizer) => tokenizer,
-        }
-    }
-}
-
-/// Decodes ids as they come.
-pub struct Stream<'t> {
-    tokenizer: Held<'t>,
+/// Decodes ids as they come; `T` is a reference or an `Arc`.
+pub struct Stream<T> {
+    tokenizer: T,
     special: Special,
     /// Bytes that are no whole character yet.
     pending: Vec<u8>,
@@ -43,20 +26,9 @@ pub struct Stream<'t> {
     n_shown: usize,
 }
 
-impl Stream<'static> {
-    /// A stream that lives as long as it likes, from the beginning of a text and without special
-    /// tokens.
-    pub fn shared(tokenizer: Arc<Tokenizer>) -> Stream<'static> {
-        Stream::of(Held::Shared(tokenizer))
-    }
-}
-
-impl<'t> Stream<'t> {
-    pub(super) fn new(tokenizer: &'t Tokenizer) -> Stream<'t> {
-        Stream::of(Held::Borrowed(tokenizer))
-    }
-
-    fn of(tokenizer: Held<'t>) -> Stream<'t> {
+impl<T: Deref<Target = Tokenizer>> Stream<T> {
+    /// From the beginning of a text and without special tokens.
+    pub fn new(tokenizer: T) -> Stream<T> {
         Stream {
             tokenizer,
             special: Special::Plain,
@@ -68,15 +40,15 @@ impl<'t> Stream<'t> {
     }
 
     /// Shows special tokens or drops them, which is what it does unless told.
-    pub fn showing(mut self, special: Special) -> Stream<'t> {
+    pub fn showing(mut self, special: Special) -> Stream<T> {
         self.special = special;
         self
     }
 
     /// Continues a text that ends with `ids`: a first space is then text.
-    pub fn after(mut self, ids: &[u32]) -> Stream<'t> {
+    pub fn after(mut self, ids: &[u32]) -> Stream<T> {
         self.is_first &= ids.is_empty();
-        if let Engine::Foreign(foreign) = &self.tokenizer.engine {
+        if let Codec::Foreign(foreign) = &self.tokenizer.codec {
             self.context = ids[ids.len().saturating_sub(N_CONTEXT_MAX / 2)..].to_vec();
             self.n_shown = foreign.decode(&self.context, self.special).len();
         }
@@ -85,7 +57,7 @@ impl<'t> Stream<'t> {
 
     /// Takes an id and returns the whole characters there are now.
     pub fn push(&mut self, id: u32) -> String {
-        if let Engine::Foreign(_) = self.tokenizer.engine {
+        if let Codec::Foreign(_) = self.tokenizer.codec {
             self.context.push(id);
             return self.foreign();
         }
@@ -104,18 +76,18 @@ impl<'t> Stream<'t> {
 
     /// Returns what is left: half characters as U+FFFD.
     pub fn finish(self) -> String {
-        match &self.tokenizer.engine {
-            Engine::Foreign(foreign) => {
+        match &self.tokenizer.codec {
+            Codec::Foreign(foreign) => {
                 let text = foreign.decode(&self.context, self.special);
                 text.get(self.n_shown..).unwrap_or("").to_string()
             }
-            Engine::Own(_) => String::from_utf8_lossy(&self.pending).into_owned(),
+            Codec::Own(_) => String::from_utf8_lossy(&self.pending).into_owned(),
         }
     }
 
     /// Decodes the context again and returns what is new; the crate decodes lists, not bytes.
     fn foreign(&mut self) -> String {
-        let Engine::Foreign(foreign) = &self.tokenizer.engine else { return String::new() };
+        let Codec::Foreign(foreign) = &self.tokenizer.codec else { return String::new() };
         let text = foreign.decode(&self.context, self.special);
         // Half a character shows as U+FFFD at the end; the next id may complete it.
         if text.ends_with('\u{fffd}') {

@@ -56,7 +56,7 @@ fn tokenizer_json_gives_the_ids_of_hugging_face() {
     let Some(folder) = real("tokenizers") else { return };
     for name in ["gpt2", "gpt-neox-20b", "qwen2.5", "smollm2", "tok512"] {
         let tokenizer = tokenizer(&folder.join(name).join("tokenizer.json"));
-        assert!(matches!(tokenizer.engine, Engine::Own(_)), "{name} is not read by ourselves");
+        assert!(matches!(tokenizer.codec, Codec::Own(_)), "{name} is not read by ourselves");
         expect_hugging_face(&tokenizer, &folder.join(name).join("vectors.jsonl"));
     }
 }
@@ -348,7 +348,7 @@ fn a_gguf_vocabulary_written_as_json_gives_the_same_ids() {
         let tokenizer = Tokenizer::from_gguf("a.gguf", gguf_vocab(path)).unwrap();
         let json = tokenizer.to_json().unwrap();
         let again = Tokenizer::from_json("tokenizer.json", json.as_bytes()).unwrap();
-        assert!(matches!(again.engine, Engine::Own(_)), "{}", path.display());
+        assert!(matches!(again.codec, Codec::Own(_)), "{}", path.display());
         let foreign = foreign::read("tokenizer.json", &json).unwrap();
         for text in texts_of(&folder.join("vectors-ggml-vocab-gpt-2.jsonl")) {
             for special in [Special::Parse, Special::Plain] {
@@ -404,7 +404,7 @@ fn tiny(name: &str) -> (Tokenizer, Vec<Value>) {
 fn small_tokenizers_give_the_ids_of_hugging_face() {
     for name in ["bytes", "spaces"] {
         let (tokenizer, vectors) = tiny(name);
-        assert!(matches!(tokenizer.engine, Engine::Own(_)), "{name} is not read by ourselves");
+        assert!(matches!(tokenizer.codec, Codec::Own(_)), "{name} is not read by ourselves");
         let foreign = through_the_crate(&tokenizer);
         for line in &vectors {
             let text = line["text"].as_str().unwrap();
@@ -450,7 +450,7 @@ fn small_tokenizers_survive_gguf_and_json() {
 fn a_stream_after_a_prompt_keeps_its_first_space() {
     let (tokenizer, _) = tiny("spaces");
     let ids = tokenizer.encode("the loss", Special::Parse).unwrap();
-    let text = |mut stream: Stream| {
+    let text = |mut stream: Stream<&Tokenizer>| {
         let text: String = ids.iter().map(|id| stream.push(*id)).collect();
         text + &stream.finish()
     };
@@ -693,7 +693,7 @@ fn metaspace_puts_a_space_where_there_is_none() {
         });
         let json = file.to_string();
         let own = Tokenizer::from_json("tokenizer.json", json.as_bytes()).unwrap();
-        assert!(matches!(own.engine, Engine::Own(_)));
+        assert!(matches!(own.codec, Codec::Own(_)));
         let foreign = foreign::read("tokenizer.json", &json).unwrap();
         let mut seed = 17;
         for _ in 0..500 {
@@ -718,7 +718,7 @@ fn added_ids_that_the_crate_would_not_give_are_left_to_it() {
     file["added_tokens"][1]["id"] = 7.into();
     let json = file.to_string();
     let odd = Tokenizer::from_json("tokenizer.json", json.as_bytes()).unwrap();
-    assert!(matches!(odd.engine, Engine::Foreign(_)));
+    assert!(matches!(odd.codec, Codec::Foreign(_)));
     assert_eq!(odd.encode("<mark>", Special::Parse).unwrap(), [420]);
 }
 

@@ -41,7 +41,7 @@ impl Arch {
                 MixerConfig::Parallel(m, a) => {
                     [mamba2_problems(m), self.attention_problems(a)].concat()
                 }
-                MixerConfig::ShortConv(_) => vec![(true, "it has a short convolution".into())],
+                mixer => vec![(true, format!("llama.cpp has no {mixer}"))],
             };
             list.extend(self.feed_forward_problems(&layer.feed_forward));
             if let Some((_, problem)) = list.into_iter().find(|problem| problem.0) {

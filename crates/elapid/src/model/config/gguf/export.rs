@@ -54,10 +54,7 @@ fn size(size: usize) -> Item {
 }
 
 fn attention(config: &Config) -> Option<&AttentionConfig> {
-    config.layers.iter().find_map(|layer| match &layer.mixer {
-        MixerConfig::Attention(c) | MixerConfig::Parallel(_, c) => Some(c),
-        _ => None,
-    })
+    config.layers.iter().find_map(|layer| layer.mixer.attention())
 }
 
 /// A hyper-parameter by our name of it, where the model has it.
@@ -80,10 +77,8 @@ fn value(config: &Config, arch: Arch, own: &str) -> Option<Item> {
         FeedForwardConfig::Experts(c) => Some(c),
         _ => None,
     });
-    let of_layer = |layer: &LayerConfig| match &layer.mixer {
-        MixerConfig::Attention(c) => c.dims.n_kv_head as i32,
-        _ => 0,
-    };
+    let of_layer =
+        |layer: &LayerConfig| layer.mixer.attention().map_or(0, |c| c.dims.n_kv_head as i32);
     Some(match own {
         "d_model" => size(config.d_model),
         "layers" => size(layers.len()),

@@ -5,7 +5,7 @@
 //! writes the metadata and `import.rs` reads it, both by the rows of `config/family.rs`. A file of
 //! our own also keeps its config.json (`CONFIG_KEY`), so that a round trip loses nothing.
 //!
-//! What the conversions do to numbers, all of it in `names.rs`:
+//! What the conversions do to numbers, all of it in `names.rs` and in the files of the mixers:
 //!
 //! - decays are stored as `-exp(a_log)`;
 //! - rows of queries and keys are paired where llama.cpp turns neighbours (llama, granitehybrid);
@@ -18,6 +18,8 @@ mod import;
 mod names;
 
 pub use super::family::Arch;
+pub(crate) use super::family::Trait;
 pub use export::describe;
 pub use import::{CONFIG_KEY, read};
+pub(crate) use names::LayerNames;
 pub use names::{FREQUENCIES, names};

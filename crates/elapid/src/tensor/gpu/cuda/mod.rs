@@ -11,7 +11,8 @@
 //! | `blas.rs`    | matrix products of what lies somewhere, by cuBLASLt              |
 //! | `profile.rs` | time of kernels                                                  |
 //!
-//! Failures of calls end in `Failure`, as with wgpu.
+//! Failures of calls end in `Failure`, as with wgpu. A context that has failed for good says so at
+//! every call: `find_loss` asks it.
 
 mod blas;
 mod context;
@@ -24,7 +25,7 @@ use self::context::{Context, Pinned, words};
 use self::module::{Functions, PARAMS_MAX};
 use self::profile::Profile;
 use super::profile::KernelTime;
-use super::{Caps, Failure, Launch};
+use super::{Caps, Failure, Fault, Launch};
 use crate::error::Result;
 use cudarc::driver::{result, sys};
 use std::ffi::c_void;
@@ -75,6 +76,14 @@ pub(super) struct Recording<'a> {
 
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
+        // Still recording: a panic came through here.
+        if lock(&self.cuda.recording).take().is_some() {
+            // SAFETY: the stream records since `record`; the graph is destroyed once, right here.
+            let _ = unsafe {
+                result::stream::end_capture(self.cuda.context.stream)
+                    .and_then(|graph| result::graph::destroy(graph))
+            };
+        }
         *lock(&self.cuda.recorder) = None;
     }
 }
@@ -165,9 +174,21 @@ impl Cuda {
         got.map_err(|error| {
             let last = self.functions.last();
             let after = if last.is_empty() { String::new() } else { format!(", after `{last}`") };
-            self.failure.set(format!("{what}{after}: {}", words(&error)));
+            let is_memory = error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+            let fault = if is_memory { Fault::Memory } else { Fault::Refused };
+            self.failure.set_as(fault, format!("{what}{after}: {}", words(&error)));
         })
         .ok()
+    }
+
+    /// Asks whether anything can be done after a failure.
+    pub(super) fn find_loss(&self) {
+        let _turn = self.turn();
+        self.context.enter();
+        // SAFETY: the stream is ours.
+        if let Err(error) = unsafe { result::stream::synchronize(self.context.stream) } {
+            self.failure.set_as(Fault::Lost, words(&error));
+        }
     }
 
     pub(super) fn allocate(&self, n_bytes: usize) -> std::result::Result<Memory, String> {
@@ -181,7 +202,7 @@ impl Cuda {
                 let (asked, free, total) = (mib(n_bytes), mib(free), mib(total));
                 let problem = words(&error);
                 Err(format!(
-                    "{asked} MiB of memory are asked for, {free} of {total} free: {problem}"
+                    "{asked} MiB were asked for, {free} of {total} MiB are free: {problem}"
                 ))
             }
         }

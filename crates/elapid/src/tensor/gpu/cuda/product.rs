@@ -35,6 +35,7 @@ impl Cuda {
         product: Product,
         epilogue: Epilogue,
     ) -> bool {
+        let is_written = matches!(epilogue, Epilogue::Sums(..));
         let (tensor, first, n, vector): (&Tensor, _, _, fn(_) -> _) = match epilogue {
             Epilogue::Bias(tensor, first) => (tensor, first, product.n, Vector::Bias),
             Epilogue::Sums(tensor, first) => {
@@ -45,7 +46,12 @@ impl Cuda {
         let (n_elem, dtype) = (tensor.n_elem(), tensor.dtype());
         assert!(first + n <= n_elem, "product: numbers {first} and {n} of {n_elem}");
         assert_eq!(dtype, product.out.dtype(), "product: dtype of the epilogue's numbers");
-        let Some(at) = address(tensor, first) else { return true };
+        let vector_buffer = tensor.gpu_buffer().0;
+        let sums = is_written.then_some(vector_buffer);
+        let out = product.out.gpu_buffer().0;
+        let (mut at, written) = (None, sums.into_iter().chain([out]));
+        gpu.attempt([vector_buffer], written, || at = address(tensor, first));
+        let Some(at) = at else { return true };
         product.k > 0 && self.product_and(gpu, product, Some(vector(at)))
     }
 
@@ -59,17 +65,20 @@ impl Cuda {
         let (dtype, to) = (a.tensor.dtype(), out.dtype());
         let (from, into) = (dtype.name(), to.name());
         assert!(to == DType::F32 || to == dtype, "a product of {from} into {into}");
-        let (Some(a), Some(b), Some(at)) =
-            (stored(&a, (m, k)), stored(&b, (k, n)), address(out, out_first))
-        else {
-            return true;
-        };
-        if gpu.is_broken() {
-            return true;
-        }
-        let out = Stored { at, dtype: to, rows: m, cols: n, row: out_stride, transposed: false };
-        let tf32 = gpu.precision() == Precision::Tf32;
-        self.multiply(&Multiply { a, b, out, vector, alpha, beta, tf32 })
+        let all = [&a.tensor, &b.tensor, &*out].into_iter().map(|tensor| tensor.gpu_buffer().0);
+        let mut is_done = true;
+        gpu.attempt(all, [out.gpu_buffer().0], || {
+            let (Some(a), Some(b), Some(at)) =
+                (stored(&a, (m, k)), stored(&b, (k, n)), address(out, out_first))
+            else {
+                return;
+            };
+            let out =
+                Stored { at, dtype: to, rows: m, cols: n, row: out_stride, transposed: false };
+            let tf32 = gpu.precision() == Precision::Tf32;
+            is_done = self.multiply(&Multiply { a, b, out, vector, alpha, beta, tf32 });
+        });
+        is_done
     }
 }
 

@@ -11,13 +11,14 @@
 //!
 //! Times of kernels are taken by the adapter's own queries, each kernel in a pass of its own.
 //!
-//! Errors that nobody asked for, and the loss of the device, end in `Failure`.
+//! Errors that nobody asked for end in `Failure`. Commands that were recorded are lost with them, so
+//! that they count as the loss of the device; memory that could not be had does not.
 
 // tidy: allow unsafe (wgpu's own checks of loops are left out)
 mod probe;
 mod profile;
 
-use super::{Caps, Const, Failure, Kernel, Launch, Memory, N_ROUNDS_MAX, Resolved, Work};
+use super::{Caps, Const, Failure, Fault, Kernel, Launch, Memory, N_ROUNDS_MAX, Resolved, Work};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 use profile::Profile;
@@ -199,11 +200,13 @@ impl Wgpu {
             hint: "use `--device cpu`".into(),
         })?;
         let told = failure.clone();
-        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| told.set(error.to_string())));
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
+            told.set_as(Fault::Lost, error.to_string());
+        }));
         let told = failure.clone();
         device.set_device_lost_callback(move |reason, message| {
             if reason != wgpu::DeviceLostReason::Destroyed {
-                told.set(format!("the device was lost: {message}"));
+                told.set_as(Fault::Lost, message.to_string());
             }
         });
         let (pipelines, pending) = (Mutex::default(), Mutex::default());
@@ -257,20 +260,32 @@ impl Wgpu {
         if n_bytes as u64 > max {
             let mib = |n: u64| n >> 20;
             let asked = mib(n_bytes as u64);
-            return Err(format!("a buffer of {asked} MiB is asked for, {} MiB allowed", mib(max)));
+            return Err(format!("a buffer of {asked} MiB was asked for, {} MiB allowed", mib(max)));
         }
+        let usage = wgpu::BufferUsages::STORAGE
+            | wgpu::BufferUsages::COPY_SRC
+            | wgpu::BufferUsages::COPY_DST;
+        self.made(n_bytes, || {
+            self.device.create_buffer(&wgpu::BufferDescriptor {
+                label: None,
+                size: n_bytes as u64,
+                usage,
+                mapped_at_creation: false,
+            })
+        })
+    }
+
+    /// A buffer, unless there is no memory for it.
+    fn made(
+        &self,
+        n_bytes: usize,
+        make: impl FnOnce() -> wgpu::Buffer,
+    ) -> std::result::Result<wgpu::Buffer, String> {
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-        let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
-            label: None,
-            size: n_bytes as u64,
-            usage: wgpu::BufferUsages::STORAGE
-                | wgpu::BufferUsages::COPY_SRC
-                | wgpu::BufferUsages::COPY_DST,
-            mapped_at_creation: false,
-        });
+        let buffer = make();
         match pollster::block_on(scope.pop()) {
             None => Ok(buffer),
-            Some(error) => Err(format!("{} MiB of memory are not there: {error}", n_bytes >> 20)),
+            Some(error) => Err(format!("{} MiB were asked for: {error}", n_bytes >> 20)),
         }
     }
 
@@ -287,12 +302,17 @@ impl Wgpu {
             padded = [bytes, &[0; 3][..4 - bytes.len() % 4]].concat();
             &padded
         };
-        let from = self.device.create_buffer_init(&wgpu::util::BufferInitDescriptor {
-            label: None,
-            contents: whole,
-            usage: wgpu::BufferUsages::COPY_SRC,
+        let made = self.made(whole.len(), || {
+            self.device.create_buffer_init(&wgpu::util::BufferInitDescriptor {
+                label: None,
+                contents: whole,
+                usage: wgpu::BufferUsages::COPY_SRC,
+            })
         });
-        self.copy((&from, 0), (to, offset), whole.len());
+        match made {
+            Ok(from) => self.copy((&from, 0), (to, offset), whole.len()),
+            Err(problem) => self.failure.set_as(Fault::Memory, problem),
+        }
     }
 
     pub(super) fn copy(
@@ -321,12 +341,18 @@ impl Wgpu {
         // Whole words around what is wanted.
         let begin = offset / 4 * 4;
         let n_bytes = (offset + bytes.len() - begin).next_multiple_of(4);
-        let staging = self.device.create_buffer(&wgpu::BufferDescriptor {
-            label: None,
-            size: n_bytes as u64,
-            usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
-            mapped_at_creation: false,
-        });
+        let make = || {
+            self.device.create_buffer(&wgpu::BufferDescriptor {
+                label: None,
+                size: n_bytes as u64,
+                usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            })
+        };
+        let staging = match self.made(n_bytes, make) {
+            Ok(staging) => staging,
+            Err(problem) => return self.failure.set_as(Fault::Memory, problem),
+        };
         self.copy((from, begin), (&staging, 0), n_bytes);
         self.flush();
         let slice = staging.slice(..);
@@ -337,7 +363,7 @@ impl Wgpu {
             }
         });
         self.wait();
-        if self.failure.get().is_none() {
+        if !self.failure.is_set() {
             match slice.get_mapped_range() {
                 Ok(view) => bytes.copy_from_slice(&view[offset - begin..][..bytes.len()]),
                 Err(error) => self.failure.set(format!("cannot read a buffer: {error}")),

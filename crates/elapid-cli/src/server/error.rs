@@ -1,0 +1,141 @@
+//! What a client is told when its request cannot be answered: the error object of OpenAI.
+//!
+//!     {"error": {"message", "type", "param", "code"}}
+//!
+//! Every answer that is no success has this form, whatever the route.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use elapid::Error;
+use serde_json::{Value, json};
+use std::fmt::Display;
+
+/// Characters of a message, at most: values come from strangers and may be megabytes long.
+const N_CHAR_MAX: usize = 800;
+
+/// Seconds after which a client that was turned away may try again.
+const RETRY_AFTER_S: u32 = 1;
+
+/// Why a request is not answered.
+#[derive(Clone, Debug)]
+pub struct ApiError {
+    pub status: StatusCode,
+    /// What is wrong and what to do.
+    pub message: String,
+    /// The field at fault.
+    pub param: Option<String>,
+    /// One word for programs.
+    pub code: Option<&'static str>,
+}
+
+/// What handlers return.
+pub type Answered<T> = Result<T, ApiError>;
+
+impl ApiError {
+    pub fn new(status: StatusCode, message: impl Display) -> ApiError {
+        let mut message = message.to_string();
+        if let Some((at, _)) = message.char_indices().nth(N_CHAR_MAX) {
+            message.truncate(at);
+            message.push_str(" [...]");
+        }
+        ApiError { status, message, param: None, code: None }
+    }
+
+    /// The request makes no sense.
+    pub fn bad(message: impl Display) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// A field of the request makes no sense.
+    pub fn field(name: &str, problem: impl Display) -> ApiError {
+        let param = Some(name.chars().take(N_CHAR_MAX).collect());
+        ApiError { param, ..ApiError::bad(format!("`{name}`: {problem}")) }
+    }
+
+    pub fn missing(name: &str) -> ApiError {
+        ApiError::field(name, "is missing")
+    }
+
+    /// Something that should not have happened.
+    pub fn internal(message: impl Display) -> ApiError {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+    }
+
+    /// The server answers nothing now.
+    pub fn unavailable(message: impl Display) -> ApiError {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    }
+
+    /// Too many requests wait.
+    pub fn full() -> ApiError {
+        ApiError::unavailable("too many requests are waiting; try again in a moment")
+            .with_code("queue_full")
+    }
+
+    /// The time of a request is over.
+    pub fn late() -> ApiError {
+        let words = "the answer took longer than this server allows (--timeout-s)";
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, words).with_code("timeout")
+    }
+
+    /// An error of the engine; of this status unless it is no fault of the request.
+    pub fn of(error: &Error, status: StatusCode) -> ApiError {
+        let words = format!("{error}; {}", error.hint());
+        match error {
+            Error::OutOfMemory { .. } => ApiError::internal(words).with_code("out_of_memory"),
+            Error::DeviceLost { .. } => ApiError::unavailable(words).with_code("device_lost"),
+            Error::Panic { .. } => ApiError::internal(words),
+            _ => ApiError::new(status, words),
+        }
+    }
+
+    /// The same with one word for programs.
+    pub fn with_code(self, code: &'static str) -> ApiError {
+        ApiError { code: Some(code), ..self }
+    }
+
+    /// As OpenAI names this kind of error.
+    fn kind(&self) -> &'static str {
+        match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            408 => "timeout_error",
+            503 => "unavailable_error",
+            500..=599 => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    /// The error object.
+    pub fn json(&self) -> Value {
+        json!({"error": {
+            "message": self.message, "type": self.kind(), "param": self.param, "code": self.code,
+        }})
+    }
+}
+
+impl From<Error> for ApiError {
+    /// An error of the engine that a request brought about.
+    fn from(error: Error) -> ApiError {
+        ApiError::of(&error, StatusCode::BAD_REQUEST)
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.json())).into_response();
+        let headers = response.headers_mut();
+        match self.status {
+            StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));
+            }
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => {}
+        }
+        response
+    }
+}

@@ -1,0 +1,329 @@
+//! The server: a model behind HTTP, in the dialects of OpenAI, llama.cpp and Tabby.
+//!
+//! | file          | is                                                                     |
+//! |---------------|------------------------------------------------------------------------|
+//! | `listen.rs`   | connections, signals, the end                                          |
+//! | `security.rs` | who may ask                                                            |
+//! | `body.rs`     | the body of a request; `prompt.rs`: prompts in it;                     |
+//! |               | `params.rs`: fields that all routes share                              |
+//! | `worker.rs`   | the one thread that owns the engine; `ending.rs`: where code in the    |
+//! |               | middle of a file ends                                                  |
+//! | `answer.rs`   | from answers that grow to a response, whole or streamed                |
+//! | `openai/`     | `/v1/...`                                                              |
+//! | `llama/`      | `/completion`, `/infill` and what watches and helps                    |
+//! | `tabby.rs`    | what Tabby's editors ask besides                                       |
+//! | `error.rs`    | everything that is no success                                          |
+//!
+//! A request goes from top to bottom: it is let in, read, handed to the worker, and its answer is
+//! put into the shape its route has. The engine is reached through the worker alone.
+//!
+//! Not here: what a model computes; the page at `/`, which uses these routes as anybody would.
+
+mod answer;
+mod body;
+mod ending;
+mod error;
+pub mod listen;
+mod llama;
+mod openai;
+mod params;
+mod prompt;
+mod security;
+mod tabby;
+mod worker;
+
+use answer::Growing;
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::middleware::Next;
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{get, post};
+use elapid::Device;
+use elapid::FimTokens;
+use elapid::ModelInfo;
+use elapid::Request as EngineRequest;
+use elapid::{Chat, Generator, LoadedAdapter};
+use elapid::{Special, Tokenizer};
+use ending::Ending;
+use error::{Answered, ApiError};
+pub use security::Guard;
+use security::Verdict;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use worker::Worker;
+
+const PAGE: &str = include_str!("page.html");
+
+/// The page holds its own style and program and loads nothing from elsewhere.
+const PAGE_POLICY: &str = "default-src 'self'; script-src 'unsafe-inline'; \
+                           style-src 'unsafe-inline'; img-src 'self' data:; \
+                           frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
+
+/// Requests whose text is cut into tokens at the same time: the rest of the machine answers.
+const N_PREPARING: usize = 2;
+
+/// Prompts in one request.
+const N_PROMPTS_MAX: usize = 64;
+
+/// What a server is made of besides the model.
+pub struct Settings {
+    /// Who may ask.
+    pub guard: Guard,
+    /// Bytes of a body, at most.
+    pub body_bytes_max: usize,
+    /// Tokens of an answer; a request for more gets this many.
+    pub n_tok_max: usize,
+    /// From a request to the end of its answer.
+    pub time_max: Duration,
+    /// The model name reported to clients, if not its own.
+    pub alias: Option<String>,
+    /// Tokens guessed ahead where a request does not say.
+    pub n_lookup: usize,
+}
+
+/// What every route knows.
+pub struct App {
+    worker: Worker,
+    tokenizer: Arc<Tokenizer>,
+    /// What the model is called, and where it came from.
+    name: String,
+    path: String,
+    chat: Option<Chat>,
+    chat_source: Option<String>,
+    fim: Option<FimTokens>,
+    adapters: Vec<LoadedAdapter>,
+    /// Scales of adapters where a request does not say, by number.
+    scales: Mutex<Vec<f32>>,
+    settings: Settings,
+    /// Tokens of prompt and answer together.
+    context: usize,
+    n_slots: usize,
+    info: ModelInfo,
+    device: Device,
+    preparing: Semaphore,
+    n_answers: AtomicU64,
+    started: Instant,
+    created_s: u64,
+}
+
+impl App {
+    /// What every route knows of a model, and the engine that answers for it.
+    fn new(
+        loaded: Generator,
+        settings: Settings,
+    ) -> std::io::Result<(App, std::thread::JoinHandle<()>)> {
+        let Generator { name, path, engine, adapters, chat_source, chat, fim, info, .. } = loaded;
+        let tokenizer = engine.tokenizer().clone();
+        let (context, n_slots) = (engine.settings().context, engine.settings().n_slots);
+        let device = engine.device().clone();
+        let (worker, thread) = Worker::start(engine)?;
+        let app = App {
+            worker,
+            tokenizer,
+            name: settings.alias.clone().unwrap_or(name),
+            path: path.display().to_string(),
+            chat,
+            chat_source,
+            fim,
+            scales: Mutex::new(adapters.iter().map(|adapter| adapter.scale).collect()),
+            adapters,
+            settings,
+            context,
+            n_slots,
+            info,
+            device,
+            preparing: Semaphore::new(N_PREPARING),
+            n_answers: AtomicU64::new(0),
+            started: Instant::now(),
+            created_s: now_s(),
+        };
+        Ok((app, thread))
+    }
+
+    /// Work that takes a while and has nothing to wait for.
+    async fn prepare<T>(&self, f: impl FnOnce() -> Answered<T>) -> Answered<T> {
+        let permit = self.preparing.acquire().await;
+        let _permit = permit.map_err(|_| ApiError::internal("the server is ending"))?;
+        tokio::task::block_in_place(f)
+    }
+
+    /// Adapters that act where a request does not say.
+    fn default_adapters(&self) -> Vec<(usize, f32)> {
+        let scales = self.scales.lock().unwrap_or_else(PoisonError::into_inner);
+        scales.iter().copied().enumerate().filter(|(_, scale)| *scale != 0.0).collect()
+    }
+
+    /// The name of the model that answers, and its adapters.
+    ///
+    /// The name of an adapter is the model with this adapter on it; the name of the model is the
+    /// model alone; no name is whatever the server was started with.
+    fn choose(&self, model: Option<&str>) -> Answered<(String, Vec<(usize, f32)>)> {
+        let name = match model {
+            None | Some("" | "default") => return Ok((self.name.clone(), self.default_adapters())),
+            Some(name) if name == self.name => return Ok((self.name.clone(), Vec::new())),
+            Some(name) => name,
+        };
+        if let Some(idx) = self.adapters.iter().position(|adapter| adapter.name == name) {
+            // One that is off by default is wanted by name.
+            let scale = self.adapters[idx].scale;
+            return Ok((name.into(), vec![(idx, if scale == 0.0 { 1.0 } else { scale })]));
+        }
+        let known: Vec<String> = self.models().map(|name| format!("`{name}`")).collect();
+        let words = format!("there is no model `{name}` here; there is {}", known.join(", "));
+        let error = ApiError::new(StatusCode::NOT_FOUND, words).with_code("model_not_found");
+        Err(ApiError { param: Some("model".into()), ..error })
+    }
+
+    fn models(&self) -> impl Iterator<Item = &str> {
+        let adapters = self.adapters.iter().map(|adapter| adapter.name.as_str());
+        std::iter::once(self.name.as_str()).chain(adapters)
+    }
+
+    /// A token id from a request.
+    fn token_id(&self, name: &str, id: u32) -> Answered<u32> {
+        let n_vocab = self.info.n_vocab;
+        let words = || format!("holds {id}, which is no token of this vocabulary of {n_vocab}");
+        Some(id).filter(|_| (id as usize) < n_vocab).ok_or_else(|| ApiError::field(name, words()))
+    }
+
+    /// What an empty prompt is.
+    fn begin(&self) -> Answered<Vec<u32>> {
+        let words = "is empty, and the model has no BOS token";
+        elapid::empty_prompt(&self.tokenizer).ok_or_else(|| ApiError::field("prompt", words))
+    }
+
+    /// The ids of a text that a model continues.
+    fn encode_prompt(&self, text: &str) -> Answered<Vec<u32>> {
+        match text.is_empty() {
+            true => self.begin(),
+            false => Ok(self.tokenizer.encode_with_begin(text, Special::Parse)?),
+        }
+    }
+
+    /// How many tokens may follow a prompt of `n_prompt` tokens when `wanted` are asked for.
+    fn n_max(&self, n_prompt: usize, wanted: Option<usize>) -> Answered<usize> {
+        let context = self.context;
+        // A warm-up may fill the context.
+        let n_needed = usize::from(wanted != Some(0));
+        if n_prompt + n_needed > context {
+            let words = format!(
+                "the prompt has {n_prompt} tokens, and the context of this server holds {context} \
+                 (--context)"
+            );
+            let error = ApiError::field("prompt", words);
+            return Err(error.with_code("context_length_exceeded"));
+        }
+        let n_max = wanted.unwrap_or(usize::MAX).min(context - n_prompt);
+        Ok(n_max.min(self.settings.n_tok_max))
+    }
+
+    /// Hands requests in; the time of all begins now.
+    async fn submit(&self, requests: Vec<(EngineRequest, Ending)>) -> Answered<Growing> {
+        self.worker.submit(requests, self.settings.time_max).await
+    }
+
+    /// A name for an answer.
+    fn answer_id(&self, prefix: &str) -> String {
+        let n = self.n_answers.fetch_add(1, Ordering::Relaxed);
+        format!("{prefix}-{:x}-{n}", self.created_s)
+    }
+}
+
+/// Seconds since 1970.
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// All routes.
+fn router(app: Arc<App>) -> Router {
+    let openai = Router::new()
+        .route("/v1/models", get(openai::models))
+        .route("/v1/models/{*name}", get(openai::model))
+        .route("/models", get(openai::models))
+        .route("/v1/completions", post(openai::completions))
+        .route("/v1/chat/completions", post(openai::chat))
+        .route("/chat/completions", post(openai::chat))
+        .route("/v1/embeddings", post(openai::embeddings))
+        .route("/embeddings", post(openai::embeddings));
+    let llama = Router::new()
+        .route("/completion", post(llama::completion))
+        .route("/completions", post(llama::completion))
+        .route("/infill", post(llama::infill))
+        .route("/health", get(llama::health))
+        .route("/props", get(llama::props))
+        .route("/slots", get(llama::slots))
+        .route("/metrics", get(llama::metrics))
+        .route("/tokenize", post(llama::tokenize))
+        .route("/detokenize", post(llama::detokenize))
+        .route("/apply-template", post(llama::apply_template))
+        .route("/lora-adapters", get(llama::adapters).post(llama::set_adapters));
+    let tabby = Router::new()
+        .route("/v1/health", get(tabby::health).post(tabby::health))
+        .route("/v1/events", post(tabby::events));
+    Router::new()
+        .route("/", get(page))
+        .route("/favicon.ico", get(async || StatusCode::NO_CONTENT))
+        .merge(openai)
+        .merge(llama)
+        .merge(tabby)
+        .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(axum::middleware::from_fn_with_state(app.clone(), enter))
+        .with_state(app)
+}
+
+/// Lets a request in, and answers for handlers that panic.
+async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let verdict = app.settings.guard.check(request.method(), request.uri(), request.headers());
+    let origin = match verdict {
+        Err(error) => {
+            body::discard(request).await;
+            return error.into_response();
+        }
+        Ok(Verdict::Answer(response)) => {
+            body::discard(request).await;
+            return response;
+        }
+        Ok(Verdict::Pass(origin)) => origin,
+    };
+    let request = match body::gather(request, app.settings.body_bytes_max).await {
+        Ok(request) => request,
+        Err(error) => return error.into_response(),
+    };
+    // A task of its own, which ends with this one: a panic in it is caught, and a client that goes
+    // away still drops all it asked for.
+    let mut tasks = JoinSet::new();
+    tasks.spawn(next.run(request));
+    let mut response = match tasks.join_next().await {
+        Some(Ok(response)) => response,
+        _ => ApiError::internal("the server failed on this request").into_response(),
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if let Some(origin) = origin {
+        security::allow(headers, origin);
+    }
+    response
+}
+
+async fn page() -> Response {
+    let mut response = Html(PAGE).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY));
+    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    response
+}
+
+async fn not_found(method: Method, uri: Uri) -> ApiError {
+    let words = format!("there is no `{method} {}` here", uri.path());
+    ApiError::new(StatusCode::NOT_FOUND, words)
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    let words = format!("`{}` does not take {method}", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, words)
+}

@@ -1,0 +1,100 @@
+//! `POST /v1/embeddings`: a vector of length one for each text.
+
+use crate::server::App;
+use crate::server::body::{Body, Size};
+use crate::server::error::{Answered, ApiError};
+use crate::server::prompt::Prompt;
+use axum::Json;
+use axum::extract::State;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Texts in one request.
+const N_INPUTS_MAX: usize = 256;
+
+#[derive(Deserialize)]
+struct Fields {
+    model: Option<String>,
+    input: Option<Prompt>,
+    encoding_format: Option<String>,
+    dimensions: Option<Size>,
+}
+
+pub async fn embeddings(State(app): State<Arc<App>>, body: Body) -> Answered<Json<Value>> {
+    let fields: Fields = body.read()?;
+    let (model, _) = app.choose(fields.model.as_deref())?;
+    let is_base64 = match fields.encoding_format.as_deref() {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(other) => {
+            let words = format!("is `{other}`; known: float, base64");
+            return Err(ApiError::field("encoding_format", words));
+        }
+    };
+    let d_model = app.info.d_model;
+    if fields.dimensions.is_some_and(|d| d.size() != d_model) {
+        let words = format!("is not {d_model}, which is what this model gives; omit it");
+        return Err(ApiError::field("dimensions", words));
+    }
+    let input = fields.input.ok_or_else(|| ApiError::missing("input"))?;
+    let inputs = app.prepare(|| inputs(&app, input)).await?;
+    let n_tok: usize = inputs.iter().map(Vec::len).sum();
+    let deadline = tokio::time::Instant::now() + app.settings.time_max;
+    let mut data = Vec::with_capacity(inputs.len());
+    for (idx, ids) in inputs.into_iter().enumerate() {
+        let vector = tokio::time::timeout_at(deadline, app.worker.embed(ids)).await;
+        let vector = vector.map_err(|_| ApiError::late())??;
+        let vector = if is_base64 { json!(base64(&vector)) } else { json!(vector) };
+        data.push(json!({"object": "embedding", "index": idx, "embedding": vector}));
+    }
+    let usage = json!({"prompt_tokens": n_tok, "total_tokens": n_tok});
+    Ok(Json(json!({"object": "list", "data": data, "model": model, "usage": usage})))
+}
+
+fn inputs(app: &App, input: Prompt) -> Answered<Vec<Vec<u32>>> {
+    const NAME: &str = "input";
+    let ids = |prompt: Prompt| {
+        prompt.check(NAME)?;
+        let (ids, context) = (prompt.ids(app, NAME)?, app.context);
+        if ids.len() > context {
+            let n = ids.len();
+            let words = format!("has {n} tokens, and the context of this server holds {context}");
+            return Err(ApiError::field(NAME, words).with_code("context_length_exceeded"));
+        }
+        Ok(ids)
+    };
+    input.split(NAME, N_INPUTS_MAX)?.0.into_iter().map(ids).collect()
+}
+
+const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/// The bytes of the numbers, least significant first, in base 64.
+fn base64(vector: &[f32]) -> String {
+    let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let byte = |at: usize| u32::from(group.get(at).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for digit in 0..4 {
+            let is_there = digit <= group.len();
+            let value = (bits >> (18 - 6 * digit)) as usize & 63;
+            text.push(if is_there { char::from(DIGITS[value]) } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_in_base_64_are_as_others_write_them() {
+        // base64.b64encode(struct.pack("<ff", 1.0, -2.5)) in Python.
+        assert_eq!(base64(&[1.0, -2.5]), "AACAPwAAIMA=");
+        assert_eq!(base64(&[0.5]), "AAAAPw==");
+        assert_eq!(base64(&[]), "");
+        assert_eq!(base64(&[1.0, 2.0, 3.0]), "AACAPwAAAEAAAEBA");
+    }
+}

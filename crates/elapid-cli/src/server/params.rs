@@ -1,0 +1,336 @@
+//! How an answer is to be made: the fields that all routes share, under the names that OpenAI and
+//! llama.cpp give them.
+
+use super::App;
+use super::body::{Int, Num, Texts};
+use super::error::{Answered, ApiError};
+use elapid::Sampling;
+use elapid::Special;
+use elapid::{Constraint, Request};
+use serde::Deserialize;
+use serde_json::{Map, Number, Value, json};
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+/// Bytes of all texts that end an answer.
+const STOP_BYTES_MAX: usize = 4096;
+/// Texts that end an answer.
+const N_STOPS_MAX: usize = 16;
+/// Tokens whose logits are moved.
+const N_BIAS_MAX: usize = 1024;
+/// Likeliest tokens reported with each token.
+pub type Top = Int<0, 20>;
+
+/// Sampling where a request does not say.
+pub struct Defaults {
+    /// Zero is greedy.
+    pub temperature: f64,
+    /// llama.cpp takes anything below zero for greedy, OpenAI refuses it.
+    pub temperature_min: f64,
+    /// Zero is all.
+    pub top_k: i64,
+    /// One is all.
+    pub top_p: f64,
+    /// Zero is all.
+    pub min_p: f64,
+}
+
+/// The model's own distribution, as OpenAI has it.
+pub const OPENAI: Defaults =
+    Defaults { temperature: 1.0, temperature_min: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
+
+/// As llama.cpp has it.
+pub const LLAMA: Defaults =
+    Defaults { temperature: 0.8, temperature_min: -1.0, top_k: 40, top_p: 0.95, min_p: 0.05 };
+
+/// Whoever completes code wants the likeliest text, and the same each time.
+pub const INFILL: Defaults =
+    Defaults { temperature: 0.0, temperature_min: -1.0, top_k: 40, top_p: 0.95, min_p: 0.0 };
+
+/// The fields of a body that all routes share.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub struct Common {
+    temperature: Option<Num<-1, 100>>,
+    top_k: Option<Int<-1, { i32::MAX as i64 }>>,
+    top_p: Option<Num<0, 1>>,
+    min_p: Option<Num<0, 1>>,
+    repeat_last_n: Option<Int<-1, { i32::MAX as i64 }>>,
+    repeat_penalty: Option<Num<0, 100>>,
+    repetition_penalty: Option<Num<0, 100>>,
+    frequency_penalty: Option<Num<-100, 100>>,
+    presence_penalty: Option<Num<-100, 100>>,
+    seed: Option<Number>,
+    stop: Option<Texts>,
+    logit_bias: Option<Bias>,
+    ignore_eos: Option<bool>,
+    stream: Option<bool>,
+    n_lookup: Option<Int<0, 64>>,
+    lora: Option<Vec<Scale>>,
+    json_schema: Option<Map<String, Value>>,
+    regex: Option<String>,
+    grammar: Option<String>,
+    response_format: Option<ResponseFormat>,
+}
+
+/// `{"15043": -100}` of OpenAI; `[[15043, 1.5], ["text", false]]` of llama.cpp.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected an object or a list of pairs: [[15043, 1.5]]")]
+enum Bias {
+    Map(BTreeMap<String, Amount>),
+    List(Vec<(Biased, Amount)>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Biased {
+    Id(u32),
+    Text(String),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Amount {
+    By(f64),
+    /// `false` forbids a token.
+    Allowed(bool),
+}
+
+/// How strongly an adapter acts.
+#[derive(Deserialize)]
+pub struct Scale {
+    id: usize,
+    scale: Option<Num<-10_000, 10_000>>,
+}
+
+#[derive(Deserialize)]
+struct ResponseFormat {
+    r#type: String,
+    json_schema: Option<Value>,
+    schema: Option<Value>,
+}
+
+/// Whether an answer is given whole or as it grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Whole,
+    Stream,
+}
+
+/// What all routes share, checked.
+#[derive(Clone)]
+pub struct Params {
+    /// Of the request but for its prompt and length.
+    request: Request,
+    pub mode: Mode,
+}
+
+impl Params {
+    /// Checks what a request says; `adapters` are those it chose by its model.
+    pub fn new(
+        app: &App,
+        common: Common,
+        defaults: &Defaults,
+        adapters: Vec<(usize, f32)>,
+    ) -> Answered<Params> {
+        let sampling = sampling(app, &common, defaults)?;
+        let mut logit_bias = bias(app, common.logit_bias)?;
+        let mut stop_tokens = app.tokenizer.eog().to_vec();
+        if common.ignore_eos == Some(true) {
+            logit_bias.extend(stop_tokens.drain(..).map(|id| (id, f32::NEG_INFINITY)));
+        }
+        let forms = [
+            common.json_schema.map(|schema| Ok(Constraint::JsonSchema(Value::Object(schema)))),
+            common.regex.map(|regex| Ok(Constraint::Regex(regex))),
+            common.grammar.filter(|text| !text.is_empty()).map(grammar),
+            common.response_format.and_then(|format| response_format(format).transpose()),
+        ];
+        let mut forms = forms.into_iter().flatten().collect::<Answered<Vec<_>>>()?;
+        if forms.len() > 1 {
+            let words = "more than one of `json_schema`, `grammar`, `regex` and `response_format`";
+            return Err(ApiError::bad(format!("the request has {words}; give one")));
+        }
+        let request = Request {
+            prompt: Vec::new(),
+            n_max: 0,
+            sampling,
+            logit_bias,
+            stop_tokens,
+            stop_texts: stops(common.stop)?,
+            constraint: forms.pop(),
+            adapters: match common.lora {
+                Some(list) => scales(app, "lora", &list)?,
+                None => adapters,
+            },
+            n_top: 0,
+            n_lookup: common.n_lookup.map_or(app.settings.n_lookup, Int::size),
+            special: Special::Plain,
+        };
+        let mode = if common.stream == Some(true) { Mode::Stream } else { Mode::Whole };
+        Ok(Params { request, mode })
+    }
+
+    /// The same with this many of the likeliest tokens reported.
+    pub fn with_top(mut self, n_top: usize) -> Params {
+        self.request.n_top = n_top;
+        self
+    }
+
+    /// The same for what ends where the middle of a file ends.
+    pub fn with_fim_stops(mut self, app: &App) -> Params {
+        self.request.stop_tokens.extend(app.fim.iter().flat_map(|fim| fim.stops()));
+        self
+    }
+
+    /// The request for this prompt; several of one prompt draw differently.
+    pub fn request(&self, prompt: Vec<u32>, n_max: usize, choice: usize) -> Request {
+        let seed = self.request.sampling.seed.wrapping_add(choice as u64);
+        let sampling = Sampling { seed, ..self.request.sampling };
+        Request { prompt, n_max, sampling, ..self.request.clone() }
+    }
+
+    /// `generation_settings` of llama.cpp.
+    pub fn settings(&self, n_max: usize) -> Value {
+        let (r, s) = (&self.request, &self.request.sampling);
+        let adapter = |&(id, scale): &(usize, f32)| json!({"id": id, "scale": scale});
+        json!({
+            "seed": s.seed, "temperature": s.temperature, "top_k": s.top_k.unwrap_or(0),
+            "top_p": s.top_p, "min_p": s.min_p, "repeat_last_n": s.n_penalized,
+            "repeat_penalty": s.repeat_penalty, "presence_penalty": s.presence_penalty,
+            "frequency_penalty": s.frequency_penalty, "stop": r.stop_texts,
+            "max_tokens": n_max, "n_predict": n_max, "n_probs": r.n_top,
+            "stream": self.mode == Mode::Stream, "n_lookup": r.n_lookup,
+            "lora": r.adapters.iter().map(adapter).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn sampling(app: &App, common: &Common, defaults: &Defaults) -> Answered<Sampling> {
+    let temperature = common.temperature.map_or(defaults.temperature, |it| it.0);
+    if temperature < defaults.temperature_min {
+        let words = format!("{temperature} is no number from 0 to 100");
+        return Err(ApiError::field("temperature", words));
+    }
+    let top_k = common.top_k.map_or(defaults.top_k, |k| k.0);
+    let top_p = common.top_p.map_or(defaults.top_p, |p| p.0) as f32;
+    let n_penalized = match common.repeat_last_n.map_or(64, |n| n.0) {
+        -1 => app.context,
+        n => app.context.min(n as usize),
+    };
+    let repeat_penalty = common.repetition_penalty.or(common.repeat_penalty);
+    Ok(Sampling {
+        temperature: temperature.max(0.0) as f32,
+        top_k: usize::try_from(top_k).ok().filter(|k| *k > 0),
+        // A share of nothing leaves the likeliest token.
+        top_p: top_p.max(f32::MIN_POSITIVE),
+        min_p: common.min_p.map_or(defaults.min_p, |p| p.0) as f32,
+        repeat_penalty: repeat_penalty.map_or(1.0, |it| it.0) as f32,
+        frequency_penalty: common.frequency_penalty.map_or(0.0, |it| it.0) as f32,
+        presence_penalty: common.presence_penalty.map_or(0.0, |it| it.0) as f32,
+        n_penalized,
+        seed: seed(common.seed.as_ref())?,
+    })
+}
+
+/// The seed that was given, or another each time.
+fn seed(seed: Option<&Number>) -> Answered<u64> {
+    let given = match seed {
+        None => None,
+        Some(number) => {
+            let whole = number.as_f64().filter(|x| x.fract() == 0.0 && x.abs() < 9e15);
+            let signed = number.as_i64().or(whole.map(|x| x as i64)).map(|n| n as u64);
+            let words = || ApiError::field("seed", format!("{number} is no whole number"));
+            Some(number.as_u64().or(signed).ok_or_else(words)?)
+        }
+    };
+    // llama.cpp writes -1, also as a number of 32 bits, for any.
+    let given = given.filter(|seed| ![u64::MAX, u64::from(u32::MAX)].contains(seed));
+    // Each of these is made with keys of its own.
+    Ok(given.unwrap_or_else(|| RandomState::new().build_hasher().finish()))
+}
+
+fn stops(texts: Option<Texts>) -> Answered<Vec<String>> {
+    let mut texts = Texts::list(texts, "stop", N_STOPS_MAX)?;
+    texts.retain(|text| !text.is_empty());
+    let n_bytes: usize = texts.iter().map(String::len).sum();
+    match n_bytes <= STOP_BYTES_MAX {
+        true => Ok(texts),
+        false => {
+            let words = format!("has {n_bytes} bytes, at most {STOP_BYTES_MAX} are taken");
+            Err(ApiError::field("stop", words))
+        }
+    }
+}
+
+fn bias(app: &App, bias: Option<Bias>) -> Answered<Vec<(u32, f32)>> {
+    const NAME: &str = "logit_bias";
+    let pairs = match bias {
+        None => return Ok(Vec::new()),
+        Some(Bias::List(list)) => list,
+        Some(Bias::Map(map)) => {
+            let token = |key: String| key.parse().map_or(Biased::Text(key), Biased::Id);
+            map.into_iter().map(|(key, amount)| (token(key), amount)).collect()
+        }
+    };
+    let mut list = Vec::new();
+    for (token, amount) in pairs {
+        let amount = match amount {
+            Amount::By(amount) => amount.clamp(-1e4, 1e4) as f32,
+            Amount::Allowed(false) => f32::NEG_INFINITY,
+            Amount::Allowed(true) => return Err(ApiError::field(NAME, "moves a token by `true`")),
+        };
+        let ids = match token {
+            Biased::Text(text) => app.tokenizer.encode(&text, Special::Parse)?,
+            Biased::Id(id) => vec![app.token_id(NAME, id)?],
+        };
+        list.extend(ids.into_iter().map(|id| (id, amount)));
+        if list.len() > N_BIAS_MAX {
+            return Err(ApiError::field(NAME, format!("moves more than {N_BIAS_MAX} tokens")));
+        }
+    }
+    Ok(list)
+}
+
+fn grammar(grammar: String) -> Answered<Constraint> {
+    if grammar.trim_start().starts_with("%llguidance") {
+        return Ok(Constraint::Lark(grammar));
+    }
+    let words = "GBNF is not supported; give `json_schema`, `regex`, or a Lark grammar that starts \
+                 with `%llguidance {}`";
+    Err(ApiError::field("grammar", words))
+}
+
+fn response_format(format: ResponseFormat) -> Answered<Option<Constraint>> {
+    const NAME: &str = "response_format";
+    let ResponseFormat { r#type, json_schema, schema } = format;
+    let schema = match &r#type[..] {
+        "text" => return Ok(None),
+        "json_object" => schema.unwrap_or(json!({"type": "object"})),
+        "json_schema" => {
+            // llama.cpp's own form has the schema one level up.
+            let inner = json_schema.and_then(|inner| inner.get("schema").cloned());
+            inner.or(schema).ok_or_else(|| ApiError::field(NAME, "has no `json_schema.schema`"))?
+        }
+        other => {
+            let words = format!("has the type `{other}`; known: text, json_object, json_schema");
+            return Err(ApiError::field(NAME, words));
+        }
+    };
+    match schema.is_object() {
+        true => Ok(Some(Constraint::JsonSchema(schema))),
+        false => Err(ApiError::field(NAME, "has a schema that is no object")),
+    }
+}
+
+/// `[{"id": 0, "scale": 0.5}]`: those that are not named are off.
+pub fn scales(app: &App, name: &str, list: &[Scale]) -> Answered<Vec<(usize, f32)>> {
+    let mut found = BTreeMap::new();
+    for Scale { id, scale } in list {
+        if *id >= app.adapters.len() {
+            let words = format!("names adapter {id}; this server has {}", app.adapters.len());
+            return Err(ApiError::field(name, words));
+        }
+        found.insert(*id, scale.map_or(1.0, |scale| scale.0 as f32));
+    }
+    Ok(found.into_iter().filter(|(_, scale)| *scale != 0.0).collect())
+}

@@ -1,0 +1,72 @@
+//! What editors made for Tabby ask: completions by segments, health, events.
+//!
+//! A completion is `{"language", "segments": {"prefix", "suffix", "filepath", ...}}` at
+//! `/v1/completions` and answers `{"id", "choices": [{"index", "text"}]}`. Events (what was shown,
+//! what was taken) are accepted and forgotten: nothing about a person's work is kept.
+
+use super::App;
+use super::body::Body;
+use super::error::{Answered, ApiError};
+use super::llama::Hole;
+use super::params::{INFILL, Params};
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Tokens of an answer, as Tabby has it.
+const N_TOK: usize = 64;
+
+/// After this an answer ends with its line.
+const TIME_MAX: Duration = Duration::from_secs(2);
+
+#[derive(Deserialize)]
+struct Fields {
+    segments: Segments,
+}
+
+#[derive(Deserialize)]
+struct Segments {
+    prefix: Option<String>,
+    suffix: Option<String>,
+    filepath: Option<String>,
+}
+
+pub async fn complete(app: &Arc<App>, body: &Body) -> Answered<Response> {
+    let params = Params::new(app, body.read()?, &INFILL, app.default_adapters())?;
+    let Segments { prefix, suffix, filepath } = body.read::<Fields>()?.segments;
+    let hole = Hole::new(prefix.unwrap_or_default(), suffix.unwrap_or_default(), filepath);
+    let prepared = app.prepare(|| match app.fim.is_some() {
+        true => Ok(hole.prompt(app)?.0),
+        // An editor without a suffix is better than none.
+        false => app.encode_prompt(&hole.prefix()),
+    });
+    let prompt = prepared.await?;
+    let n_max = app.n_max(prompt.len(), Some(N_TOK))?;
+    let request = params.with_fim_stops(app).request(prompt, n_max, 0);
+    let ending = hole.ending().with_time(Some(TIME_MAX));
+    let mut answers = app.submit(vec![(request, ending)]).await?.whole().await?;
+    let answer = answers.pop().ok_or_else(|| ApiError::internal("no answer was begun"))?;
+    let choices = json!([{"index": 0, "text": answer.text}]);
+    Ok(Json(json!({"id": app.answer_id("cmpl"), "choices": choices})).into_response())
+}
+
+pub async fn health(State(app): State<Arc<App>>) -> Json<Value> {
+    let (kind, cpu) = (app.device.kind(), app.device.host_device().describe());
+    let cuda: Vec<String> = (kind == "cuda").then(|| app.device.describe()).into_iter().collect();
+    Json(json!({
+        "model": app.name, "chat_model": app.chat.is_some().then_some(&app.name),
+        "device": kind, "arch": std::env::consts::ARCH, "cpu_info": cpu,
+        "cpu_count": std::thread::available_parallelism().map_or(1, usize::from),
+        "cuda_devices": cuda, "family": app.info.family,
+        "version": {"git_describe": concat!("elapid ", env!("CARGO_PKG_VERSION"))},
+    }))
+}
+
+pub async fn events() -> StatusCode {
+    StatusCode::NO_CONTENT
+}

@@ -1,0 +1,411 @@
+//! The one thread that owns the engine.
+//!
+//! Commands come in by a channel, pieces of answers go out by a channel of each HTTP request. The
+//! thread sleeps while there is nothing to do. Between two steps of the engine it looks for clients
+//! that have gone and requests whose time is over: those are cancelled. Here also are the endings
+//! that only a server has (`ending.rs`).
+//!
+//! A failure ends the requests that it happened to. After a lost device, or several panics with no
+//! answer in between, the engine is beyond help: every request is told so, and the server ends.
+//!
+//! Not here: what a request means, what an answer looks like.
+
+use super::answer::{End, Growing, Piece, Stop};
+use super::ending::Ending;
+use super::error::{Answered, ApiError};
+use axum::http::StatusCode;
+use elapid::Error;
+use elapid::{Engine, Event, Finish, Reason, Refusal, Request, RequestId, Stats};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::{Semaphore, oneshot, watch};
+
+/// Requests in a row that end in a panic before the server ends.
+const N_PANICS_MAX: usize = 3;
+
+/// Schemas and grammars of strangers are read by recursion.
+const STACK_BYTES: usize = 16 << 20;
+
+enum Command {
+    Submit(Box<Request>, Box<Job>, oneshot::Sender<Answered<()>>),
+    Embed(Vec<u32>, oneshot::Sender<Answered<Vec<f32>>>),
+    Stop,
+}
+
+/// What happened since the start.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    pub n_taken: u64,
+    /// Turned away for want of room.
+    pub n_full: u64,
+    /// Ended because the client had gone.
+    pub n_gone: u64,
+    /// Ended because the time was over.
+    pub n_late: u64,
+    /// Ended by a failure, and those of them where memory ran out.
+    pub n_failed: u64,
+    pub n_out_of_memory: u64,
+    /// Texts that were turned into vectors.
+    pub n_embedded: u64,
+    /// Steps of the engine.
+    pub n_steps: u64,
+    /// Slots in use, summed over steps.
+    pub n_busy: u64,
+    /// Time of all prompts and of all answers.
+    pub prompt_time: Duration,
+    pub answer_time: Duration,
+    /// Most tokens a sequence ever had.
+    pub n_tok_max: usize,
+}
+
+/// What the engine was like after its last step.
+#[derive(Clone, Debug, Default)]
+pub struct Board {
+    pub stats: Stats,
+    pub totals: Totals,
+    /// Why nothing is answered any more.
+    pub broken: Option<ApiError>,
+}
+
+/// The way to the thread.
+pub struct Worker {
+    commands: Sender<Command>,
+    board: Arc<Mutex<Board>>,
+    /// Room for texts that wait for their vectors.
+    embedding: Semaphore,
+    /// True when the engine is beyond help.
+    broken: watch::Receiver<bool>,
+}
+
+fn lock(board: &Mutex<Board>) -> MutexGuard<'_, Board> {
+    // What is in it is a copy; half of one does no harm.
+    board.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn gone<T>(_: T) -> ApiError {
+    ApiError::unavailable("the engine has ended; the server stops")
+}
+
+impl Worker {
+    /// Starts the thread.
+    pub fn start(engine: Engine) -> std::io::Result<(Worker, JoinHandle<()>)> {
+        let (commands, inbox) = mpsc::channel();
+        let (broken_sender, broken) = watch::channel(false);
+        let embedding = Semaphore::new(engine.settings().n_waiting_max.max(1));
+        let board = Arc::new(Mutex::default());
+        let desk = Desk {
+            engine,
+            jobs: BTreeMap::new(),
+            board: board.clone(),
+            totals: Totals::default(),
+            n_panics: 0,
+            broken: None,
+            is_broken: broken_sender,
+        };
+        let thread = std::thread::Builder::new().name("engine".into()).stack_size(STACK_BYTES);
+        let thread = thread.spawn(move || desk.run(&inbox))?;
+        Ok((Worker { commands, board, embedding, broken }, thread))
+    }
+
+    /// Hands requests in, each with where its answer ends besides where the model ends it.
+    ///
+    /// Answers that are dropped end their requests.
+    pub async fn submit(
+        &self,
+        requests: Vec<(Request, Ending)>,
+        time_max: Duration,
+    ) -> Answered<Growing> {
+        let (sender, pieces) = tokio::sync::mpsc::unbounded_channel();
+        let (n_answers, deadline) = (requests.len(), Instant::now() + time_max);
+        for (idx, (request, ending)) in requests.into_iter().enumerate() {
+            let job = Job {
+                idx,
+                pieces: sender.clone(),
+                ending,
+                deadline,
+                n_prompt: request.prompt.len(),
+                n_cached: 0,
+                n_tok: 0,
+                begun: None,
+                read: None,
+            };
+            let (reply, answer) = oneshot::channel();
+            let command = Command::Submit(Box::new(request), Box::new(job), reply);
+            self.commands.send(command).map_err(gone)?;
+            answer.await.map_err(gone)??;
+        }
+        Ok(Growing { pieces, n_answers, n_ended: 0 })
+    }
+
+    /// The vector of a text.
+    pub async fn embed(&self, ids: Vec<u32>) -> Answered<Vec<f32>> {
+        let _room = self.embedding.try_acquire().map_err(|_| ApiError::full())?;
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(Command::Embed(ids, reply)).map_err(gone)?;
+        answer.await.map_err(gone)?
+    }
+
+    /// What the engine was like after its last step.
+    pub fn board(&self) -> Board {
+        lock(&self.board).clone()
+    }
+
+    /// Ends the thread; whatever still runs is cut off.
+    pub fn stop(&self) {
+        // One that is gone already need not be told.
+        let _ = self.commands.send(Command::Stop);
+    }
+
+    /// Returns when the engine is beyond help.
+    pub async fn broken(&self) {
+        let mut broken = self.broken.clone();
+        // The sender goes away with the thread, which is the same.
+        let _ = broken.wait_for(|broken| *broken).await;
+    }
+}
+
+/// A request under way.
+struct Job {
+    /// Its number among those of its HTTP request.
+    idx: usize,
+    pieces: UnboundedSender<(usize, Answered<Piece>)>,
+    ending: Ending,
+    deadline: Instant,
+    n_prompt: usize,
+    n_cached: usize,
+    n_tok: usize,
+    /// When the engine turned to it, and when its prompt was read.
+    begun: Option<Instant>,
+    read: Option<Instant>,
+}
+
+impl Job {
+    fn send(&self, piece: Answered<Piece>) {
+        // A client that has gone is found by `sweep`.
+        let _ = self.pieces.send((self.idx, piece));
+    }
+
+    fn end(&self, stop: Stop, now: Instant) -> End {
+        let begun = self.begun.unwrap_or(now);
+        let read = self.read.unwrap_or(begun);
+        End {
+            stop,
+            n_prompt: self.n_prompt,
+            n_cached: self.n_cached,
+            n_tok: self.n_tok,
+            n_guessed: 0,
+            n_accepted: 0,
+            prompt_time: read - begun,
+            answer_time: now - read,
+        }
+    }
+
+    /// The last of it.
+    fn finished(&mut self, finish: Finish, now: Instant) -> Answered<Piece> {
+        let stop = match finish.reason {
+            Reason::End => Stop::End,
+            Reason::StopText(word) => Stop::Word(word),
+            Reason::Length | Reason::Cancelled => Stop::Limit,
+            Reason::Failed(error) => {
+                return Err(ApiError::of(&error, StatusCode::INTERNAL_SERVER_ERROR));
+            }
+        };
+        let given = self.ending.finish(&finish.text);
+        self.n_cached = finish.n_cached;
+        let end = self.end(given.stop.unwrap_or(stop), now);
+        let (n_guessed, n_accepted) = (finish.n_guessed, finish.n_accepted);
+        let end = Some(End { n_guessed, n_accepted, ..end });
+        Ok(Piece { text: given.text, tokens: Vec::new(), end })
+    }
+}
+
+/// What the thread has before it.
+struct Desk {
+    engine: Engine,
+    jobs: BTreeMap<RequestId, Job>,
+    board: Arc<Mutex<Board>>,
+    totals: Totals,
+    /// Requests in a row that ended in a panic.
+    n_panics: usize,
+    /// Why nothing is answered any more.
+    broken: Option<ApiError>,
+    is_broken: watch::Sender<bool>,
+}
+
+impl Desk {
+    fn run(mut self, inbox: &Receiver<Command>) {
+        loop {
+            let first = match self.jobs.is_empty() {
+                true => match inbox.recv() {
+                    Ok(command) => Some(command),
+                    Err(_) => return,
+                },
+                false => None,
+            };
+            for command in first.into_iter().chain(inbox.try_iter()) {
+                match (command, &self.broken) {
+                    (Command::Stop, _) => return,
+                    // Clients that do not wait for a reply have gone, and are found by `sweep`.
+                    (Command::Submit(.., reply), Some(why)) => _ = reply.send(Err(why.clone())),
+                    (Command::Embed(_, reply), Some(why)) => _ = reply.send(Err(why.clone())),
+                    (Command::Submit(request, job, reply), None) => {
+                        let _ = reply.send(self.submit(*request, *job));
+                    }
+                    (Command::Embed(ids, reply), None) if !reply.is_closed() => {
+                        let _ = reply.send(self.embed(&ids));
+                    }
+                    (Command::Embed(..), None) => {}
+                }
+            }
+            self.sweep();
+            if !self.jobs.is_empty() {
+                self.step();
+            }
+            let mut board = lock(&self.board);
+            board.stats = self.engine.stats();
+            board.totals = self.totals.clone();
+        }
+    }
+
+    fn submit(&mut self, request: Request, job: Job) -> Answered<()> {
+        match self.engine.submit(request) {
+            Ok(id) => {
+                self.jobs.insert(id, job);
+                self.totals.n_taken += 1;
+                Ok(())
+            }
+            Err(Refusal::Full) => {
+                self.totals.n_full += 1;
+                Err(ApiError::full())
+            }
+            Err(Refusal::Bad(error)) => Err(self.refused(&error)),
+        }
+    }
+
+    fn embed(&mut self, ids: &[u32]) -> Answered<Vec<f32>> {
+        self.totals.n_embedded += 1;
+        self.engine.embed(ids).map_err(|error| self.refused(&error))
+    }
+
+    /// What a client is told when its request was not taken: mostly its own fault.
+    fn refused(&mut self, error: &Error) -> ApiError {
+        let told = ApiError::of(error, StatusCode::BAD_REQUEST);
+        if told.status.is_server_error() {
+            self.note_failure(error);
+        }
+        told
+    }
+
+    /// Ends requests whose client has gone or whose time is over.
+    fn sweep(&mut self) {
+        let now = Instant::now();
+        let (engine, totals) = (&mut self.engine, &mut self.totals);
+        self.jobs.retain(|id, job| {
+            let (is_gone, is_late) = (job.pieces.is_closed(), now >= job.deadline);
+            if is_gone {
+                totals.n_gone += 1;
+            } else if is_late {
+                totals.n_late += 1;
+                job.send(Err(ApiError::late()));
+            }
+            if is_gone || is_late {
+                engine.cancel(*id);
+            }
+            !is_gone && !is_late
+        });
+    }
+
+    fn step(&mut self) {
+        let begin = Instant::now();
+        self.totals.n_steps += 1;
+        self.totals.n_busy += self.engine.stats().running.len() as u64;
+        // What belongs to a request the engine catches itself.
+        let events = catch_unwind(AssertUnwindSafe(|| self.engine.step()));
+        let Ok(events) = events else {
+            return self.give_up(ApiError::unavailable("the engine panicked; see the log"));
+        };
+        for (id, event) in events {
+            self.pass_on(id, event, [begin, Instant::now()]);
+        }
+        if self.engine.is_idle() && !self.jobs.is_empty() {
+            self.give_up(ApiError::unavailable("the engine forgot a request"));
+        }
+    }
+
+    /// Gives an event to the one it is for; the step was from `begin` to `now`.
+    fn pass_on(&mut self, id: RequestId, event: Event, [begin, now]: [Instant; 2]) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.begun.get_or_insert(begin);
+        match event {
+            Event::Prompt { n_cached, .. } => (job.n_cached, job.read) = (n_cached, Some(now)),
+            Event::Token(token) => {
+                job.n_tok += 1;
+                let given = job.ending.push(&token.text, now - job.read.unwrap_or(now));
+                let end = given.stop.map(|stop| job.end(stop, now));
+                job.send(Ok(Piece { text: given.text, tokens: vec![token], end: end.clone() }));
+                if let Some(end) = end {
+                    self.count(&end);
+                    self.jobs.remove(&id);
+                    self.engine.cancel(id);
+                }
+            }
+            Event::Done(finish) => {
+                let Some(mut job) = self.jobs.remove(&id) else { return };
+                let reason = finish.reason.clone();
+                let piece = job.finished(finish, now);
+                if let Ok(Piece { end: Some(end), .. }) = &piece {
+                    self.count(end);
+                }
+                // First, so that whoever hears of a failure finds `/health` true.
+                match reason {
+                    Reason::Failed(error) => self.note_failure(&error),
+                    _ => self.n_panics = 0,
+                }
+                job.send(piece);
+            }
+        }
+    }
+
+    fn count(&mut self, end: &End) {
+        let totals = &mut self.totals;
+        totals.prompt_time += end.prompt_time;
+        totals.answer_time += end.answer_time;
+        totals.n_tok_max = totals.n_tok_max.max(end.n_prompt + end.n_tok);
+    }
+
+    /// Counts a failure, tells the log, and sees whether there is a point in going on.
+    fn note_failure(&mut self, error: &Error) {
+        let error_of_api = ApiError::of(error, StatusCode::INTERNAL_SERVER_ERROR);
+        match error {
+            Error::OutOfMemory { .. } => self.totals.n_out_of_memory += 1,
+            Error::Panic { .. } => self.n_panics += 1,
+            _ => {}
+        }
+        self.totals.n_failed += 1;
+        eprintln!("fail    {}", error_of_api.message);
+        if matches!(error, Error::DeviceLost { .. }) {
+            self.give_up(error_of_api);
+        } else if self.n_panics >= N_PANICS_MAX {
+            let words =
+                format!("{N_PANICS_MAX} requests in a row failed: {}", error_of_api.message);
+            self.give_up(ApiError::unavailable(words));
+        }
+    }
+
+    /// Nothing can be answered any more: everybody is told why.
+    fn give_up(&mut self, why: ApiError) {
+        for (id, job) in std::mem::take(&mut self.jobs) {
+            self.totals.n_failed += 1;
+            job.send(Err(why.clone()));
+            self.engine.cancel(id);
+        }
+        lock(&self.board).broken = Some(why.clone());
+        self.broken = Some(why);
+        self.is_broken.send_replace(true);
+    }
+}

@@ -444,11 +444,11 @@ mod tests {
     #[test]
     fn settings_that_cannot_be_are_refused() {
         let tokenizer = tokenizer();
-        let with = |rate, spm| check(&settings(rate, spm), &tokenizer).map_err(|e| e.to_string());
+        let with = |rate, spm| check(&settings(rate, spm), &tokenizer).map_err(|e| e.report());
         assert!(with(1.5, 0.0).unwrap_err().contains("`rate` is 1.5"));
         assert!(with(0.5, f64::NAN).unwrap_err().contains("`spm` is NaN"));
         let tokens = FimTokens { suffix: 1 << 20, ..TOKENS };
         let error = check(&FimTraining { rate: 0.5, spm: 0.5, tokens }, &tokenizer).unwrap_err();
-        assert!(error.to_string().contains("no token 1048576"), "{error}");
+        assert!(error.report().contains("no token 1048576"), "{error}");
     }
 }

@@ -572,7 +572,7 @@ mod tests {
         assert!(fail(read, &settings(4, 1)).contains("nothing to learn"));
         let mut loader = loader(&counted(&[9]), &settings(4, 1));
         let before = loader.cursor();
-        let error = loader.seek(Cursor { epoch: 3, row: 9 }).unwrap_err().to_string();
+        let error = loader.seek(Cursor { epoch: 3, row: 9 }).unwrap_err().report();
         assert!(error.contains("row 9 of epoch 3, which now has 2 rows"), "{error}");
         assert_eq!(loader.cursor(), before);
     }

@@ -294,7 +294,7 @@ mod tests {
         // Shows only the last two messages.
         let forgets = "{% for m in messages[-2:] %}[{{ m.role }}]{{ m.content }}{% endfor %}\
                        {% if add_generation_prompt %}[assistant]{% endif %}";
-        let error = with_template(forgets, &TALK.replace('\n', " ")).unwrap_err().to_string();
+        let error = with_template(forgets, &TALK.replace('\n', " ")).unwrap_err().report();
         assert!(error.contains("d.jsonl:1: `messages[2]`: the chat template changes"), "{error}");
         // Takes the thoughts out of all answers but the last.
         let thoughts = "{% for m in messages %}[{{ m.role }}]{{ m.content if loop.last \
@@ -303,15 +303,15 @@ mod tests {
         let line = r#"{"messages": [{"role": "assistant", "content": "hm=b"}]}"#;
         assert_eq!(parts(&with_template(thoughts, line).unwrap()[0])[1], ("hm=b", true));
         let twice = line.replace("]}", ", {\"role\": \"assistant\", \"content\": \"c\"}]}");
-        let error = with_template(thoughts, &twice).unwrap_err().to_string();
+        let error = with_template(thoughts, &twice).unwrap_err().report();
         assert!(error.contains("`messages[0]`: the chat template changes"), "{error}");
         // Begins an answer with what no answer begins with.
         let begins = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}\
                       {% if add_generation_prompt %}[assistant]ä{% endif %}";
-        let error = with_template(begins, line).unwrap_err().to_string();
+        let error = with_template(begins, line).unwrap_err().report();
         assert!(error.contains("`messages[0]`: the chat template asks for an answer"), "{error}");
         let refuses = "{{ raise_exception('roles must alternate') }}";
-        let error = with_template(refuses, &TALK.replace('\n', " ")).unwrap_err().to_string();
+        let error = with_template(refuses, &TALK.replace('\n', " ")).unwrap_err().report();
         assert!(error.contains("d.jsonl:1: ") && error.contains("must alternate"), "{error}");
     }
 
@@ -338,7 +338,7 @@ mod tests {
             ("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}", "role assistant"),
         ] {
             let error = read(&format!("{{\"text\": \"fine\"}}\n\n{line}\n")).unwrap_err();
-            let error = error.to_string();
+            let error = error.report();
             assert!(error.starts_with("d.jsonl:3: ") && error.contains(want), "{line}: {error}");
             assert!(error.contains("\n\nhint: "), "{error}");
         }
@@ -350,7 +350,7 @@ mod tests {
         let deep_messages = format!("{{\"messages\": {deep}");
         let long_key = format!("{{\"{}\": 1}}", "k".repeat(1 << 20));
         for line in [deep.as_str(), &deep_messages, &long_key, "\u{0}", "nul", "{\"a\":1e999}"] {
-            let error = read(line).unwrap_err().to_string();
+            let error = read(line).unwrap_err().report();
             assert!(error.len() < 2000, "{}", error.len());
         }
         let options = ChatOptions::default();

@@ -114,7 +114,7 @@ mod tests {
         for (own, data, want) in files {
             for wanted in [Wanted::Gguf, Wanted::SafeTensors, Wanted::Package] {
                 match explain("f", data, wanted) {
-                    Some(error) => assert!(wanted != own && error.to_string().contains(want)),
+                    Some(error) => assert!(wanted != own && error.report().contains(want)),
                     None => assert!(wanted == own, "{want}"),
                 }
             }

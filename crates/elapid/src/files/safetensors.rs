@@ -399,7 +399,7 @@ mod tests {
     }
 
     fn problem(header: &str, n_data: usize) -> String {
-        file(header, n_data).err().unwrap().to_string()
+        file(header, n_data).err().unwrap().report()
     }
 
     #[test]
@@ -437,7 +437,7 @@ mod tests {
         assert!(problem(&entry("[1]", "[4,8]"), 8).contains("leaves a gap after"));
         assert!(problem("[]", 0).contains("does not begin with"));
         let huge = SafeTensors::parse("m", Arc::new(u64::MAX.to_le_bytes().to_vec()));
-        assert!(huge.err().unwrap().to_string().contains("a header of 18446744073709551615 bytes"));
+        assert!(huge.err().unwrap().report().contains("a header of 18446744073709551615 bytes"));
     }
 
     fn outgoing<'a>(name: &str, shape: &[usize], dtype: DType, fill: u8) -> Outgoing<'a> {
@@ -490,7 +490,7 @@ mod tests {
     fn what_safetensors_cannot_hold_is_refused_before_the_first_byte() {
         let refused = |metadata: &[(&str, &str)], tensors: &[Outgoing]| {
             let result = write(metadata, tensors, &mut |_| panic!("nothing is written"));
-            result.unwrap_err().to_string()
+            result.unwrap_err().report()
         };
         let q4k = DType::Block(crate::tensor::quant::BlockType::Q4K);
         let one = |name: &str| outgoing(name, &[1], DType::F32, 0);
@@ -502,7 +502,7 @@ mod tests {
         let huge = Outgoing { shape: vec![usize::MAX, 2], ..one("h") };
         assert!(refused(&[], &[huge]).contains("is too large"));
         let short = Outgoing { shape: vec![2], ..one("s") };
-        let text = written(&[], &[short]).unwrap_err().to_string();
+        let text = written(&[], &[short]).unwrap_err().report();
         assert!(text.contains("`s` takes 8 bytes, 4 were made"), "{text}");
     }
 
@@ -527,10 +527,10 @@ mod tests {
         };
         for (dtype, end) in [("F4", 4), ("F6_E2M3", 6), ("F8_E8M0", 8), ("C64", 64), ("U16", 16)] {
             let st = one(dtype, "[2,4]", end).unwrap();
-            let text = st.tensor(&Device::cpu(1).unwrap(), "a").unwrap_err().to_string();
+            let text = st.tensor(&Device::cpu(1).unwrap(), "a").unwrap_err().report();
             assert!(text.contains(&format!("tensor `a` is {dtype}")), "{text}");
         }
-        let text = |result: Result<SafeTensors>| result.err().unwrap().to_string();
+        let text = |result: Result<SafeTensors>| result.err().unwrap().report();
         assert!(text(one("F4", "[3]", 1)).contains("[3] of F4 does not fill whole bytes"));
         assert!(text(one("F32", &format!("{:?}", [1; 65]), 4)).contains("65 axes, at most 64"));
         let max = usize::MAX;

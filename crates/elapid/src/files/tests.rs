@@ -70,7 +70,7 @@ fn expect_outcomes(kind: &str, decided: &[(&str, &str)], reasons: &[(&str, &str)
                 }
                 "accept".to_string()
             }
-            Err(error) => error.to_string(),
+            Err(error) => error.report(),
         };
         println!("{file}: {}", got.lines().next().unwrap());
         match expect.as_str() {
@@ -201,7 +201,7 @@ fn odd_files_of_others_are_read_or_refused_with_the_reason() {
     ] {
         let got = match open(&root.join("gguf-odd").join(file)) {
             Ok(opened) => format!("{} tensors", opened.names().len()),
-            Err(error) => error.to_string(),
+            Err(error) => error.report(),
         };
         assert!(got.contains(want), "{file}: wanted `{want}`, got {got}");
         n_files += 1;

@@ -292,7 +292,7 @@ mod tests {
                 assert!(got == want, "token {n} after three on {device:?}");
             }
             let error = decoder.advance(&model, &weights, &[&[40]], &mut state, &[1]).unwrap_err();
-            assert!(error.to_string().contains("token 40 is outside"), "{error}");
+            assert!(error.report().contains("token 40 is outside"), "{error}");
         }
     }
 

@@ -474,7 +474,7 @@ mod tests {
         let plain = Sampling::plain(0);
         for sampling in [Sampling::greedy(), plain] {
             for bad in [f32::NAN, f32::INFINITY] {
-                let error = pick(&[0.0, bad], &sampling, 0).unwrap_err().to_string();
+                let error = pick(&[0.0, bad], &sampling, 0).unwrap_err().report();
                 assert!(error.contains("token 1 is"), "{error}");
             }
             assert!(pick(&[], &sampling, 0).is_err());

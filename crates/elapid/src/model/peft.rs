@@ -453,7 +453,7 @@ mod tests {
             (r#", "target_modules": [1]"#, "target_modules"),
             (r#", "target_modules": {}"#, "target_modules"),
         ] {
-            let text = parse(more).err().unwrap().to_string();
+            let text = parse(more).err().unwrap().report();
             assert!(text.contains(name) && text.contains("hint: "), "{name}: {text}");
         }
     }

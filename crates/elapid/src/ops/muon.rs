@@ -27,10 +27,10 @@ use super::grad_norm::grad_norm;
 use super::scale::scaled_by;
 use crate::ops::adamw::AdamW;
 use crate::tensor::Tensor;
-use crate::tensor::cpu::{F32s, Mat, MatMut, Scope};
+use crate::tensor::cpu::F32s;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::product::Side;
 use crate::tensor::gpu::{Arg, Gpu, Kernel, Work};
+use crate::tensor::product::{Side, product};
 use pulp::{Simd, WithSimd};
 
 const MOMENTUM: f64 = 0.95;
@@ -115,20 +115,6 @@ fn orthogonal(x: Tensor) -> Tensor {
         x = next;
     }
     x
-}
-
-/// `out = alpha a @ b + beta out`, of whole matrices.
-fn product(out: &mut Tensor, beta: f32, alpha: f32, a: Side, b: Side) {
-    let cpu = match out.device().clone() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return gpu.product(out, beta, alpha, a, b),
-    };
-    let [a, b] = [a, b].map(|side| match side {
-        Side::Transposed(x) => Mat::new(x.f32(), x.dims2().0, x.dims2().1).t(),
-        Side::Plain(x) | Side::Columns(x, ..) => Mat::new(x.f32(), x.dims2().0, x.dims2().1),
-    });
-    let (rows, cols) = out.dims2();
-    cpu.gemm(MatMut::new(out.f32_mut(), rows, cols), beta, alpha, a, b, Scope::Machine);
 }
 
 static COMBINE: Kernel = Kernel {

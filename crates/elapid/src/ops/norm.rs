@@ -6,7 +6,7 @@
 //!     dx = r (w dy - x r^2 mean(w dy x))          dw = sum over rows of dy x r
 //!
 //! Fused: `sum = h + factor branch`, `y = norm(sum)`; both are outputs, because the residual stream
-//! goes on. Backward: the gradient of `sum` from both sides is that of `h`, and times `factor` that
+//! continues. Backward: the gradient of `sum` from both sides is that of `h`, and times `factor` that
 //! of `branch`.
 //!
 //! | name         | shape                  |                                             |
@@ -14,8 +14,8 @@
 //! | `x`, `h`     | (n_tok, n * d)         | rows of d: whole tokens, or heads of tokens |
 //! | `w`          | (d)                    | absent for the norms of Falcon-Mamba        |
 //!
-//! Kept for backward: the normed input and one `r` per row. On a graphics processor `y` is made
-//! again where it is needed.
+//! Kept for backward: the normed input and one `r` per row. On a GPU `y` is computed again where it
+//! is needed.
 
 use crate::ops::scale::scaled_by;
 use crate::tape::{Tape, Var};
@@ -31,12 +31,8 @@ const N_ROWS: usize = 64;
 
 /// `norm(x)`, over rows of `d` numbers.
 pub fn rms_norm(tape: &Tape, x: &Var, w: Option<&Var>, d: usize, eps: f32) -> Var {
-    if !(tape.is_recording() && std::iter::once(x).chain(w).any(Var::needs_grad)) {
-        let y = forward_only(x.value(), None, w.map(Var::value), d, eps).1;
-        return Var::constant(y);
-    }
     let w_value = w.map(|w| w.value().clone());
-    let (y, r) = forward(x.value(), w_value.as_ref(), d, eps);
+    let (_, y, r) = forward(x.value(), None, w_value.as_ref(), (d, eps));
     let x_value = x.value().clone();
     let inputs: Vec<&Var> = std::iter::once(x).chain(w).collect();
     let wants_dw = w.is_some_and(Var::needs_grad);
@@ -54,25 +50,10 @@ pub fn rms_norm(tape: &Tape, x: &Var, w: Option<&Var>, d: usize, eps: f32) -> Va
 /// `(h + factor * branch, norm of it)`, over rows of `d` numbers.
 pub fn add_norm(tape: &Tape, h: &Var, branch: &Var, factor: f32, w: &Var, eps: f32) -> (Var, Var) {
     branch.value().expect_shape("add_norm: branch", h.value().shape());
-    let d = w.value().n_elem();
-    if !(tape.is_recording() && [h, branch, w].into_iter().any(Var::needs_grad)) {
-        let branch = Some((branch.value(), factor));
-        let (sum, y) = forward_only(h.value(), branch, Some(w.value()), d, eps);
-        return (Var::constant(sum.expect("a sum")), Var::constant(y));
-    }
-    let w_value = w.value().clone();
-    let (sum, y, r) = match h.value().device() {
-        Device::Cpu(_) => {
-            let sum = sum_forward(h.value(), branch.value(), factor);
-            let (y, r) = forward(&sum, Some(&w_value), d, eps);
-            (sum, y, r)
-        }
-        Device::Gpu(gpu) => {
-            let branch = Some((branch.value(), factor));
-            let (sum, y, r) = forward_gpu(gpu, h.value(), branch, Some(&w_value), (d, eps));
-            (sum.expect("a sum"), y, r)
-        }
-    };
+    let (w_value, d) = (w.value().clone(), w.value().n_elem());
+    let added = Some((branch.value(), factor));
+    let (sum, y, r) = forward(h.value(), added, Some(&w_value), (d, eps));
+    let sum = sum.expect("a sum");
     let sum_kept = sum.clone();
     let wants_dw = w.needs_grad();
     let backward = move |mut douts: Vec<Option<Tensor>>| {
@@ -93,25 +74,22 @@ pub fn add_norm(tape: &Tape, h: &Var, branch: &Var, factor: f32, w: &Var, eps: f
     (sum, y)
 }
 
-/// On a graphics processor the norm is made again of its input, which is held anyway.
-fn remade(y: Var, x: &Tensor, w: &Tensor, (d, eps): (usize, f32)) -> Var {
-    let Some(gpu) = x.device().gpu().cloned() else { return y };
+/// On a GPU the norm is computed again from its input, which is held anyway.
+fn remade(y: Var, x: &Tensor, w: &Tensor, size: (usize, f32)) -> Var {
+    if !y.needs_grad() || x.device().gpu().is_none() {
+        return y;
+    }
     let (x, w) = (x.clone(), w.clone());
-    y.remade_by(move || forward_gpu(&gpu, &x, None, Some(&w), (d, eps)).1)
+    y.remade_by(move || forward(&x, None, Some(&w), size).1)
 }
 
-fn sum_forward(h: &Tensor, branch: &Tensor, factor: f32) -> Tensor {
-    let cpu = h.device().expect_cpu();
-    let mut sum = Tensor::uninit(h.device(), h.shape());
-    let len = N_ROWS * h.dims2().1;
-    cpu.each_piece(sum.f32_mut(), len, |idx, sum| {
-        let (h, branch) = (&h.f32()[idx * len..], &branch.f32()[idx * len..]);
-        cpu.simd(AddScaled { h, branch, factor, sum });
-    });
-    sum
-}
-
-fn forward(x: &Tensor, w: Option<&Tensor>, d: usize, eps: f32) -> (Tensor, Tensor) {
+/// The sum, if there is a branch with its factor, the norm and the ratios, in one pass.
+fn forward(
+    x: &Tensor,
+    branch: Option<(&Tensor, f32)>,
+    w: Option<&Tensor>,
+    (d, eps): (usize, f32),
+) -> (Option<Tensor>, Tensor, Tensor) {
     let n_rows = x.n_elem() / d;
     assert_eq!(n_rows * d, x.n_elem(), "norm: rows of {d} in {:?}", x.shape());
     if let Some(w) = w {
@@ -119,66 +97,33 @@ fn forward(x: &Tensor, w: Option<&Tensor>, d: usize, eps: f32) -> (Tensor, Tenso
     }
     let cpu = match x.device() {
         Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => {
-            let (_, y, r) = forward_gpu(gpu, x, None, w, (d, eps));
-            return (y, r);
-        }
+        Device::Gpu(gpu) => return forward_gpu(gpu, x, branch, w, (d, eps)),
     };
     let mut y = Tensor::uninit(x.device(), x.shape());
     let mut r = Tensor::uninit(x.device(), &[n_rows]);
-    let w = w.map(Tensor::f32);
-    let pieces = y.f32_mut().chunks_mut(N_ROWS * d).zip(r.f32_mut().chunks_mut(N_ROWS));
-    cpu.map(pieces.enumerate().collect(), |(idx, (y, r))| {
-        let x = &x.f32()[idx * N_ROWS * d..][..y.len()];
-        cpu.simd(Forward { x, w, d, eps, y, r: Ratios::Kept(r) });
-    });
-    (y, r)
-}
-
-/// The sum, if there is a branch with its factor, and the norm, in one pass: for those who go no
-/// way back. The same bits as `sum_forward` and `forward`.
-fn forward_only(
-    x: &Tensor,
-    branch: Option<(&Tensor, f32)>,
-    w: Option<&Tensor>,
-    d: usize,
-    eps: f32,
-) -> (Option<Tensor>, Tensor) {
-    assert!(x.n_elem().is_multiple_of(d), "norm: rows of {d} in {:?}", x.shape());
-    if let Some(w) = w {
-        w.expect_shape("norm: w", &[d]);
-    }
-    let cpu = match x.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => {
-            let (sum, y, _) = forward_gpu(gpu, x, branch, w, (d, eps));
-            return (sum, y);
-        }
-    };
-    let mut y = Tensor::uninit(x.device(), x.shape());
     let mut sum = branch.map(|_| Tensor::uninit(x.device(), x.shape()));
-    let w = w.map(Tensor::f32);
-    let run = |idx: usize, sum: Option<&mut [f32]>, y: &mut [f32]| {
-        let range = idx * N_ROWS * d..idx * N_ROWS * d + y.len();
-        let x = &x.f32()[range.clone()];
-        match (branch, sum) {
-            (Some((branch, factor)), Some(sum)) => {
-                let branch = &branch.f32()[range];
-                cpu.simd(SumNorm { h: x, branch, factor, w, d, eps, sum, y });
-            }
-            _ => cpu.simd(Forward { x, w, d, eps, y, r: Ratios::Dropped }),
-        }
-    };
-    match &mut sum {
-        Some(sum) if sum.n_elem() > N_ROWS * d => {
-            let sums = sum.f32_mut().chunks_mut(N_ROWS * d);
-            let pieces = sums.zip(y.f32_mut().chunks_mut(N_ROWS * d)).enumerate().collect();
-            cpu.map(pieces, |(idx, (sum, y))| run(idx, Some(sum), y));
-        }
-        Some(sum) => run(0, Some(sum.f32_mut()), y.f32_mut()),
-        None => cpu.each_piece(y.f32_mut(), N_ROWS * d, |idx, y| run(idx, None, y)),
-    }
-    (sum, y)
+    let len = N_ROWS * d;
+    let sums = sum.as_mut().map_or_else(Default::default, Tensor::f32_mut).chunks_mut(len);
+    let sums = sums.map(Some).chain(std::iter::repeat_with(|| None));
+    let pieces = y.f32_mut().chunks_mut(len).zip(r.f32_mut().chunks_mut(N_ROWS)).zip(sums);
+    cpu.map(pieces.enumerate().collect(), |(idx, ((y, r), sum))| {
+        let range = idx * len..idx * len + y.len();
+        let added = branch.zip(sum).map(|((branch, factor), sum)| Added {
+            branch: &branch.f32()[range.clone()],
+            factor,
+            sum,
+        });
+        cpu.simd(Forward {
+            x: &x.f32()[range.clone()],
+            added,
+            w: w.map(Tensor::f32),
+            d,
+            eps,
+            y,
+            r,
+        });
+    });
+    (sum, y, r)
 }
 
 /// What `forward` leaves for `backward`.
@@ -302,7 +247,7 @@ fn forward_gpu(
 }
 
 /// Constants of all entries: the width of rows, whether there is a weight, and whether something is
-/// added: a branch on the way forward, another gradient on the way back.
+/// added: a branch in forward, another gradient in backward.
 fn consts(gpu: &Gpu, d: usize, w: Option<&Tensor>, added: Option<&Tensor>) -> [Const; 5] {
     let has = |it: Option<&Tensor>| usize::from(it.is_some());
     let warped = usize::from(is_warped(gpu, d));
@@ -344,8 +289,8 @@ fn backward_gpu(
     (dx, dw)
 }
 
-/// The same on CUDA in one pass. Where `dx` goes on in f32, its copy in the format of products is
-/// made on the way: the linear map before wants it.
+/// The same on CUDA in one pass. Where `dx` is in f32, its copy in the format of products is made
+/// along with it: the linear map before wants it.
 fn backward_rows(
     gpu: &Gpu,
     norm: &Normed,
@@ -380,61 +325,62 @@ fn backward_rows(
     (dx, wants_dw.then(|| sum_rows(&parts)))
 }
 
-/// `sum = h + factor * branch`
-struct AddScaled<'a> {
-    h: &'a [f32],
+/// What is added to x before its norm, and where the sum goes.
+struct Added<'a> {
     branch: &'a [f32],
     factor: f32,
     sum: &'a mut [f32],
 }
 
-impl WithSimd for AddScaled<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let AddScaled { h, branch, factor, sum } = self;
-        let (h, branch) = (&h[..sum.len()], &branch[..sum.len()]);
-        let factor = F32s::splat(simd, factor);
-        for at in (0..sum.len()).step_by(F32s::<S>::LANES) {
-            let branch = F32s::load(simd, &branch[at..]);
-            branch.mul_add(factor, F32s::load(simd, &h[at..])).store(&mut sum[at..]);
-        }
-    }
-}
-
-/// Where the `r` of each row go.
-enum Ratios<'a> {
-    Kept(&'a mut [f32]),
-    Dropped,
-}
-
 struct Forward<'a> {
     x: &'a [f32],
+    added: Option<Added<'a>>,
     w: Option<&'a [f32]>,
     d: usize,
     eps: f32,
     y: &'a mut [f32],
-    r: Ratios<'a>,
+    r: &'a mut [f32],
 }
 
 impl WithSimd for Forward<'_> {
     type Output = ();
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Forward { x, w, d, eps, y, mut r } = self;
-        for (row, (x, y)) in x.chunks_exact(d).zip(y.chunks_exact_mut(d)).enumerate() {
-            let mut squares = F32s::zero(simd);
-            for at in (0..d).step_by(F32s::<S>::LANES) {
-                let x = F32s::load(simd, &x[at..]);
-                squares = x.mul_add(x, squares);
-            }
-            let ratio = 1.0 / (squares.sum() / d as f32 + eps).sqrt();
-            if let Ratios::Kept(r) = &mut r {
-                r[row] = ratio;
-            }
-            scale_row(simd, x, w, ratio, y);
+        let Forward { x, mut added, w, d, eps, y, r } = self;
+        let rows = x.chunks_exact(d).zip(y.chunks_exact_mut(d)).zip(r);
+        for (row, ((x, y), r)) in rows.enumerate() {
+            let (x, squares) = match &mut added {
+                Some(Added { branch, factor, sum }) => {
+                    let sum = &mut sum[row * d..][..d];
+                    let squares = add_row(simd, x, &branch[row * d..][..d], *factor, sum);
+                    (&*sum, squares)
+                }
+                None => {
+                    let mut squares = F32s::zero(simd);
+                    for at in (0..d).step_by(F32s::<S>::LANES) {
+                        let x = F32s::load(simd, &x[at..]);
+                        squares = x.mul_add(x, squares);
+                    }
+                    (x, squares)
+                }
+            };
+            *r = 1.0 / (squares.sum() / d as f32 + eps).sqrt();
+            scale_row(simd, x, w, *r, y);
         }
     }
+}
+
+/// `sum = h + factor * branch`; returns its squares, by lanes.
+#[inline(always)]
+fn add_row<S: Simd>(simd: S, h: &[f32], branch: &[f32], factor: f32, sum: &mut [f32]) -> F32s<S> {
+    let (factor, mut squares) = (F32s::splat(simd, factor), F32s::zero(simd));
+    for at in (0..h.len()).step_by(F32s::<S>::LANES) {
+        let branch = F32s::load(simd, &branch[at..]);
+        let x = branch.mul_add(factor, F32s::load(simd, &h[at..]));
+        squares = x.mul_add(x, squares);
+        x.store(&mut sum[at..]);
+    }
+    squares
 }
 
 /// `y = w x r`
@@ -448,40 +394,6 @@ fn scale_row<S: Simd>(simd: S, x: &[f32], w: Option<&[f32]>, r: f32, y: &mut [f3
             None => normed,
         };
         out.store(&mut y[at..]);
-    }
-}
-
-/// `AddScaled` and `Forward`, row by row.
-struct SumNorm<'a> {
-    h: &'a [f32],
-    branch: &'a [f32],
-    factor: f32,
-    w: Option<&'a [f32]>,
-    d: usize,
-    eps: f32,
-    sum: &'a mut [f32],
-    y: &'a mut [f32],
-}
-
-impl WithSimd for SumNorm<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let SumNorm { h, branch, factor, w, d, eps, sum, y } = self;
-        let factor = F32s::splat(simd, factor);
-        let rows = h.chunks_exact(d).zip(branch.chunks_exact(d));
-        let outs = sum.chunks_exact_mut(d).zip(y.chunks_exact_mut(d));
-        for ((h, branch), (sum, y)) in rows.zip(outs) {
-            let mut squares = F32s::zero(simd);
-            for at in (0..d).step_by(F32s::<S>::LANES) {
-                let branch = F32s::load(simd, &branch[at..]);
-                let x = branch.mul_add(factor, F32s::load(simd, &h[at..]));
-                squares = x.mul_add(x, squares);
-                x.store(&mut sum[at..]);
-            }
-            let ratio = 1.0 / (squares.sum() / d as f32 + eps).sqrt();
-            scale_row(simd, sum, w, ratio, y);
-        }
     }
 }
 
@@ -571,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_way_back_the_bits_are_the_same() {
+    fn without_a_backward_pass_the_bits_are_the_same() {
         let device = Device::cpu(2).unwrap();
         for (rows, n, d) in [(1, 1, 1), (3, 2, 19), (1, 1, 576), (2 * N_ROWS + 3, 1, 33)] {
             let tensor = |seed, shape: &[usize]| Input::normal(seed, shape, 1.0).tensor(&device);
@@ -598,7 +510,7 @@ mod tests {
     fn eps_is_inside_the_root() {
         let device = Device::cpu(1).unwrap();
         let x = Tensor::from_f32(&device, &[1, 2], &[1e-3, -1e-3]);
-        let (y, _) = forward(&x, None, 2, 1e-6);
+        let (_, y, _) = forward(&x, None, None, (2, 1e-6));
         assert!((y.f32()[0] - 1e-3 / 2e-6f32.sqrt()).abs() < 1e-6);
     }
 }

@@ -15,6 +15,7 @@ pub mod devices;
 pub mod failpoint;
 pub mod gpu;
 mod probe;
+pub mod product;
 pub mod quant;
 pub mod rng;
 pub mod segment;

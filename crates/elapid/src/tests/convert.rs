@@ -105,7 +105,7 @@ fn a_directory_through_gguf_and_back_is_the_same_bytes() {
         let bytes = match (gguf_bytes(&checkpoint, &weights, None), expected_refusal(&name)) {
             (Ok(bytes), None) => bytes,
             (Err(error), Some(reason)) => {
-                assert!(error.to_string().contains(reason), "{name}: {error}");
+                assert!(error.report().contains(reason), "{name}: {error}");
                 continue;
             }
             (Ok(_), Some(reason)) => panic!("{name} was written although {reason}"),
@@ -287,7 +287,7 @@ fn a_directory_in_shards_is_read_like_one_file() {
     short.remove("model-00002-of-00004.safetensors");
     short.remove("model-00002-of-00005.safetensors");
     if short.len() < files.len() {
-        let error = open_files("short", &short).err().unwrap().to_string();
+        let error = open_files("short", &short).err().unwrap().report();
         assert!(error.contains("model-00002-of-"), "{error}");
     }
 }
@@ -345,7 +345,7 @@ fn what_llama_cpp_would_compute_otherwise_is_refused_with_the_reason() {
         let files = changed(set, &changes);
         let checkpoint = open_files(set, &files).unwrap();
         let weights = checkpoint.weights(&device).unwrap();
-        let error = gguf_bytes(&checkpoint, &weights, None).expect_err(set).to_string();
+        let error = gguf_bytes(&checkpoint, &weights, None).expect_err(set).report();
         assert!(error.contains(reason), "{set}: {error}");
     }
 }

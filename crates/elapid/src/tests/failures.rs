@@ -68,7 +68,7 @@ fn targets_that_do_not_fit_are_errors() {
     let problem = |targets: Targets| {
         let tape = Tape::off();
         let loss = model.loss(&tape, &weights, &batch, &targets, ForwardOptions::default());
-        loss.err().unwrap().to_string()
+        loss.err().unwrap().report()
     };
     let good = targets();
     assert!(problem(Targets { ids: &good.ids[1..], ..good }).contains("5 targets"));
@@ -92,8 +92,8 @@ fn states_that_do_not_fit_are_errors() {
     let mut states = [model.state(&device)];
     let two = Batch::from_sequences(&[&TOKENS, &TOKENS]);
     let result = model.forward(&tape, &weights, &two, Some(&mut states), options);
-    assert!(result.err().unwrap().to_string().contains("1 states for 2 sequences"));
+    assert!(result.err().unwrap().report().contains("1 states for 2 sequences"));
     let ahead = Batch::continuing(&[(&TOKENS, 3)]);
     let result = model.forward(&tape, &weights, &ahead, Some(&mut states), options);
-    assert!(result.err().unwrap().to_string().contains("has seen 0 tokens"));
+    assert!(result.err().unwrap().report().contains("has seen 0 tokens"));
 }

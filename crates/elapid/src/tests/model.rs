@@ -802,5 +802,5 @@ fn a_token_outside_the_vocabulary_is_an_error() {
     let tape = Tape::off();
     let options = ForwardOptions::default();
     let result = f.model.forward(&tape, &f.weights, &batch, None, options);
-    assert!(result.err().unwrap().to_string().contains("is outside the vocabulary"));
+    assert!(result.err().unwrap().report().contains("is outside the vocabulary"));
 }

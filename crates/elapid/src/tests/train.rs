@@ -444,7 +444,7 @@ fn a_pattern_that_matches_nothing_is_an_error_and_coverage_counts() {
     };
     for pattern in ["q_prog", "layers.9.*", "norm"] {
         let error = method::apply(&lora(&["q_proj", pattern]), &model, &mut fresh(), 0);
-        let text = error.err().unwrap().to_string();
+        let text = error.err().unwrap().report();
         assert!(text.contains(pattern) && text.contains("hint"), "{text}");
     }
     let coverage = method::apply(&lora(&["q_proj"]), &model, &mut fresh(), 0).unwrap();
@@ -457,7 +457,7 @@ fn a_pattern_that_matches_nothing_is_an_error_and_coverage_counts() {
     let llama = self::checkpoint(Arch::Llama);
     let model = Model::new(llama.model().config().clone());
     let mut weights = Weights::init(&device, model.specs(), 0);
-    let text = method::apply(&Method::Bc, &model, &mut weights, 0).err().unwrap().to_string();
+    let text = method::apply(&Method::Bc, &model, &mut weights, 0).err().unwrap().report();
     assert!(text.contains("B and C"), "{text}");
 }
 

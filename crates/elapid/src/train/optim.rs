@@ -294,7 +294,7 @@ mod tests {
                 Ok(ones)
             }
         };
-        let error = optimizer.restore(5, &mut get).unwrap_err().to_string();
+        let error = optimizer.restore(5, &mut get).unwrap_err().report();
         assert!(error.contains("`v.norm`") && error.contains("[7]"), "{error}");
         assert_eq!(optimizer.n_steps(), 0);
         assert!(optimizer.state().iter().all(|(_, x)| x.f32().iter().all(|x| *x == 0.0)));

@@ -275,7 +275,7 @@ mod tests {
         let want = run(1, &rows).unwrap();
         assert!(want == run(2, &rows).unwrap() && want == run(3, &rows).unwrap());
         rows[17] = f32::NAN;
-        let error = run(1, &rows).unwrap_err().to_string();
+        let error = run(1, &rows).unwrap_err().report();
         assert!(error.contains("not finite"), "{error}");
     }
 }

@@ -266,7 +266,7 @@ fn types_that_cannot_be_decoded_are_refused_by_name_when_asked_for() {
                 let block = tensor.unwrap().dtype().block();
                 assert_eq!(block, (n_elem, n_bytes), "{name}");
             }
-            Err(error) => assert!(error.to_string().contains(&format!("is {name}\n"))),
+            Err(error) => assert!(error.report().contains(&format!("is {name}\n"))),
         }
     }
     let n_known = TYPES.iter().filter(|t| GgmlType::from_id(t.0).unwrap().dtype().is_some());

@@ -427,7 +427,7 @@ fn what_can_never_be_answered_is_refused_with_its_numbers() {
     ];
     for (request, want) in cases {
         match engine.submit(request) {
-            Err(Refusal::Bad(error)) => assert!(error.to_string().contains(want), "{error}"),
+            Err(Refusal::Bad(error)) => assert!(error.report().contains(want), "{error}"),
             other => panic!("{want}: {other:?}"),
         }
     }
@@ -459,7 +459,7 @@ fn a_request_that_fails_leaves_the_others_alone() {
         for (answer, n_tok) in answers[1..3].iter().zip([0, 1]) {
             assert_eq!(answer.tokens.len(), n_tok);
             let Reason::Failed(error) = &answer.finish.reason else { panic!("{answer:?}") };
-            assert!(error.to_string().contains("logit of token 0 is NaN"), "{error}");
+            assert!(error.report().contains("logit of token 0 is NaN"), "{error}");
         }
         for idx in [0, 3] {
             assert_eq!(answers[idx].finish.reason, Reason::Length);
@@ -582,7 +582,7 @@ fn adapters_are_chosen_and_scaled_per_request_and_share_the_base() {
         assert_eq!(a.as_ptr(), b.as_ptr(), "no copy of the base");
     }
     let none = engine.submit(with(&[(2, 1.0)])).unwrap_err();
-    assert!(matches!(none, Refusal::Bad(error) if error.to_string().contains("0 one, 1 two")));
+    assert!(matches!(none, Refusal::Bad(error) if error.report().contains("0 one, 1 two")));
 }
 
 /// An engine of the attention model with other weights.
@@ -615,7 +615,7 @@ fn adapters_that_do_not_fit_or_do_not_add_up_are_refused() {
         (&[(1, f32::NAN)], "scale NaN"),
     ] {
         match engine.submit(with(list)) {
-            Err(Refusal::Bad(error)) => assert!(error.to_string().contains(words), "{error}"),
+            Err(Refusal::Bad(error)) => assert!(error.report().contains(words), "{error}"),
             other => panic!("{other:?}"),
         }
     }
@@ -732,7 +732,7 @@ fn hostile_constraints_are_errors_in_words() {
         let shown: String = format!("{constraint:?}").chars().take(80).collect();
         match engine.submit(constrained(constraint, 0, 4)) {
             Err(Refusal::Bad(error)) => {
-                let words = error.to_string();
+                let words = error.report();
                 assert!(words.len() < 1000 && !words.contains("backtrace"), "{words}");
             }
             other => panic!("{shown}: {other:?}"),

@@ -247,12 +247,12 @@ mod tests {
     #[test]
     fn an_error_names_file_key_and_value() {
         let keys = Keys::parse("config.json", r#"{"hidden_size": -3}"#).unwrap();
-        let text = keys.size("hidden_size").unwrap_err().to_string();
+        let text = keys.size("hidden_size").unwrap_err().report();
         assert!(
             text.starts_with("config.json: `hidden_size`: is -3, not a whole number"),
             "{text}"
         );
-        let text = keys.size("vocab_size").unwrap_err().to_string();
+        let text = keys.size("vocab_size").unwrap_err().report();
         assert!(text.starts_with("config.json: `vocab_size`: is missing"), "{text}");
     }
 }

@@ -366,7 +366,7 @@ fn what_gguf_cannot_hold_is_refused_by_name() {
         let (a, b) = (random(&[2, width], 0), random(&[shape[0], 2], 1));
         let modules = vec![Module { param: name, a, b, magnitude: None, alpha: 1.0 }];
         let lora = Lora { modules, rslora: false, base: None };
-        gguf_lora::write(&lora, base.model()).err().unwrap().to_string()
+        gguf_lora::write(&lora, base.model()).err().unwrap().report()
     };
     for (set, param, problem) in [
         ("llama_gqa_untied", "model.embed_tokens.weight", "embeddings"),
@@ -389,7 +389,7 @@ fn a_gguf_adapter_that_is_not_for_this_base_is_refused_by_name() {
     let lora = random_lora(model, &[4], &[8.0]);
     let bytes = to_gguf(&lora, model);
     let other = open("qwen2");
-    let text = from_gguf(bytes, other.model()).err().unwrap().to_string();
+    let text = from_gguf(bytes, other.model()).err().unwrap().report();
     assert!(text.contains("`general.architecture`: is \"llama\""), "{text}");
     let refusal = |key: &str, item: Item| {
         let result = changed(&lora, model, |metadata, _| {
@@ -411,7 +411,7 @@ fn a_gguf_adapter_that_is_not_for_this_base_is_refused_by_name() {
         assert!(text.contains(key) && text.contains("hint: "), "{key}: {text}");
     }
     let refusal = |change: &dyn Fn(&mut Vec<Outgoing>)| {
-        changed(&lora, model, |_, tensors| change(tensors)).err().unwrap().to_string()
+        changed(&lora, model, |_, tensors| change(tensors)).err().unwrap().report()
     };
     let text = refusal(&|list| list.retain(|t| t.name != "blk.0.attn_q.weight.lora_a"));
     assert!(text.contains("there is no `blk.0.attn_q.weight.lora_a`"), "{text}");
@@ -429,7 +429,7 @@ fn a_gguf_adapter_that_is_not_for_this_base_is_refused_by_name() {
     // Halves of a wider model.
     let wide = open("llama_headdim");
     let text = from_gguf(to_gguf(&random_lora(wide.model(), &[4], &[8.0]), wide.model()), model);
-    let text = text.err().unwrap().to_string();
+    let text = text.err().unwrap().report();
     assert!(text.contains("halves of shapes"), "{text}");
 }
 
@@ -440,7 +440,7 @@ fn attaching_is_all_or_nothing_and_says_what_does_not_fit() {
     let n_params = weights.ids().count();
     let mut lora = random_lora(base.model(), &[4], &[8.0]);
     let refusal = |lora: &Lora, weights: &mut Weights| {
-        let text = lora.attach(weights).err().unwrap().to_string();
+        let text = lora.attach(weights).err().unwrap().report();
         assert_eq!(weights.ids().count(), n_params, "something was attached: {text}");
         text
     };
@@ -551,20 +551,20 @@ fn an_adapter_with_magnitudes_is_written_and_read_back() {
     assert_eq!(lora.n_elem(), again.n_elem());
     // Without the setting the magnitudes have no meaning; with it they must be there.
     let plain = config.replace("\"use_dora\": true", "\"use_dora\": false");
-    let error = from_peft((plain, bytes)).err().unwrap().to_string();
+    let error = from_peft((plain, bytes)).err().unwrap().report();
     assert!(error.contains("lora_magnitude_vector"), "{error}");
     let without = to_peft(&random_lora(base.model(), &[4, 2], &[8.0]), None).1;
-    let error = from_peft((config, without)).err().unwrap().to_string();
+    let error = from_peft((config, without)).err().unwrap().report();
     assert!(error.contains("`use_dora`") && error.contains("hint: "), "{error}");
-    let error = gguf_lora::write(&lora, base.model()).err().unwrap().to_string();
+    let error = gguf_lora::write(&lora, base.model()).err().unwrap().report();
     assert!(error.contains("DoRA") && error.contains("hint: "), "{error}");
     let mut mixed = lora;
     mixed.modules[0].magnitude = None;
-    let error = peft::write(&mixed, None).err().unwrap().to_string();
+    let error = peft::write(&mixed, None).err().unwrap().report();
     assert!(error.contains("DoRA") && error.contains("hint: "), "{error}");
     mixed.modules[0].magnitude = Some(random(&[3], 0));
     let mut weights = base.weights(&device()).unwrap();
-    let error = mixed.attach(&mut weights).unwrap_err().to_string();
+    let error = mixed.attach(&mut weights).unwrap_err().report();
     assert!(error.contains("lora_magnitude_vector") && error.contains("[3]"), "{error}");
 }
 

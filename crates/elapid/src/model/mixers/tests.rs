@@ -147,7 +147,7 @@ fn the_config_knows_it_by_name_and_refuses_what_it_refuses() {
     let config = config(0.75).unwrap();
     assert_eq!(config.layers[0].mixer.to_string(), "leaky average (0.75)");
     assert!(Arch::of(&config).is_err(), "llama.cpp has none");
-    let error = self::config(1.5).unwrap_err().to_string();
+    let error = self::config(1.5).unwrap_err().report();
     assert!(error.contains("`leaky.decay`: 1.5 is out of range 0..1"), "{error}");
 }
 

@@ -2,11 +2,13 @@
 
 use super::*;
 
-/// What forward leaves for backward, next to keys and values.
-pub(super) struct Saved<'a> {
-    pub q: &'a Tensor,
-    pub y: &'a Tensor,
-    pub log_sum: &'a Tensor,
+/// What forward leaves for backward.
+pub(super) struct Saved {
+    pub q: Tensor,
+    pub k: Tensor,
+    pub v: Tensor,
+    pub y: Tensor,
+    pub log_sum: Tensor,
 }
 
 /// Inverts `forward`.
@@ -16,12 +18,15 @@ pub(super) struct Saved<'a> {
 pub(super) fn backward(
     saved: &Saved,
     config: &Attention,
-    sequences: &[Sequence],
-    dy: &Tensor,
-    wanted: [bool; 3],
+    segments: &Segments,
+    (dy, wanted): (&Tensor, [bool; 3]),
 ) -> [Option<Tensor>; 3] {
     let device = dy.device();
-    let cpu = device.expect_cpu();
+    let cpu = match device {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => return gpu::backward(gpu, saved, config, segments, (dy, wanted)),
+    };
+    let sequences = sequences(&saved.k, &saved.v, segments);
     let n_tok = dy.shape()[0];
     let mut dk = Tensor::uninit(device, &[n_tok, config.kv_width()]);
     let mut dv = Tensor::uninit(device, &[n_tok, config.kv_width()]);
@@ -47,7 +52,7 @@ pub(super) fn backward(
         }
     }
     cpu.map(shares, |share| backward_share(saved, dy, share));
-    let dq = wanted[0].then(|| gather_dq(config, sequences, &plan, &dq_parts));
+    let dq = wanted[0].then(|| gather_dq(config, &sequences, &plan, &dq_parts));
     [dq, wanted[1].then_some(dk), wanted[2].then_some(dv)]
 }
 
@@ -142,7 +147,7 @@ pub(super) struct Sums<'a> {
 }
 
 impl<'a> Tile<'a> {
-    fn new(cpu: &Cpu, queries: Queries<'a>, saved: &Saved<'a>, dy: &'a Tensor) -> Tile<'a> {
+    fn new(cpu: &Cpu, queries: Queries<'a>, saved: &'a Saved, dy: &'a Tensor) -> Tile<'a> {
         let Queries { config, n_query, head, .. } = queries;
         let row = queries.sequence.segment.start + queries.first;
         let from = row * config.n_head + head * n_query;
@@ -154,7 +159,7 @@ impl<'a> Tile<'a> {
             let (dy, y) = (&dy.f32()[at..][..config.d_head], &saved.y.f32()[at..]);
             e[i] = cpu.simd(Dot { a: dy, b: y });
         }
-        Tile { queries, q: queries.rows(saved.q), dy: queries.rows(dy), log_sum, e }
+        Tile { queries, q: queries.rows(&saved.q), dy: queries.rows(dy), log_sum, e }
     }
 
     /// Adds what the weights of `keys` pass on.

@@ -1,4 +1,4 @@
-//! `attention` on graphics processors: launches of the kernels beside.
+//! `attention` on GPUs: launches of the kernels beside.
 //!
 //! | kernels          | for                                                                     |
 //! |------------------|-------------------------------------------------------------------------|
@@ -49,15 +49,6 @@ const N_THREAD: usize = 256;
 const N_THREAD_CORES: usize = 128;
 /// Keys of one split of `step`.
 const N_SPLIT: usize = 64;
-
-/// What forward leaves for backward.
-pub(super) struct Saved {
-    pub q: Tensor,
-    pub k: Tensor,
-    pub v: Tensor,
-    pub y: Tensor,
-    pub log_sum: Tensor,
-}
 
 /// How rows are dealt out to tensor cores; see `cores.cu`.
 #[derive(Clone, Copy)]

@@ -29,7 +29,7 @@
 //! dot products and no matrix products, pages side by side, partial softmaxes merged in the order
 //! of the keys.
 //!
-//! Graphics processors have kernels of their own, see `gpu.rs`; the mathematics is the same.
+//! GPUs have kernels of their own, see `gpu.rs`; the mathematics is the same.
 //!
 //! Not here: projections, rotary embedding, norms of q and k.
 
@@ -138,23 +138,16 @@ pub fn attention(
             Device::Gpu(gpu) => gpu::forward_cached(gpu, values, config, segments, caches),
         });
     }
-    let (q_value, k_value, v_value) = (q.value().clone(), k.value().clone(), v.value().clone());
-    if let Device::Gpu(gpu) = q.value().device() {
-        let (y, log_sum) = gpu::forward(gpu, [&q_value, &k_value, &v_value], config, segments);
-        let (gpu, config, segments) = (gpu.clone(), config.clone(), segments.clone());
-        let wanted = [q, k, v].map(Var::needs_grad);
-        let saved = gpu::Saved { q: q_value, k: k_value, v: v_value, y: y.clone(), log_sum };
-        return tape.record("attention", &[q, k, v], y, move |dy| {
-            gpu::backward(&gpu, &saved, &config, &segments, (&dy, wanted)).into()
-        });
-    }
-    let (y, log_sum) = forward(&q_value, config, &sequences(&k_value, &v_value, segments));
-    let saved_y = y.clone();
+    let [q_value, k_value, v_value] = [q, k, v].map(|x| x.value().clone());
+    let (y, log_sum) = match q_value.device() {
+        Device::Cpu(_) => forward(&q_value, config, &sequences(&k_value, &v_value, segments)),
+        Device::Gpu(gpu) => gpu::forward(gpu, [&q_value, &k_value, &v_value], config, segments),
+    };
+    let saved = Saved { q: q_value, k: k_value, v: v_value, y: y.clone(), log_sum };
     let (config, segments) = (config.clone(), segments.clone());
     let wanted = [q, k, v].map(Var::needs_grad);
     tape.record("attention", &[q, k, v], y, move |dy| {
-        let saved = Saved { q: &q_value, y: &saved_y, log_sum: &log_sum };
-        backward(&saved, &config, &sequences(&k_value, &v_value, &segments), &dy, wanted).into()
+        backward(&saved, &config, &segments, (&dy, wanted)).into()
     })
 }
 

@@ -608,7 +608,7 @@ fn numbers_that_f16_cannot_hold_become_the_largest_and_what_is_no_number_stays_n
 #[test]
 fn a_row_that_does_not_fill_blocks_is_refused_as_q8_0() {
     let device = Device::cpu(1).unwrap();
-    let error = KvCache::with_type(&device, 3, 24, CacheType::Q8_0).err().unwrap().to_string();
+    let error = KvCache::with_type(&device, 3, 24, CacheType::Q8_0).err().unwrap().report();
     assert!(error.contains("3 heads of 24 make 72") && error.contains("f16"), "{error}");
     assert!(KvCache::with_type(&device, 3, 24, CacheType::F16).is_ok());
     for kind in CacheType::ALL {

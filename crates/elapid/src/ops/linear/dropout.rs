@@ -5,9 +5,15 @@
 //! a second time. One block of random bits decides eight numbers, sixteen bits each; the rate is
 //! rounded to a multiple of 2^-16.
 
-use crate::tensor::cpu::Cpu;
+use super::columns::{BIAS, Put, each_window};
+use crate::tensor::Tensor;
+use crate::tensor::device::Device;
+use crate::tensor::gpu::{Arg, Gpu, Kernel, Word, Work};
+use crate::tensor::product::Rows;
 use crate::tensor::rng::Rng;
 use pulp::{Simd, WithSimd};
+
+static DROPOUT: Kernel = Kernel { entry: "linear_dropout", ..BIAS };
 
 /// Which numbers are left out.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,46 +35,57 @@ const GROUP: usize = 8 * N_BLOCKS;
 const N_ROWS: usize = 16;
 
 impl Dropout {
-    /// `y = drop(x)`; both are rows of `d` numbers, of which the first is row `first_row`.
-    pub(super) fn copy(&self, cpu: &Cpu, first_row: usize, d: usize, x: &[f32], y: &mut [f32]) {
-        self.each(cpu, first_row, d, x, y, |y, kept| *y = kept);
+    /// `y = drop(x)` or `y += drop(x)`, its own gradient; the first row of x is `first_row` to the
+    /// mask.
+    pub(super) fn run(&self, first_row: usize, x: &Tensor, mut y: Rows, put: Put) {
+        let (_, d) = x.dims2();
+        let cpu = match x.device() {
+            Device::Cpu(cpu) => cpu,
+            Device::Gpu(gpu) => return self.launch(gpu, first_row, x, y, put),
+        };
+        let (key, stream, dropped, factor) = self.mask();
+        let rng = Rng::new(key, stream);
+        cpu.each_piece(y.f32_mut(), N_ROWS * d, |idx, y| {
+            let x = &x.f32()[idx * N_ROWS * d..][..y.len()];
+            let first_row = first_row + idx * N_ROWS;
+            cpu.simd(Drop { rng, dropped, factor, first_row, d, x, y, put });
+        });
     }
 
-    /// `y += drop(x)`: the gradient of `copy` is the same map.
-    pub(super) fn add(&self, cpu: &Cpu, first_row: usize, d: usize, x: &[f32], y: &mut [f32]) {
-        self.each(cpu, first_row, d, x, y, |y, kept| *y += kept);
+    /// The same by a kernel.
+    fn launch(&self, gpu: &Gpu, first_row: usize, x: &Tensor, mut y: Rows, put: Put) {
+        let (_, d) = x.dims2();
+        let (key, stream, dropped, factor) = self.mask();
+        each_window(gpu, &mut y, |y, rows, bytes, lead| {
+            let x = x.rows(rows.clone());
+            let [low, high] = [|n: u64| Word(n as u32), |n: u64| Word((n >> 32) as u32)];
+            let params = [
+                low(key),
+                high(key),
+                low(stream),
+                high(stream),
+                rows.len().into(),
+                (first_row + rows.start).into(),
+                lead.into(),
+                dropped.into(),
+                factor.into(),
+            ];
+            let work = Work::each(rows.len() * d.div_ceil(128) * 16);
+            let mut args = [Arg::In(&x), Arg::Window(y, bytes)];
+            gpu.launch(&DROPOUT, work, &put.consts(d), &mut args, &params);
+        });
     }
 
     /// What the mask is made of: seed and stream of its random bits, below what sixteen of them
     /// leave a number out, and what those that stay are multiplied by.
-    pub(super) fn mask(&self) -> (u64, u64, u32, f32) {
+    fn mask(&self) -> (u64, u64, u32, f32) {
         let dropped = (self.rate as f64 * 65536.0).round().clamp(0.0, 65535.0) as u32;
         let factor = (65536.0 / (65536 - dropped) as f64) as f32;
         (Rng::new(self.seed, self.stream).bits(self.counter), self.stream, dropped, factor)
     }
-
-    /// Calls `f(y, kept)` for each number, with `drop(x)` in `kept`.
-    #[allow(clippy::too_many_arguments)] // `copy` and `add`, but for the last
-    fn each(
-        &self,
-        cpu: &Cpu,
-        first_row: usize,
-        d: usize,
-        x: &[f32],
-        y: &mut [f32],
-        f: impl Fn(&mut f32, f32) + Copy + Send + Sync,
-    ) {
-        let (key, stream, dropped, factor) = self.mask();
-        let rng = Rng::new(key, stream);
-        cpu.each_piece(y, N_ROWS * d, |idx, y| {
-            let x = &x[idx * N_ROWS * d..][..y.len()];
-            let first_row = first_row + idx * N_ROWS;
-            cpu.simd(Rows { rng, dropped, factor, first_row, d, x, y, f });
-        });
-    }
 }
 
-struct Rows<'a, F> {
+struct Drop<'a> {
     rng: Rng,
     dropped: u32,
     factor: f32,
@@ -76,14 +93,14 @@ struct Rows<'a, F> {
     d: usize,
     x: &'a [f32],
     y: &'a mut [f32],
-    f: F,
+    put: Put,
 }
 
-impl<F: Fn(&mut f32, f32)> WithSimd for Rows<'_, F> {
+impl WithSimd for Drop<'_> {
     type Output = ();
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        let Rows { rng, dropped, factor, first_row, d, x, y, f } = self;
+        let Drop { rng, dropped, factor, first_row, d, x, y, put } = self;
         let n_groups = d.div_ceil(GROUP);
         let rows = x.chunks_exact(d.max(1)).zip(y.chunks_exact_mut(d.max(1)));
         for (row, (x, y)) in rows.enumerate() {
@@ -97,8 +114,10 @@ impl<F: Fn(&mut f32, f32)> WithSimd for Rows<'_, F> {
                         mask[i + N_BLOCKS] = if word[i] >> 16 < dropped { 0.0 } else { factor };
                     }
                 }
-                for ((x, y), mask) in x.iter().zip(y).zip(&mask) {
-                    f(y, x * mask);
+                let numbers = x.iter().zip(y).zip(&mask);
+                match put {
+                    Put::Set => numbers.for_each(|((x, y), mask)| *y = x * mask),
+                    Put::Add => numbers.for_each(|((x, y), mask)| *y += x * mask),
                 }
             }
         }

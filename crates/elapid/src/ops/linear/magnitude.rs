@@ -10,16 +10,19 @@
 //!
 //! | name      | shape   |                                |
 //! |-----------|---------|--------------------------------|
-//! | `m`       | (d_out) | trained; begins at `|w|`       |
+//! | `m`       | (d_out) | trained; starts at `|w|`       |
 //! | `squares` | (d_out) | `|w|^2`                        |
 
-use super::operands::AdapterValues;
+use super::Adapter;
+use super::columns::{BIAS, consts};
 use crate::tape::Var;
 use crate::tensor::Tensor;
-use crate::tensor::cpu::{Cpu, F32s, Mat, MatMut, Scope};
 use crate::tensor::device::Device;
-use pulp::{Simd, WithSimd};
+use crate::tensor::gpu::{Arg, Kernel, Work};
+use crate::tensor::product::{Side, for_products, product};
 use std::ops::Range;
+
+static NORMS: Kernel = Kernel { entry: "linear_norms", ..BIAS };
 
 /// Trained lengths of the rows of an adapted weight.
 #[derive(Clone)]
@@ -67,23 +70,18 @@ pub fn row_squares(weight: &Tensor) -> Tensor {
 
 /// `w + scale b @ a` in f32, its rows brought to the lengths `m` where there are any.
 pub fn merge(weight: &Tensor, a: &Tensor, b: &Tensor, scale: f32, m: Option<&Tensor>) -> Tensor {
-    let cpu = match weight.device() {
-        Device::Cpu(cpu) => cpu,
+    if weight.device().gpu().is_some() {
         // For a file that is written: by the host.
-        Device::Gpu(gpu) => {
-            let host = Device::Cpu(gpu.host().clone());
-            let [weight_here, a, b] = [weight, a, b].map(|tensor| tensor.to(&host));
-            let m = m.map(|m| m.to(&host));
-            return merge(&weight_here, &a, &b, scale, m.as_ref()).to(weight.device());
-        }
-    };
+        let host = weight.device().host_device();
+        let [weight_here, a, b] = [weight, a, b].map(|tensor| tensor.to(&host));
+        let m = m.map(|m| m.to(&host));
+        return merge(&weight_here, &a, &b, scale, m.as_ref()).to(weight.device());
+    }
     let ((d_out, d_in), rank) = (weight.dims2(), a.shape()[0]);
     a.expect_shape("merge: a", &[rank, d_in]);
     b.expect_shape("merge: b", &[d_out, rank]);
     let mut v = weight.to_f32();
-    let out = MatMut::new(v.f32_mut(), d_out, d_in);
-    let (a, b) = (Mat::new(a.f32(), rank, d_in), Mat::new(b.f32(), d_out, rank));
-    cpu.gemm(out, 1.0, scale, b, a, Scope::Machine);
+    product(&mut v, 1.0, scale, Side::Plain(b), Side::Plain(a));
     if let Some(m) = m {
         let squares = row_squares(&v);
         for (row, v) in v.f32_mut().chunks_exact_mut(d_in.max(1)).enumerate() {
@@ -98,54 +96,62 @@ fn norm(square: f64) -> f32 {
     square.max(SQUARE_MIN).sqrt() as f32
 }
 
-/// Lengths of `rows` of the adapted weight; `wa` is `w @ a^T` for them.
+/// Lengths of `rows` of the adapted weight, and the magnitudes over them; `wa` is `w @ a^T` for
+/// these rows, read where norms are followed.
 pub(super) fn norms(
-    cpu: &Cpu,
-    adapter: &AdapterValues,
-    squares: &Tensor,
-    rows: Range<usize>,
-    wa: &[f32],
-) -> Vec<f32> {
-    let (rank, d_in) = adapter.a.dims2();
-    let b = &adapter.b.f32()[rows.start * rank..rows.end * rank];
-    let a = Mat::new(adapter.a.f32(), rank, d_in);
-    let (mut aa, mut baa) = (vec![0.0; rank * rank], vec![0.0; b.len()]);
-    cpu.gemm(MatMut::new(&mut aa, rank, rank), 0.0, 1.0, a, a.t(), Scope::Machine);
-    let (b_mat, aa) = (Mat::new(b, rows.len(), rank), Mat::new(&aa, rank, rank));
-    cpu.gemm(MatMut::new(&mut baa, rows.len(), rank), 0.0, 1.0, b_mat, aa, Scope::Machine);
-    let scale = adapter.scale as f64;
-    let row = |(idx, row): (usize, usize)| {
-        let at = idx * rank..(idx + 1) * rank;
-        let terms = b[at.clone()].iter().zip(&wa[at.clone()]).zip(&baa[at]);
-        let more = terms.map(|((&b, &wa), &baa)| b as f64 * (2.0 * wa as f64 + scale * baa as f64));
-        norm(squares.f32()[row] as f64 + scale * more.sum::<f64>())
-    };
-    rows.enumerate().map(row).collect()
-}
-
-/// `y = beta y + factor x`, with a factor for each column; with `beta` zero y is not read.
-pub(super) struct Scale<'a> {
-    pub factors: &'a [f32],
-    pub x: &'a [f32],
-    pub y: &'a mut [f32],
-    pub beta: f32,
-}
-
-impl WithSimd for Scale<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let Scale { factors, x, y, beta } = self;
-        let d = factors.len().max(1);
-        for (x, y) in x.chunks_exact(d).zip(y.chunks_exact_mut(d)) {
-            for at in (0..d).step_by(F32s::<S>::LANES) {
-                let (x, factor) = (F32s::load(simd, &x[at..]), F32s::load(simd, &factors[at..]));
-                let scaled = match beta == 0.0 {
-                    true => x * factor,
-                    false => x.mul_add(factor, F32s::load(simd, &y[at..]) * x.same(beta)),
-                };
-                scaled.store(&mut y[at..]);
-            }
-        }
+    adapter: &Adapter,
+    Magnitude { m, norms: known }: &Magnitude,
+    rows: &Range<usize>,
+    wa: &Tensor,
+) -> (Tensor, Tensor) {
+    let (a, b, m) = (adapter.a.value(), adapter.b.value(), m.value());
+    let (device, rank) = (a.device(), a.shape()[0]);
+    let mut baa = Tensor::uninit(device, wa.shape());
+    if let Norms::Followed(_) = known {
+        let mut aa = Tensor::uninit(device, &[rank, rank]);
+        product(&mut aa, 0.0, 1.0, Side::Plain(a), Side::Transposed(a));
+        let b = for_products(b).rows(rows.clone());
+        product(&mut baa, 0.0, 1.0, Side::Plain(&b), Side::Plain(&aa));
     }
+    let [mut norms, mut factors] = [(); 2].map(|()| Tensor::uninit(device, &[rows.len()]));
+    let Device::Gpu(gpu) = device else {
+        let lengths = norms.f32_mut().iter_mut().zip(factors.f32_mut());
+        for ((idx, row), (length, factor)) in rows.clone().enumerate().zip(lengths) {
+            *length = match known {
+                Norms::Fixed(norms) => norms.f32()[row],
+                Norms::Followed(squares) => {
+                    let at = idx * rank..(idx + 1) * rank;
+                    let b = &b.f32()[row * rank..(row + 1) * rank];
+                    let more = correction(b, &wa.f32()[at.clone()], &baa.f32()[at], adapter.scale);
+                    norm(squares.f32()[row] as f64 + more)
+                }
+            };
+            *factor = m.f32()[row] / *length;
+        }
+        return (norms, factors);
+    };
+    let (known, has): (&Tensor, &[&'static str]) = match known {
+        Norms::Followed(squares) => (squares, &[]),
+        Norms::Fixed(norms) => (norms, &["FIXED"]),
+    };
+    let mut args = [
+        Arg::In(known),
+        Arg::In(m),
+        Arg::In(b),
+        Arg::In(wa),
+        Arg::In(&baa),
+        Arg::Out(&mut norms),
+        Arg::Out(&mut factors),
+    ];
+    let params = [rows.len().into(), rows.start.into(), adapter.scale.into()];
+    gpu.launch(&NORMS, Work::each(rows.len()), &consts(rank, has), &mut args, &params);
+    (norms, factors)
+}
+
+/// `2 scale b . wa + scale^2 b . baa`, of one row.
+fn correction(b: &[f32], wa: &[f32], baa: &[f32], scale: f32) -> f64 {
+    let scale = scale as f64;
+    let terms = b.iter().zip(wa).zip(baa);
+    let more = terms.map(|((&b, &wa), &baa)| b as f64 * (2.0 * wa as f64 + scale * baa as f64));
+    scale * more.sum::<f64>()
 }

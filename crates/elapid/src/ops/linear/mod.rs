@@ -23,12 +23,11 @@
 //! A fourth, `linear_each`, is several maps of one input. In generation all of them may be quick
 //! instead of exact (`quick.rs`).
 //!
-//! The products are in `operands.rs`, `gpu.rs`, `bias.rs` and `narrow.rs`, the mask is in
-//! `dropout.rs`, the lengths are in `magnitude.rs`.
+//! One path for all devices: `operands.rs` composes a map of products (`tensor/product.rs`), the
+//! mask (`dropout.rs`), the lengths (`magnitude.rs`) and what works on rows (`columns.rs`).
 
-mod bias;
+mod columns;
 mod dropout;
-pub(super) mod gpu;
 mod magnitude;
 mod narrow;
 mod operands;
@@ -37,10 +36,14 @@ mod quick;
 pub use self::dropout::Dropout;
 pub use self::magnitude::{Magnitude, Norms, merge, row_squares};
 
-use self::operands::{Input, Operands, Pass};
+pub(super) use self::operands::{Operands, Way};
+
+use self::narrow::Narrow;
+use self::operands::{Input, Pass};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
-use crate::tensor::device::Device;
+use crate::tensor::add::add_into;
+use crate::tensor::product::Rows;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -91,9 +94,6 @@ pub struct Adapter {
     pub magnitude: Option<Magnitude>,
 }
 
-/// Rows of a task that works row by row.
-const N_ROWS: usize = 64;
-
 impl From<Var> for Linear {
     fn from(weight: Var) -> Linear {
         let (order, bias, adapter) = (None, None, None);
@@ -116,7 +116,7 @@ impl Linear {
         std::iter::once(&self.weight).chain(&self.bias).chain(adapter).collect()
     }
 
-    /// Whether it goes the way of `quick`.
+    /// Whether it is computed by `quick`.
     fn is_quick(&self, tape: &Tape) -> bool {
         let is_here = self.weight.value().device().gpu().is_none();
         self.arithmetic == Arithmetic::Quick && !tape.is_recording() && is_here && quick::can(self)
@@ -134,9 +134,9 @@ pub fn linear(tape: &Tape, x: &Var, linear: &Linear) -> Var {
 
 /// Several maps of the same input.
 pub fn linear_each(tape: &Tape, x: &Var, linears: &[Linear]) -> Vec<Var> {
-    if let Device::Gpu(gpu) = x.value().device() {
+    if x.value().device().gpu().is_some() {
         let maps: Vec<_> = linears.iter().map(|it| (it, cut(&[it.d_out()]))).collect();
-        return gpu::linear_maps(tape, gpu, x, &maps);
+        return record(tape, x, &maps);
     }
     if !linears.iter().all(|linear| linear.is_quick(tape)) {
         return linears.iter().map(|it| linear(tape, x, it)).collect();
@@ -150,39 +150,141 @@ pub fn linear_each(tape: &Tape, x: &Var, linears: &[Linear]) -> Vec<Var> {
 /// The same, its columns cut into outputs of these widths.
 pub fn linear_split(tape: &Tape, x: &Var, linear: &Linear, widths: &[usize]) -> Vec<Var> {
     assert_eq!(widths.iter().sum::<usize>(), linear.d_out(), "linear: widths {widths:?}");
-    // Pieces of a matrix whose rows are in another order are the exact way's.
+    // Pieces of a matrix whose rows are in another order are always exact.
     if linear.is_quick(tape) && (linear.order.is_none() || widths.len() == 1) {
         let tokens = 0..x.value().dims2().0;
         let part = |rows| Part { linear, rows, tokens: tokens.clone() };
         let parts: Vec<Part> = cut(widths).into_iter().map(part).collect();
         return quick::quick(x.value(), &parts).into_iter().map(Var::constant).collect();
     }
-    if let Device::Gpu(gpu) = x.value().device() {
-        return gpu::linear_maps(tape, gpu, x, &[(linear, cut(widths))]);
+    record(tape, x, &[(linear, cut(widths))])
+}
+
+/// A map, and rows of its weight that are an output of their own.
+type Pieces<'a> = (&'a Linear, Vec<Range<usize>>);
+
+/// Maps of one input as one op.
+fn record(tape: &Tape, x: &Var, maps: &[Pieces]) -> Vec<Var> {
+    let is_gpu = x.value().device().gpu().is_some();
+    if is_gpu && x.value().dims2().0 == 1 && !tape.is_recording() {
+        return maps.iter().flat_map(|map| one_row(x.value(), map)).collect();
     }
-    let operands = linear.operands();
-    let mut input = operands.input(x.value(), 0);
-    let pieces = cut(widths).into_iter().map(|rows| operands.forward(rows, &input));
-    let (outputs, passes): (Vec<Tensor>, Vec<Pass>) = pieces.unzip();
-    input.forget();
-    let mut inputs = linear.inputs();
-    inputs.insert(0, x);
-    let (x_value, wants_dx) = (x.value().clone(), x.needs_grad());
-    tape.record_many("linear", &inputs, outputs, move |dys| {
-        let mut dx = wants_dx.then(|| Tensor::uninit(x_value.device(), x_value.shape()));
+    let (outputs, kept): (Vec<_>, Vec<_>) =
+        maps.iter().map(|map| Computed::new(x.value(), map)).unzip();
+    let inputs = maps.iter().flat_map(|(linear, _)| linear.inputs());
+    let inputs: Vec<&Var> = std::iter::once(x).chain(inputs).collect();
+    let (x_kept, wants_dx) = (x.kept(), x.needs_grad());
+    let outputs = outputs.into_iter().flatten().collect();
+    let mut outputs = tape.record_adding("linear", &inputs, outputs, move |dys, so_far| {
+        backward(kept, &x_kept.get(), wants_dx, dys, so_far)
+    });
+    if is_gpu && tape.is_recording() {
+        let mut at = 0;
+        for (linear, pieces) in maps {
+            if is_wide(linear) && pieces.len() == 1 {
+                outputs[at] = remade(outputs[at].clone(), x, linear);
+            }
+            at += pieces.len();
+        }
+    }
+    outputs
+}
+
+/// Inverts the maps of `record`: the gradient of x, then those of all operands. What x has so far
+/// is added to by the products themselves on GPUs; on the CPU the order of sums would be another.
+fn backward(
+    maps: Vec<Computed>,
+    x: &Tensor,
+    wants_dx: bool,
+    dys: Vec<Option<Tensor>>,
+    so_far: Option<Tensor>,
+) -> Vec<Option<Tensor>> {
+    let is_gpu = x.device().gpu().is_some();
+    let can_add = |sum: &mut Tensor| is_gpu && sum.dtype() == x.dtype() && sum.is_unique();
+    let (mut dx, mut beta, other) = match so_far.map(|mut sum| (can_add(&mut sum), sum)) {
+        Some((true, sum)) => (Some(sum), 1.0, None),
+        other => {
+            let dx = wants_dx.then(|| Tensor::uninit_as(x, x.shape()));
+            (dx, 0.0, other.map(|(_, sum)| sum))
+        }
+    };
+    let (mut list, mut dys) = (vec![None], dys.into_iter());
+    for Computed { operands, passes, u, narrow } in maps {
         let mut grads = operands.grads();
-        let mut beta = 0.0;
-        operands.recall(&mut input);
-        for (pass, dy) in passes.iter().zip(&dys) {
+        let input = operands.recall(x, u, 0);
+        let dys: Vec<Option<Tensor>> = match narrow {
+            Some(narrow) => vec![narrow.put(dys.by_ref().take(narrow.n_pieces()).collect())],
+            None => dys.by_ref().take(passes.len()).collect(),
+        };
+        for (pass, dy) in passes.iter().zip(dys) {
             if let Some(dy) = dy {
-                let dx = dx.as_mut().map(|dx| (dx.f32_mut(), beta));
-                operands.backward(&input, pass, dy.f32(), dx, &mut grads);
+                let dx = dx.as_mut().map(|dx| (dx.into(), beta));
+                operands.backward(&input, pass, &dy, dx, &mut grads);
                 beta = 1.0;
             }
         }
-        let mut list = grads.into_list(&operands);
-        list.insert(0, dx);
-        list
+        list.extend(grads.into_list());
+    }
+    list[0] = match other {
+        Some(other) => dx.map(|dx| add_into(other, &dx)),
+        None => dx,
+    };
+    list
+}
+
+/// A map that was computed, as backward needs it.
+struct Computed {
+    operands: Operands,
+    passes: Vec<Pass>,
+    /// See `Input`.
+    u: Option<Tensor>,
+    narrow: Option<Narrow>,
+}
+
+impl Computed {
+    /// The outputs of a map, and the rest.
+    fn new(x: &Tensor, (linear, pieces): &Pieces) -> (Vec<Tensor>, Computed) {
+        let (operands, n_tok) = (linear.operands(), x.dims2().0);
+        let mut input = operands.input(x, 0);
+        let forward = |rows: &Range<usize>| {
+            let mut y = Tensor::activation(x.device(), &[n_tok, rows.len()]);
+            let pass = operands.forward(rows.clone(), &input, (&mut y).into(), Way::of(n_tok));
+            (y, pass)
+        };
+        let narrow = Narrow::of(x, pieces);
+        let (outputs, passes) = match &narrow {
+            Some(narrow) => {
+                let (y, pass) = forward(&(0..narrow.width));
+                (narrow.take(&y), vec![pass])
+            }
+            None => pieces.iter().map(forward).unzip(),
+        };
+        let u = input.u.take();
+        (outputs, Computed { operands, passes, u, narrow })
+    }
+}
+
+/// The map of a single row: parts of its result follow each other in memory.
+fn one_row(x: &Tensor, (linear, pieces): &Pieces) -> Vec<Var> {
+    let d_out = linear.d_out();
+    let (mut y, _) = Computed::new(x, &(linear, vec![0..d_out]));
+    let column = y.remove(0).reshape(&[d_out, 1]);
+    let part = |rows: &Range<usize>| column.rows(rows.clone()).reshape(&[1, rows.len()]);
+    pieces.iter().map(|rows| Var::constant(part(rows))).collect()
+}
+
+/// Whether its output is much wider than its input, and so cheaper to compute again than to hold.
+fn is_wide(linear: &Linear) -> bool {
+    let (d_out, d_in) = linear.weight.value().dims2();
+    16 * d_in <= d_out && linear.adapter.is_none()
+}
+
+/// `y`, the whole output of a map of x, computed again in the backward pass.
+fn remade(y: Var, x: &Var, linear: &Linear) -> Var {
+    let (linear, x) = (linear.clone(), x.kept());
+    y.remade_by(move || {
+        let (mut y, _) = Computed::new(&x.get(), &(&linear, vec![0..linear.d_out()]));
+        y.remove(0)
     })
 }
 
@@ -190,16 +292,13 @@ pub fn linear_split(tape: &Tape, x: &Var, linear: &Linear, widths: &[usize]) -> 
 ///
 /// Experts without rows are skipped: at 8 of 128, nine in ten are empty in a batch of one.
 pub fn linear_grouped(tape: &Tape, x: &Var, offsets: &[usize], experts: &[Linear]) -> Var {
-    let (n_tok, d_in) = x.value().dims2();
+    let n_tok = x.value().dims2().0;
     assert_eq!(offsets.len(), experts.len() + 1, "linear: one offset more than experts");
     assert_eq!((offsets[0], offsets[experts.len()]), (0, n_tok), "linear: offsets {offsets:?}");
     let d_out = experts.first().map_or(0, Linear::d_out);
     let device = x.value().device();
     let runs: Vec<Range<usize>> = offsets.windows(2).map(|pair| pair[0]..pair[1]).collect();
-    if let Device::Gpu(gpu) = device {
-        return gpu::linear_grouped(tape, gpu, x, runs, experts);
-    }
-    let mut y = Tensor::uninit(device, &[n_tok, d_out]);
+    let mut y = Tensor::activation(device, &[n_tok, d_out]);
     if experts.iter().all(|expert| expert.is_quick(tape)) {
         let busy = || runs.iter().zip(experts).filter(|(tokens, _)| !tokens.is_empty());
         let part = |(tokens, linear): (&Range<usize>, _)| Part {
@@ -219,28 +318,24 @@ pub fn linear_grouped(tape: &Tape, x: &Var, offsets: &[usize], experts: &[Linear
         if rows.is_empty() {
             return None;
         }
-        let y_rows = &mut y.f32_mut()[rows.start * d_out..rows.end * d_out];
-        let (mut input, pass) = operands.forward_run(&x.value().rows(rows.clone()), y_rows);
-        input.forget();
-        Some((input, pass))
+        let out = Rows { tensor: &mut y, rows: rows.clone() };
+        Some(operands.forward_run(&x.value().rows(rows.clone()), out, Way::of(n_tok)))
     };
     let kept: Vec<Option<(Input, Pass)>> = runs.iter().zip(&operands).map(run).collect();
     let inputs: Vec<&Var> =
         std::iter::once(x).chain(experts.iter().flat_map(Linear::inputs)).collect();
     let (x_value, wants_dx) = (x.value().clone(), x.needs_grad());
     tape.record("grouped linear", &inputs, y, move |dy| {
-        let mut dx = wants_dx.then(|| Tensor::uninit(x_value.device(), x_value.shape()));
+        let mut dx = wants_dx.then(|| Tensor::uninit_as(&x_value, x_value.shape()));
         let mut list = vec![None];
         for ((rows, operands), kept) in runs.iter().zip(&operands).zip(kept) {
             let mut grads = operands.grads();
-            if let Some((mut input, pass)) = kept {
-                operands.recall(&mut input);
-                let dy = &dy.f32()[rows.start * d_out..rows.end * d_out];
-                let dx = dx.as_mut();
-                let dx = dx.map(|dx| (&mut dx.f32_mut()[rows.start * d_in..rows.end * d_in], 0.0));
-                operands.backward(&input, &pass, dy, dx, &mut grads);
+            if let Some((input, pass)) = kept {
+                let input = operands.recall(&input.x, input.u, 0);
+                let dx = dx.as_mut().map(|dx| (Rows { tensor: dx, rows: rows.clone() }, 0.0));
+                operands.backward(&input, &pass, &dy.rows(rows.clone()), dx, &mut grads);
             }
-            list.extend(grads.into_list(operands));
+            list.extend(grads.into_list());
         }
         list[0] = dx;
         list

@@ -7,9 +7,10 @@
 //! For few tokens a result depends on its token alone, bit by bit: who else is in the batch does
 //! not matter.
 
-use super::operands::Operands;
+use super::operands::{Operands, Way};
 use super::{Linear, Part};
-use crate::tensor::cpu::{Cpu, Mat, MatMut, Scope};
+use crate::tensor::cpu::{Mat, MatMut, Scope};
+use crate::tensor::product::{Side, product};
 use crate::tensor::quant::BlockType;
 use crate::tensor::quant::dot::{Group, Inputs, Many, N_ROW, Rounded, Rounding, Rows, Set};
 use crate::tensor::{DType, Tensor};
@@ -178,19 +179,22 @@ fn many(part: &Part, inputs: &Forms) -> Tensor {
             for (group, out) in groups.iter().zip(rounded.f32_mut().as_chunks_mut::<32>().0) {
                 group.decode(out);
             }
-            let rows = part.rows.clone();
-            Operands::as_stored(part.linear).product(rows, &rounded, 0.0, y.f32_mut(), None);
+            exact(part, &rounded, &mut y);
         }
         (DType::F16 | DType::BF16, Inputs::Floats(x)) => {
             decoded_strips(&weight.rows(part.rows.clone()), x, &mut y);
         }
         (_, Inputs::Floats(_)) => {
-            let x = x.rows(part.tokens.clone());
-            let rows = part.rows.clone();
-            Operands::as_stored(part.linear).product(rows, &x, 0.0, y.f32_mut(), None);
+            exact(part, &x.rows(part.tokens.clone()), &mut y);
         }
     }
     y
+}
+
+/// `y = x @ w^T` with the matrix decoded to f32.
+fn exact(part: &Part, x: &Tensor, y: &mut Tensor) {
+    let operands = Operands::as_stored(part.linear);
+    operands.product(part.rows.clone(), x, 0.0, y.into(), Way::Many);
 }
 
 /// A matrix of halves with many inputs: each task decodes some rows and multiplies them while they
@@ -268,16 +272,15 @@ fn add_bias(y: &mut Tensor, part: &Part) {
 /// `y += scale (x @ a^T) @ b^T`.
 fn add_adapter(y: &mut Tensor, x: &Tensor, part: &Part) {
     let Some(adapter) = &part.linear.adapter else { return };
-    let cpu = x.device().expect_cpu();
     let x = x.rows(part.tokens.clone());
-    let u = float_product(cpu, &x, adapter.a.value());
-    let more = float_product(cpu, &u, &adapter.b.value().rows(part.rows.clone()));
+    let u = float_product(&x, adapter.a.value());
+    let more = float_product(&u, &adapter.b.value().rows(part.rows.clone()));
     let numbers = y.f32_mut().iter_mut().zip(more.f32());
     numbers.for_each(|(y, more)| *y += adapter.scale * more);
 }
 
 /// `x @ w^T` of floats, each token by itself where they are few.
-fn float_product(cpu: &Cpu, x: &Tensor, w: &Tensor) -> Tensor {
+fn float_product(x: &Tensor, w: &Tensor) -> Tensor {
     let ((n_tok, d_in), d_out) = (x.dims2(), w.shape()[0]);
     let mut y = Tensor::uninit(x.device(), &[n_tok, d_out]);
     if n_tok <= N_FEW {
@@ -286,8 +289,7 @@ fn float_product(cpu: &Cpu, x: &Tensor, w: &Tensor) -> Tensor {
             set.products(Rows::F32(w.f32()), Inputs::Floats(x), 1, y);
         }
     } else {
-        let (a, b) = (Mat::new(x.f32(), n_tok, d_in), Mat::new(w.f32(), d_out, d_in));
-        cpu.gemm(MatMut::new(y.f32_mut(), n_tok, d_out), 0.0, 1.0, a, b.t(), Scope::Machine);
+        product(&mut y, 0.0, 1.0, Side::Plain(x), Side::Transposed(w));
     }
     y
 }

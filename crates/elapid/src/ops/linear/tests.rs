@@ -1,5 +1,6 @@
 //! Gradients of every form, blocks, groups, dropout and magnitudes.
 
+use super::columns::Put;
 use super::*;
 use crate::files::safetensors::SafeTensors;
 use crate::ops::activation::{Kind, gated};
@@ -345,16 +346,16 @@ fn operands_larger_than_a_binding_go_in_parts() {
 
 #[test]
 fn the_mask_there_is_the_mask_here() {
-    let cpu = crate::tensor::cpu::Cpu::new(1).unwrap();
     for (n_tok, d, first_row) in [(3, 5, 0), (40, 133, 17), (9, 256, 1 << 20)] {
-        let x = Input::normal(1, &[n_tok, d], 1.0).tensor(&Device::cpu(1).unwrap());
-        let mut want = vec![0.0; n_tok * d];
-        DROPOUT.copy(&cpu, first_row, d, x.f32(), &mut want);
-        for (device, _) in devices() {
+        let x = Input::normal(1, &[n_tok, d], 1.0);
+        let run = |device: &Device| {
             let mut y = Tensor::uninit(device, &[n_tok, d]);
-            let gpu = device.gpu().unwrap();
-            DROPOUT.run_gpu(gpu, first_row, &x.to(device), gpu::all(&mut y), &[]);
-            assert!(y.to_vec() == want, "{n_tok} by {d} from {first_row}, {device:?}");
+            DROPOUT.run(first_row, &x.tensor(device), (&mut y).into(), Put::Set);
+            y.to_vec()
+        };
+        let want = run(&Device::cpu(1).unwrap());
+        for (device, _) in devices() {
+            assert!(run(device) == want, "{n_tok} by {d} from {first_row}, {device:?}");
         }
     }
 }
@@ -439,12 +440,13 @@ fn gradients_of_groups_under_dropout_and_magnitudes() {
 
 #[test]
 fn dropout_leaves_out_the_share_it_should_and_another_one_at_each_step() {
-    let cpu = crate::tensor::cpu::Cpu::new(2).unwrap();
+    let device = Device::cpu(2).unwrap();
     let (n_tok, d) = (300, 200);
     let mask = |dropout: Dropout, rows: Range<usize>| {
-        let mut y = vec![f32::NAN; rows.len() * d];
-        dropout.copy(&cpu, rows.start, d, &vec![1.0; rows.len() * d], &mut y);
-        y
+        let full = |x| Tensor::from_f32(&device, &[rows.len(), d], &vec![x; rows.len() * d]);
+        let (ones, mut y) = (full(1.0), full(f32::NAN));
+        dropout.run(rows.start, &ones, (&mut y).into(), Put::Set);
+        y.to_vec()
     };
     let want = mask(DROPOUT, 0..n_tok);
     let n_left = want.iter().filter(|&&x| x != 0.0).count();

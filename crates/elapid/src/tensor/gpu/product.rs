@@ -107,15 +107,15 @@ pub(super) struct Operand {
     pub is_transposed: bool,
 }
 
-impl Side<'_> {
-    fn tensor(&self) -> &Tensor {
+impl<'a> Side<'a> {
+    pub(in crate::tensor) fn tensor(&self) -> &'a Tensor {
         match self {
             Side::Plain(tensor) | Side::Transposed(tensor) | Side::Columns(tensor, ..) => tensor,
         }
     }
 
     /// As the product sees it.
-    fn dims(&self) -> (usize, usize) {
+    pub(in crate::tensor) fn dims(&self) -> (usize, usize) {
         let tensor = self.tensor();
         // A matrix without columns has rows all the same.
         let (rows, cols) = match tensor.shape() {
@@ -192,18 +192,10 @@ impl Gpu {
         }
     }
 
-    /// `out = a @ b + beta out` with an epilogue; false where that is not to be had and nothing is
-    /// done.
-    pub fn product_with<'a>(
-        &self,
-        epilogue: Epilogue,
-        out: impl Into<Block<'a>>,
-        beta: f32,
-        a: Side,
-        b: Side,
-    ) -> bool {
+    /// `out = a @ b` with an epilogue; false where the device has none, and then nothing is done.
+    pub fn product_with(&self, epilogue: Epilogue, out: Block, a: Side, b: Side) -> bool {
         let Some(cuda) = self.as_cuda() else { return false };
-        let product = self.described(out.into(), beta, 1.0, a, b);
+        let product = self.described(out, 0.0, 1.0, a, b);
         product.is_some_and(|product| cuda.product_with(self, product, epilogue))
     }
 

@@ -299,7 +299,7 @@ fn what_fails_is_told_with_the_name_of_the_kernel() {
         gpu.launch(kernel, Work::each(1), &[], &mut [Arg::Out(&mut y)], &params);
         // What comes after does nothing and does not panic.
         assert!(Tensor::zeros(&device, &[1]).to_vec()[0].is_nan());
-        let problem = gpu.check().unwrap_err().to_string();
+        let problem = gpu.check().unwrap_err().report();
         assert!(said.iter().all(|word| problem.contains(word)), "{problem}");
         // Once it is told the device works again.
         assert_eq!(Tensor::zeros(&device, &[1]).to_vec(), [0.0]);
@@ -309,7 +309,7 @@ fn what_fails_is_told_with_the_name_of_the_kernel() {
     let Some(gpu) = fresh(Precision::F32) else { return };
     let problem = match Gpu::cuda(99, gpu.host().clone(), Precision::F32) {
         Ok(_) => panic!("a hundred devices"),
-        Err(error) => error.to_string(),
+        Err(error) => error.report(),
     };
     assert!(problem.contains("no CUDA device 99"), "{problem}");
     assert!(problem.contains("elapid info --devices"), "{problem}");
@@ -329,7 +329,7 @@ fn out_of_memory_fails_one_step_and_the_next_one_works() {
         });
         let error = gpu.check().unwrap_err();
         assert!(matches!(error, crate::error::Error::OutOfMemory { .. }), "{error}");
-        assert!(error.to_string().contains("MiB"), "{error}");
+        assert!(error.report().contains("MiB"), "{error}");
         gpu.check().unwrap();
         assert!(copy.is_spoiled() && there_before.is_spoiled() && unwritten.unwrap().is_spoiled());
         // What was there is there, and what should have been made of it is made anew.
@@ -337,7 +337,7 @@ fn out_of_memory_fails_one_step_and_the_next_one_works() {
         gpu.check().unwrap();
         // What was not written is not taken for numbers.
         let sum = there_before.copied();
-        assert!(gpu.check().unwrap_err().to_string().contains("left unwritten"));
+        assert!(gpu.check().unwrap_err().report().contains("left unwritten"));
         assert!(sum.is_spoiled());
         assert_eq!(x.to_vec(), [1.0, 2.0, 3.0, 4.0]);
         gpu.check().unwrap();

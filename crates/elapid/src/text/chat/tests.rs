@@ -41,7 +41,7 @@ fn render(source: &str, options: &ChatOptions) -> Result<String> {
 
 /// The problem of a template that must fail.
 fn problem(source: &str) -> String {
-    render(source, &ChatOptions::default()).unwrap_err().to_string()
+    render(source, &ChatOptions::default()).unwrap_err().report()
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn every_family_renders_as_jinja2_does() {
             }
             (None, Err(error)) => {
                 if let Some(message) = case["error"].as_str() {
-                    assert!(error.to_string().starts_with(message), "case {idx}, {name}: {error}");
+                    assert!(error.report().starts_with(message), "case {idx}, {name}: {error}");
                     n_refusal += 1;
                 }
             }
@@ -138,7 +138,7 @@ fn errors_name_file_and_line() {
         ("{% raw %} x", 1, "unexpected end of raw block"),
         ("\n\n{% include 'x' %}", 3, "the tag `include` is not supported"),
     ] {
-        let text = ChatTemplate::new("f.json", source).unwrap_err().to_string();
+        let text = ChatTemplate::new("f.json", source).unwrap_err().report();
         let want = format!("line {line}: {part}");
         assert!(
             text.starts_with("f.json: chat template") && text.contains(&want),
@@ -292,7 +292,7 @@ fn long_talks_are_not_hostile() {
         if let Err(error) =
             template.render(&long, &options(&golden, &golden["cases"][1]["options"]))
         {
-            assert!(error.to_string().contains("refuses"), "{name}: {error}");
+            assert!(error.report().contains("refuses"), "{name}: {error}");
         }
     }
 }

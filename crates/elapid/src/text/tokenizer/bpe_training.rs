@@ -552,7 +552,7 @@ mod tests {
             let specials = specials.iter().map(|special| special.to_string()).collect();
             let trainer = BpeTrainer { n_vocab, min_count: 1, specials };
             let result = trainer.train(&mut ["a"].into_iter(), &at_spaces, &mut |_, _| {});
-            result.unwrap_err().to_string()
+            result.unwrap_err().report()
         };
         assert!(message(257, &["<a>", "<b>"]).contains("ask for at least 258 tokens"));
         assert!(message(0, &[]).contains("a vocabulary of 0"));

@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_named_and_the_known_are_listed() {
-        let error = find("m.gguf", "zork").err().unwrap().to_string();
+        let error = find("m.gguf", "zork").err().unwrap().report();
         assert!(error.contains("zork") && error.contains("llama-bpe"), "{error}");
     }
 }

@@ -511,7 +511,7 @@ fn expect_outcome(path: &Path, want: &str, result: Result<Tokenizer>) {
         }
         Err(error) => {
             assert_ne!(want, "accept", "{name}: {error}");
-            assert!(error.to_string().contains("hint: "), "{error}");
+            assert!(error.report().contains("hint: "), "{error}");
         }
     }
 }
@@ -597,9 +597,9 @@ fn vocab_and_merges_give_the_ids_of_the_tokenizer_json_beside_them() {
         assert_eq!(got, ids(&line, "ids"), "{text:?}");
     }
     let error = Tokenizer::from_vocab_merges(files, &vocab, b"a b c", "gpt-2").err().unwrap();
-    assert!(error.to_string().contains("line 1"), "{error}");
+    assert!(error.report().contains("line 1"), "{error}");
     let error = Tokenizer::from_vocab_merges(files, &vocab, b"qq zz", "gpt-2").err().unwrap();
-    assert!(error.to_string().contains("is no token"), "{error}");
+    assert!(error.report().contains("is no token"), "{error}");
 }
 
 #[test]
@@ -729,6 +729,6 @@ fn an_unknown_pre_tokenizer_has_no_place_in_a_gguf() {
     file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "zork+".into();
     let json = file.to_string();
     let odd = Tokenizer::from_json("tokenizer.json", json.as_bytes()).unwrap();
-    let error = odd.to_gguf().err().unwrap().to_string();
+    let error = odd.to_gguf().err().unwrap().report();
     assert!(error.contains("zork"), "{error}");
 }

@@ -14,7 +14,11 @@ pub(super) fn config(family: Family, keys: &Keys) -> Result<Config> {
     if facts.mixers != Mixers::Attention && activation != Kind::Silu {
         return Err(keys.wrong("hidden_act", format!("{activation:?} in a Mamba block")));
     }
-    let (n_vocab, n_layer) = (keys.size("vocab_size")?, keys.size("layers")?);
+    let n_vocab = keys.size("vocab_size")?;
+    let n_layer = match facts.mixers {
+        Mixers::Own => own::n_layer(keys)?,
+        _ => keys.size("layers")?,
+    };
     if n_layer > check::N_LAYER_MAX {
         return Err(keys.wrong("layers", format!("{n_layer} is out of range")));
     }
@@ -90,6 +94,7 @@ impl Reader<'_> {
                     return Err(keys.wrong("layer_types", problem));
                 }
             },
+            Mixers::Own => return own::mixer(keys, idx, at, config),
             Mixers::Parallel => {
                 let mamba = self.mamba2(at, config)?;
                 return Ok(MixerConfig::Parallel(mamba, self.attention(idx, at, config)?));
@@ -262,6 +267,7 @@ impl Reader<'_> {
     fn second(&self, idx: usize, at: &str) -> Result<FeedForwardConfig> {
         match &self.facts.feed_forwards {
             FeedForwards::None => Ok(FeedForwardConfig::None),
+            FeedForwards::Own => own::feed_forward(self.keys, idx, at),
             FeedForwards::Experts(facts) if self.has_experts(idx, &facts.layers)? => {
                 self.experts(at, facts).map(FeedForwardConfig::Experts)
             }

@@ -308,6 +308,7 @@ pub(super) enum Mixers {
     Listed,   // attention at the layers of `attn_layer_indices`, Mamba-2 elsewhere
     Typed,    // attention or Mamba-2, as `layer_types` says
     Parallel, // both side by side
+    Own,      // as our own config names them
 }
 
 /// The layers whose attention slides over a window.
@@ -324,6 +325,7 @@ pub(super) enum FeedForwards {
     None,
     Dense,
     Experts(Experts),
+    Own, // as our own config names them
 }
 
 /// How a family chooses and stores experts.
@@ -586,7 +588,15 @@ table! {
             fixed: &[("mamba_norm_before_gate", false)],
             names: HYBRID_NAMES, mixers: Mixers::Parallel, ..LLAMA
         },
-        // Any list of layers; `own.rs` reads it.
-        Elapid: Facts { name: "elapid", gguf: None, rows: &[], ..LLAMA },
+        // Any list of layers; `own.rs` reads them.
+        Elapid: Facts {
+            name: "elapid", gguf: None, rows: &[],
+            defaults: &[("tied", 1.0), ("eps", 1e-5), ("balance_scale", 0.01)],
+            names: Names {
+                embed: "embed.weight", norm: "norm.weight", layers: "layers",
+                mixer_norm: "mixer_norm", feed_forward_norm: "feed_forward_norm", ..DECODER
+            },
+            mixers: Mixers::Own, feed_forwards: FeedForwards::Own, ..LLAMA
+        },
     }
 }

@@ -152,10 +152,10 @@ impl Config {
             supported: FAMILIES.join(", "),
         })?;
         keys.set_family(family);
-        let config = match family {
-            Family::Elapid => own::config(&keys)?,
-            _ => families::config(family, &keys)?,
-        };
+        if family == Family::Elapid {
+            own::check(&keys)?;
+        }
+        let config = families::config(family, &keys)?;
         match config.problems().into_iter().next() {
             Some((key, text)) => Err(keys.wrong(key, text)),
             None => Ok(config),

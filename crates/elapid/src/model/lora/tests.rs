@@ -396,7 +396,7 @@ fn a_gguf_adapter_that_is_not_for_this_base_is_refused_by_name() {
             metadata.retain(|(known, _)| known != key);
             metadata.push((key.into(), item.clone()));
         });
-        result.err().unwrap_or_else(|| panic!("{key} {item:?} was taken")).to_string()
+        result.err().unwrap_or_else(|| panic!("{key} {item:?} was taken")).report()
     };
     for (key, item) in [
         ("general.type", Item::Str("model".into())),

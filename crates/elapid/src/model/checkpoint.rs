@@ -9,7 +9,7 @@ use crate::files::gguf::Gguf;
 use crate::files::safetensors::SafeTensors;
 use crate::files::{Lookup, TensorFile};
 use crate::model::Model;
-use crate::model::config::gguf::{self as gguf_config, Arch};
+use crate::model::config::gguf as gguf_config;
 use crate::model::config::{Config, FeedForwardConfig, LayerConfig};
 use crate::model::params;
 use crate::model::place::Place;
@@ -70,12 +70,9 @@ impl Checkpoint {
     /// A GGUF file; `file` is its name for messages.
     pub fn from_gguf(file: &str, bytes: SharedBytes) -> Result<Checkpoint> {
         let gguf = Gguf::parse(file, bytes)?;
-        let config_json = gguf_config::config_json(&gguf)?;
-        let config = Config::from_json(file, &config_json)?;
+        let (arch, config, config_json) = gguf_config::read(&gguf)?;
         check_parts(file, &config, gguf.tensors().iter().map(|entry| &entry.shape[..]))?;
         let model = Model::new(config);
-        let arch = gguf.str("general.architecture")?.and_then(Arch::from_name);
-        let arch = arch.expect("config_json has found it");
         let places = gguf_config::names(model.config(), arch, model.specs())?.places;
         let name = gguf.str("general.name")?.unwrap_or(file).to_string();
         let container = Container::Gguf(Box::new(gguf));

@@ -90,7 +90,7 @@ impl Golden {
     fn expect_harmless(&self, what: &str, got: Result<Table>) {
         match got {
             Ok(table) => assert!(table == self.table, "{what}: another model was read"),
-            Err(error) => assert!(error.report().contains("\n\nhint: "), "{what}: {error}"),
+            Err(error) => assert!(!error.hint().is_empty(), "{what}: {error}"),
         }
     }
 }
@@ -194,8 +194,8 @@ fn records_of_tensors_that_are_swapped_doubled_or_lost_are_seen() {
         doubled.insert(0, records[idx].clone());
         lost.remove(idx);
         for (list, n_tensors) in [(&doubled, n + 1), (&doubled, n), (&lost, n - 1), (&lost, n)] {
-            let text = golden.one_file(with(list, n_tensors)).unwrap_err().report();
-            assert!(text.contains("\n\nhint: "), "{idx}: {text}");
+            let error = golden.one_file(with(list, n_tensors)).unwrap_err();
+            assert!(!error.hint().is_empty(), "{idx}: {error}");
         }
         let text = golden.one_file(with(&doubled, n + 1)).unwrap_err().report();
         assert!(text.contains("comes twice"), "{idx}: {text}");
@@ -281,7 +281,7 @@ fn expect_cases(kind: &str, decided: &[(&str, &str)], open: &dyn Fn(&Path) -> Re
         let is_right = match (case["expect"].as_str().unwrap(), &got, word) {
             ("accept", Ok(()), None) | ("either", Ok(()), Some("")) => true,
             ("reject" | "either", Err(text), Some(word)) => {
-                !word.is_empty() && text.contains(word) && text.contains("\n\nhint: ")
+                !word.is_empty() && text.contains(word) && !text.ends_with("hint: ")
             }
             _ => false,
         };
@@ -299,21 +299,21 @@ fn hostile_models_in_gguf_end_as_they_should() {
         ("no_arch", "`general.architecture`: is missing"),
         ("arch_unknown", "is \"banana\""),
         ("arch_u32", "is the integer 7"),
-        ("block_count_0", "`llama.block_count`: is 0"),
+        ("block_count_0", "`llama.block_count`: 0 is out of range"),
         ("block_count_2", "no tensor `blk.1."),
-        ("block_count_2147483648", "is 2147483648"),
-        ("block_count_4294967295", "is 4294967295"),
+        ("block_count_2147483648", "2147483648 is out of range"),
+        ("block_count_4294967295", "4294967295 is out of range"),
         ("attention_head_count_0", "`llama.attention.head_count`: 0"),
         ("attention_head_count_3", "`llama.attention.head_count`: 3"),
         ("attention_head_count_4294967295", "4294967295 do not divide"),
-        ("attention_head_count_kv_0", "`num_key_value_heads`: 0"),
+        ("attention_head_count_kv_0", "`llama.attention.head_count_kv`: 0"),
         ("attention_head_count_kv_3", "3 do not divide 4 heads"),
         ("attention_head_count_kv_8", "8 do not divide 4 heads"),
         ("embedding_length_0", "heads have 0"),
         ("embedding_length_31", "a width of 31"),
         ("embedding_length_64", "heads have 16"),
         ("embedding_length_4294967295", "a width of 4294967295"),
-        ("feed_forward_length_0", "`intermediate_size`: 0"),
+        ("feed_forward_length_0", "`llama.feed_forward_length`: 0"),
         ("feed_forward_length_63", "asks for [63, 32]"),
         ("context_length_0", ""),
         ("context_length_4294967295", ""),
@@ -329,12 +329,12 @@ fn hostile_models_in_gguf_end_as_they_should() {
         ("embedding_u64", ""),
         ("embedding_str", "is the string"),
         ("embedding_f32", "is the f32 32"),
-        ("eps_0", "`rms_norm_eps`: 0"),
-        ("eps_neg", "`rms_norm_eps`: -1"),
+        ("eps_0", "`llama.attention.layer_norm_rms_epsilon`: 0"),
+        ("eps_neg", "`llama.attention.layer_norm_rms_epsilon`: -1"),
         ("eps_nan", "epsilon`: is NaN"),
         ("eps_inf", "epsilon`: is inf"),
-        ("rope_base_0", "`rope_theta`: 0"),
-        ("rope_base_neg", "`rope_theta`: -10000"),
+        ("rope_base_0", "`llama.rope.freq_base`: 0"),
+        ("rope_base_neg", "`llama.rope.freq_base`: -10000"),
         ("rope_base_nan", "freq_base`: is NaN"),
         ("tensor_missing", "`blk.0.attn_v.weight`"),
         ("tensor_extra", "`blk.0.mystery.weight`"),

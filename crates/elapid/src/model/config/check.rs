@@ -4,7 +4,7 @@
 //! could take all memory before a weight file is opened; and it multiplies sizes without a care.
 //! The limits here are far above every published model and far below the machine's.
 //!
-//! Problems name keys as our own config does; `spelled` turns them into those of a family.
+//! Problems name keys as our own config does; `Keys::wrong` turns them into those of the file.
 
 use super::*;
 
@@ -56,16 +56,8 @@ pub(crate) fn finite(list: &[(&'static str, f32)]) -> Problems {
 }
 
 impl Config {
-    /// Refuses sizes of zero or beyond reason, heads that do not divide, numbers that make NaNs.
-    pub(super) fn validate(&self, file: &str) -> Result<()> {
-        let hint = "compare with the config.json of the original";
-        match self.problems().into_iter().next() {
-            Some((key, text)) => Err(Error::config(file, spelled(&self.family, key), text, hint)),
-            None => Ok(()),
-        }
-    }
-
-    fn problems(&self) -> Problems {
+    /// Sizes of zero or beyond reason, heads that do not divide, numbers that make NaNs.
+    pub(super) fn problems(&self) -> Problems {
         let mut list = sizes(&[
             ("vocab_size", self.n_vocab, STREAM_MAX),
             ("d_model", self.d_model, STREAM_MAX),
@@ -160,57 +152,5 @@ impl ExpertsConfig {
             list.push(("experts.n_used", text));
         }
         list
-    }
-}
-
-/// What a family calls a key of ours.
-fn spelled<'a>(family: &str, key: &'a str) -> &'a str {
-    let is_hybrid = matches!(family, "jamba" | "bamba" | "granitemoehybrid" | "falcon_h1");
-    match (key, family) {
-        (_, "elapid") => key,
-        ("d_model", _) => "hidden_size",
-        ("layers", _) => "num_hidden_layers",
-        ("eps", "mamba" | "mamba2" | "falcon_mamba") => "layer_norm_epsilon",
-        ("eps", _) => "rms_norm_eps",
-        ("mixer_rms_eps", "jamba") => "rms_norm_eps",
-        ("init_std", _) => "initializer_range",
-        ("balance_scale", _) => "router_aux_loss_coef",
-        ("embed_scale", _) => "embedding_multiplier",
-        ("logit_scale", "falcon_h1") => "lm_head_multiplier",
-        ("logit_scale", _) => "logits_scaling",
-        ("residual_scale", _) => "residual_multiplier",
-        ("mamba1.expand", "jamba") => "mamba_expand",
-        ("mamba1.expand", _) => "intermediate_size",
-        ("mamba1.delta_rank", "jamba") => "mamba_dt_rank",
-        ("mamba1.delta_rank", _) => "time_step_rank",
-        ("mamba2.expand", "mamba2") => "num_heads",
-        ("mamba2.expand", _) => "mamba_n_heads",
-        ("mamba2.d_head", "mamba2") => "head_dim",
-        ("mamba2.d_head", _) => "mamba_d_head",
-        ("mamba2.n_group", "mamba2") => "n_groups",
-        ("mamba2.n_group", _) => "mamba_n_groups",
-        ("mamba1.d_state" | "mamba2.d_state", _) if is_hybrid => "mamba_d_state",
-        ("mamba1.d_state" | "mamba2.d_state", _) => "state_size",
-        ("mamba1.d_conv" | "mamba2.d_conv", _) if is_hybrid => "mamba_d_conv",
-        ("mamba1.d_conv" | "mamba2.d_conv", _) => "conv_kernel",
-        ("mamba1.delta_min" | "mamba2.delta_min", _) => "time_step_min",
-        ("mamba1.delta_max" | "mamba2.delta_max", _) => "time_step_max",
-        ("attention.n_head", _) => "num_attention_heads",
-        ("attention.n_kv_head", _) => "num_key_value_heads",
-        ("attention.d_head", _) => "head_dim",
-        ("attention.window", _) => "sliding_window",
-        ("attention.rope_base", _) => "rope_theta",
-        ("dense.d_ff", "granitemoehybrid") => "shared_intermediate_size",
-        ("dense.d_ff", _) => "intermediate_size",
-        ("experts.n_expert", "mixtral" | "granitemoehybrid") => "num_local_experts",
-        ("experts.n_expert", "dots1") => "n_routed_experts",
-        ("experts.n_expert", _) => "num_experts",
-        ("experts.n_used", _) => "num_experts_per_tok",
-        ("experts.d_ff", "qwen2_moe" | "dots1") => "moe_intermediate_size",
-        ("experts.d_ff", _) => "intermediate_size",
-        ("experts.d_shared", "qwen2_moe") => "shared_expert_intermediate_size",
-        ("experts.d_shared", "dots1") => "n_shared_experts",
-        ("experts.d_shared", _) => "shared_intermediate_size",
-        _ => key,
     }
 }

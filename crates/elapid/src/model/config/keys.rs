@@ -1,5 +1,8 @@
 //! A JSON object read key by key, with errors that name file, key and value.
+//!
+//! Keys of a family are asked for by our names; errors spell them as the file does.
 
+use super::family::{Arch, Facts, Family};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 
@@ -9,6 +12,10 @@ pub(crate) struct Keys {
     /// Dotted path of this object within the file, for messages.
     path: String,
     map: Map<String, Value>,
+    /// Of the family, once it is known.
+    facts: Option<&'static Facts>,
+    /// Where the object was made of the metadata of a GGUF file.
+    arch: Option<Arch>,
 }
 
 impl Keys {
@@ -21,9 +28,32 @@ impl Keys {
         let value: Value = serde_json::from_str(&quote_infinities(json))
             .map_err(|error| Error::format(file, format!("not JSON: {error}"), hint))?;
         match value {
-            Value::Object(map) => Ok(Keys { file: file.into(), path: String::new(), map }),
+            Value::Object(map) => Ok(Keys::new(file, map, None)),
             _ => Err(Error::format(file, "not a JSON object", hint)),
         }
+    }
+
+    /// Of a config.json, or of a GGUF file of this architecture.
+    pub(crate) fn new(file: &str, map: Map<String, Value>, arch: Option<Arch>) -> Keys {
+        Keys { file: file.into(), path: String::new(), map, facts: None, arch }
+    }
+
+    /// Takes the names of a family from now on.
+    pub(crate) fn set_family(&mut self, family: Family) {
+        self.facts = Some(family.facts());
+    }
+
+    /// What config.json calls a key of ours.
+    fn name<'a>(&self, key: &'a str) -> &'a str {
+        self.facts.and_then(|facts| facts.row(key)).map_or(key, |row| row.1)
+    }
+
+    /// What the family means by the absence of a key, unless a GGUF file would have to hold it.
+    fn default(&self, key: &str) -> Option<f64> {
+        let facts = self.facts?;
+        let is_stored = facts.row(key).is_some_and(|row| row.gguf_key().is_some());
+        let default = facts.defaults.iter().find(|default| default.0 == key);
+        default.filter(|_| self.arch.is_none() || !is_stored).map(|default| default.1)
     }
 
     pub(crate) fn file(&self) -> &str {
@@ -32,13 +62,20 @@ impl Keys {
 
     /// An error about `key`.
     pub(crate) fn wrong(&self, key: &str, problem: impl Into<String>) -> Error {
-        let key = format!("{}{key}", self.path);
-        Error::config(&self.file, &key, problem, "compare with the config.json of the original")
+        let row = self.facts.and_then(|facts| facts.row(key));
+        let (key, hint) = match (self.arch, row.and_then(|row| row.gguf_key())) {
+            (Some(arch), Some(key)) => (format!("{arch}.{key}"), "convert the original again"),
+            _ => {
+                let key = format!("{}{}", self.path, self.name(key));
+                (key, "compare with the config.json of the original")
+            }
+        };
+        Error::config(&self.file, &key, problem, hint)
     }
 
     /// The value, unless absent or null.
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
-        self.map.get(key).filter(|value| !value.is_null())
+        self.map.get(self.name(key)).filter(|value| !value.is_null())
     }
 
     pub(crate) fn has(&self, key: &str) -> bool {
@@ -82,12 +119,20 @@ impl Keys {
 
     pub(crate) fn size_opt(&self, key: &str) -> Result<Option<usize>> {
         let read = |value: &Value| value.as_u64().filter(|&n| n <= 1 << 40).map(|n| n as usize);
-        self.typed(key, "a whole number", read)
+        let size = self.typed(key, "a whole number", read)?;
+        Ok(size.or(self.default(key).map(|n| n as usize)))
     }
 
-    /// A size whose null means something else than its absence: none, instead of `absent`.
-    pub(crate) fn size_or_null(&self, key: &str, absent: Option<usize>) -> Result<Option<usize>> {
-        if self.map.contains_key(key) { self.size_opt(key) } else { Ok(absent) }
+    /// A size whose null does not mean what its absence means: none.
+    pub(crate) fn size_or_null(&self, key: &str) -> Result<Option<usize>> {
+        let is_null = self.map.get(self.name(key)).is_some_and(Value::is_null);
+        if is_null { Ok(None) } else { self.size_opt(key) }
+    }
+
+    /// A size, or the word "auto" for none.
+    pub(crate) fn size_or_auto(&self, key: &str) -> Result<Option<usize>> {
+        let is_auto = self.get(key).is_some_and(|value| value == "auto");
+        if is_auto { Ok(None) } else { self.size_opt(key) }
     }
 
     pub(crate) fn float_or(&self, key: &str, default: f32) -> Result<f32> {
@@ -95,10 +140,11 @@ impl Keys {
     }
 
     pub(crate) fn float_opt(&self, key: &str) -> Result<Option<f64>> {
-        self.typed(key, "a number", as_float)
+        Ok(self.typed(key, "a number", as_float)?.or(self.default(key)))
     }
 
     pub(crate) fn bool_or(&self, key: &str, default: bool) -> Result<bool> {
+        let default = self.default(key).map_or(default, |x| x != 0.0);
         Ok(self.typed(key, "true or false", Value::as_bool)?.unwrap_or(default))
     }
 
@@ -133,7 +179,8 @@ impl Keys {
 
     /// A part of this file under a path of its own.
     pub(crate) fn nested(&self, key: &str, map: Map<String, Value>) -> Keys {
-        Keys { file: self.file.clone(), path: format!("{}{key}.", self.path), map }
+        let path = format!("{}{key}.", self.path);
+        Keys { file: self.file.clone(), path, map, facts: None, arch: None }
     }
 
     /// Refuses every key that is not in `known`.

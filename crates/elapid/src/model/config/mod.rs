@@ -1,13 +1,14 @@
 //! What a model is: a list of layers, each a mixer and a feed-forward.
 //!
-//! `families.rs` turns the config.json of each family into this, and `own.rs` our own config;
-//! `check.rs` refuses what no model can be. Outside this folder nothing knows families. Parameters
-//! keep the names of the family's files, so that adapters, patterns and exports speak the names
-//! people know.
+//! `family.rs` is the table of families: to add one like Llama, add its entry. `families.rs` turns
+//! the config.json of any of them into this, and `own.rs` our own config; `check.rs` refuses what
+//! no model can be. Outside this folder nothing knows families. Parameters keep the names of the
+//! family's files, so that adapters, patterns and exports speak the names people know.
 
 pub(crate) mod check;
 mod experts;
 mod families;
+mod family;
 pub mod gguf;
 pub(crate) mod keys;
 mod own;
@@ -20,34 +21,18 @@ use crate::ops::attention::Attention;
 use crate::ops::gated_norm::GatedNorm;
 use crate::ops::rope::Rope;
 use crate::ops::router::Router;
+pub use family::{Arch, Family};
 use keys::Keys;
 
 pub use crate::model::mixers::*;
 
 /// Families that `Config::from_json` reads.
-pub const FAMILIES: &[&str] = &[
-    "mamba",
-    "mamba2",
-    "falcon_mamba",
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "mixtral",
-    "qwen2_moe",
-    "olmoe",
-    "dots1",
-    "jamba",
-    "bamba",
-    "granitemoehybrid",
-    "falcon_h1",
-    "elapid",
-];
+pub const FAMILIES: &[&str] = Family::NAMES;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// `model_type`.
-    pub family: String,
+    pub family: Family,
     pub n_vocab: usize,
     pub d_model: usize,
     /// Longest sequence the model was made for, where the family has a limit.
@@ -149,19 +134,30 @@ pub struct ExpertsConfig {
 impl Config {
     /// Reads a config.json; `file` is its name for messages.
     pub fn from_json(file: &str, json: &str) -> Result<Config> {
-        let keys = Keys::parse(file, json)?;
-        let family = keys.str("model_type")?.to_string();
+        Config::from_keys(Keys::parse(file, json)?)
+    }
+
+    fn from_keys(mut keys: Keys) -> Result<Config> {
+        let name = keys.str("model_type")?;
         if let Some(value) = keys.get("quantization_config") {
             let method = value.get("quant_method").unwrap_or(value);
             let problem = format!("weights quantised by {method} are not plain weights");
             let hint = "take the original weights, or a GGUF file of them";
-            return Err(Error::config(file, "quantization_config", problem, hint));
+            return Err(Error::config(keys.file(), "quantization_config", problem, hint));
         }
-        let config = match family.as_str() {
-            "elapid" => own::config(&keys)?,
-            _ => families::config(&family, &keys)?,
-        };
-        config.validate(file)?;
-        Ok(config)
+        let family = Family::from_name(name).ok_or_else(|| Error::UnknownFamily {
+            file: keys.file().into(),
+            family: name.into(),
+            supported: FAMILIES.join(", "),
+        })?;
+        keys.set_family(family);
+        if family == Family::Elapid {
+            own::check(&keys)?;
+        }
+        let config = families::config(family, &keys)?;
+        match config.problems().into_iter().next() {
+            Some((key, text)) => Err(keys.wrong(key, text)),
+            None => Ok(config),
+        }
     }
 }

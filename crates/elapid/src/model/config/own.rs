@@ -39,86 +39,52 @@ const FEED_FORWARDS: &[(&str, &[&str])] = &[
     ("experts", &["n_expert", "n_used", "d_ff", "d_shared", "activation"]),
 ];
 
-/// Reads our own config.
-pub(super) fn config(keys: &Keys) -> Result<Config> {
+/// Refuses keys that nobody reads.
+pub(super) fn check(keys: &Keys) -> Result<()> {
     let mixers = OWN.iter().map(|own| (own.name, own.keys));
     let parts: Vec<_> = mixers.chain(FEED_FORWARDS.iter().copied()).collect();
     let known: Vec<&str> = KNOWN.iter().copied().chain(parts.iter().map(|part| part.0)).collect();
     keys.only(&known)?;
     // Used or not: a slip in a part that no layer has is still a slip.
-    for (name, known) in parts {
-        part(keys, name)?.only(known)?;
-    }
-    let d_model = keys.size("d_model")?;
-    let eps = keys.float_or("eps", 1e-5)?;
-    let mut config = Config {
-        family: "elapid".into(),
-        n_vocab: keys.size("vocab_size")?,
-        d_model,
-        n_ctx: keys.size_opt("n_ctx")?,
-        layers: Vec::new(),
-        tied: keys.bool_or("tied", true)?,
-        eps,
-        embed_scale: 1.0,
-        logit_scale: 1.0,
-        balance_scale: keys.float_or("balance_scale", 0.01)?,
-        init_std: keys.float_or("init_std", 0.02)?,
-        embed_name: "embed.weight".into(),
-        norm_name: "norm.weight".into(),
-    };
-    let default = keys.str_or("feed_forward", "dense")?;
-    for (idx, (mixer, feed_forward)) in schedule(keys)?.into_iter().enumerate() {
-        let at = format!("layers.{idx}");
-        let feed_forward = feed_forward.as_deref().unwrap_or(default);
-        config.layers.push(LayerConfig {
-            mixer_norm: format!("{at}.mixer_norm.weight"),
-            mixer: self::mixer(keys, &mixer, format!("{at}.mixer"), &config)?,
-            feed_forward_norm: format!("{at}.feed_forward_norm.weight"),
-            feed_forward: self::feed_forward(keys, feed_forward, format!("{at}.feed_forward"))?,
-            eps,
-            residual_scale: 1.0,
-        });
-    }
-    Ok(config)
+    parts.into_iter().try_for_each(|(name, known)| part(keys, name)?.only(known))
 }
 
-/// The mixer of each layer, and its feed-forward where it has one of its own.
-fn schedule(keys: &Keys) -> Result<Vec<(String, Option<String>)>> {
-    let every = |n: usize| -> Result<Vec<_>> {
-        let n_layer = keys.size("n_layer")?;
-        if n_layer > check::N_LAYER_MAX {
-            return Err(keys.wrong("n_layer", format!("{n_layer} is out of range")));
-        }
-        let kind = |idx: usize| if idx % n == n - 1 { "attention" } else { "mamba2" };
-        Ok((0..n_layer).map(|idx| (kind(idx).to_string(), None)).collect())
-    };
-    let wrong = || {
-        let wanted = "a schedule (jamba, zamba) or a list of mixers";
-        keys.wrong("layers", format!("is not {wanted}"))
-    };
+fn wrong_layers(keys: &Keys) -> Error {
+    keys.wrong("layers", "is not a schedule (jamba, zamba) or a list of mixers")
+}
+
+/// How many layers there are.
+pub(super) fn n_layer(keys: &Keys) -> Result<usize> {
     match keys.get("layers") {
-        Some(Value::String(name)) if name == "jamba" => every(4),
-        Some(Value::String(name)) if name == "zamba" => every(6),
-        Some(Value::Array(list)) if !keys.has("n_layer") => list
-            .iter()
-            .map(|item| match item {
-                Value::String(mixer) => Ok((mixer.clone(), None)),
-                Value::Object(map) => {
-                    let layer = keys.nested("layers", map.clone());
-                    layer.only(&["mixer", "feed_forward"])?;
-                    let feed_forward = match layer.has("feed_forward") {
-                        true => Some(layer.str("feed_forward")?.to_string()),
-                        false => None,
-                    };
-                    Ok((layer.str("mixer")?.to_string(), feed_forward))
-                }
-                _ => Err(wrong()),
-            })
-            .collect(),
+        Some(Value::String(name)) if name == "jamba" || name == "zamba" => keys.size("n_layer"),
+        Some(Value::Array(list)) if !keys.has("n_layer") => Ok(list.len()),
         Some(Value::Array(_)) => {
             Err(keys.wrong("n_layer", "goes with a schedule, not with a list"))
         }
-        _ => Err(wrong()),
+        _ => Err(wrong_layers(keys)),
+    }
+}
+
+/// Names of the mixer and of the feed-forward of layer `idx`.
+fn kinds(keys: &Keys, idx: usize) -> Result<[String; 2]> {
+    let default = keys.str_or("feed_forward", "dense")?;
+    match keys.get("layers") {
+        Some(Value::String(name)) => {
+            let period = if name == "jamba" { 4 } else { 6 };
+            let mixer = if idx % period == period - 1 { "attention" } else { "mamba2" };
+            Ok([mixer.into(), default.into()])
+        }
+        Some(list) => match &list[idx] {
+            Value::String(mixer) => Ok([mixer.clone(), default.into()]),
+            Value::Object(map) => {
+                let layer = keys.nested("layers", map.clone());
+                layer.only(&["mixer", "feed_forward"])?;
+                let feed_forward = layer.str_or("feed_forward", default)?;
+                Ok([layer.str("mixer")?.into(), feed_forward.into()])
+            }
+            _ => Err(wrong_layers(keys)),
+        },
+        None => Err(wrong_layers(keys)),
     }
 }
 
@@ -130,9 +96,10 @@ fn part(keys: &Keys, name: &str) -> Result<Keys> {
     })
 }
 
-fn mixer(keys: &Keys, kind: &str, prefix: String, config: &Config) -> Result<MixerConfig> {
+pub(super) fn mixer(keys: &Keys, idx: usize, at: &str, config: &Config) -> Result<MixerConfig> {
+    let [kind, _] = kinds(keys, idx)?;
     match OWN.iter().find(|own| own.name == kind) {
-        Some(own) => (own.read)(&part(keys, kind)?, prefix, config),
+        Some(own) => (own.read)(&part(keys, &kind)?, format!("{at}.mixer"), config),
         None => {
             let known: Vec<&str> = OWN.iter().map(|own| own.name).collect();
             let problem = format!("holds a mixer \"{kind}\"; known are {}", known.join(", "));
@@ -171,19 +138,20 @@ fn dense(prefix: String, d_ff: usize, activation: (Kind, bool)) -> DenseConfig {
     }
 }
 
-fn feed_forward(keys: &Keys, kind: &str, prefix: String) -> Result<FeedForwardConfig> {
-    let d_model = keys.size("d_model")?;
+pub(super) fn feed_forward(keys: &Keys, idx: usize, at: &str) -> Result<FeedForwardConfig> {
+    let [_, kind] = kinds(keys, idx)?;
+    let (prefix, d_model) = (format!("{at}.feed_forward"), keys.size("d_model")?);
     // Two thirds of four times the width, on a multiple of 64: as many weights as an ungated one.
     let usual = (d_model * 8 / 3).next_multiple_of(64);
-    Ok(match kind {
+    Ok(match kind.as_str() {
         "none" => FeedForwardConfig::None,
         "dense" => {
-            let part = part(keys, kind)?;
+            let part = part(keys, &kind)?;
             let d_ff = part.size_or("d_ff", usual)?;
             FeedForwardConfig::Dense(dense(prefix, d_ff, activation(&part)?))
         }
         "experts" => {
-            let part = part(keys, kind)?;
+            let part = part(keys, &kind)?;
             let activation = activation(&part)?;
             if !activation.1 {
                 return Err(part.wrong("activation", "experts are gated: swiglu, geglu or reglu"));

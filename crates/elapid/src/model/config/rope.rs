@@ -9,32 +9,21 @@ impl Reader<'_> {
     /// Transformers 4 has `rope_theta` and `rope_scaling`, transformers 5 `rope_parameters`.
     pub(super) fn rope(&self, d_head: usize) -> Result<Option<Rope>> {
         let keys = self.keys;
-        let none = match self.family {
-            "jamba" => true,
-            "granitemoehybrid" => keys.str_or("position_embedding_type", "nope")? != "rope",
-            _ => false,
-        };
-        if none {
+        let default = if self.facts.has_rope { "rope" } else { "nope" };
+        if keys.str_or("attention.position", default)? != "rope" {
             return Ok(None);
         }
         let parameters = keys.object("rope_parameters")?;
         let old = keys.object("rope_scaling")?;
         let scaling = parameters.as_ref().or(old.as_ref());
-        let base_default = match self.family {
-            "mixtral" => 1e6,
-            // Of transformers 4, by which the published files were written; the class of 5 has 1e4.
-            "falcon_h1" => 1e5,
-            _ => 1e4,
-        };
-        let from = |key: &str| -> Result<Option<f64>> {
+        let from = |key: &str, own: &str| -> Result<Option<f64>> {
             match parameters.as_ref().map(|p| p.float_opt(key)).transpose()?.flatten() {
                 Some(value) => Ok(Some(value)),
-                None => keys.float_opt(key),
+                None => keys.float_opt(own),
             }
         };
-        let base = from("rope_theta")?.unwrap_or(base_default);
-        let partial_default = if self.family == "bamba" { 0.5 } else { 1.0 };
-        let partial = from("partial_rotary_factor")?.unwrap_or(partial_default);
+        let base = from("rope_theta", "attention.rope_base")?.unwrap_or(1e4);
+        let partial = from("partial_rotary_factor", "partial_rotary_factor")?.unwrap_or(1.0);
         let scaling = match scaling {
             Some(scaling) => self.rope_scaling(scaling)?,
             None => RopeScaling::None,

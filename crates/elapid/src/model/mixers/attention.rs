@@ -1,7 +1,7 @@
 //! Causal attention with rotary positions.
 
 use super::*;
-use crate::model::config::gguf::Arch;
+use crate::model::config::gguf::Trait;
 use crate::ops::attention::{Attention, attention};
 use crate::ops::clamp::clamp;
 use crate::ops::rope::{Rope, RopeScaling, RopeTable, rope};
@@ -143,7 +143,7 @@ impl MixerFacts for AttentionConfig {
     fn gguf(&self, names: &mut LayerNames) {
         let name = |part: &str| format!("{}.{part}", self.prefix);
         let (d_head, [d_q, d_kv]) = (self.dims.d_head, self.widths());
-        let pairs = match names.arch.pairs_rows() {
+        let pairs = match names.arch.has(Trait::PairedRows) {
             // Without RoPE any order will do; llama.cpp's own converter pairs all the same.
             true => {
                 let d_rotary = self.rope.as_ref().map_or(d_head, |rope| rope.d_rotary);
@@ -168,7 +168,7 @@ impl MixerFacts for AttentionConfig {
         }
         let map = Map::scale(names.d_model, self.out_scale);
         names.put(name("o_proj.weight"), "attn_output.weight", map.clone());
-        if matches!(names.arch, Arch::Llama | Arch::GraniteHybrid | Arch::FalconH1) {
+        if names.arch.has(Trait::OutBias) {
             names.put(name("o_proj.bias"), "attn_output.bias", map);
         }
         names.put(name("q_norm.weight"), "attn_q_norm.weight", Map::Same);

@@ -1,7 +1,8 @@
-//! The metadata of a GGUF file, from a config.
+//! The metadata of a GGUF file, from a config: the rows of `family.rs` the other way.
 
-use super::Arch;
+use super::{Arch, arch};
 use crate::files::gguf::Item;
+use crate::model::config::family::Trait;
 use crate::model::config::*;
 use crate::ops::rope::RopeScaling;
 
@@ -17,154 +18,129 @@ const N_CTX_ENDLESS: usize = 1 << 20;
 
 /// Describes a config of this architecture.
 pub fn describe(config: &Config, arch: Arch) -> Description {
-    let mut list = List { arch, metadata: Vec::new() };
-    let layers = &config.layers;
-    list.size("block_count", layers.len());
-    list.size("vocab_size", config.n_vocab);
-    list.size("embedding_length", config.d_model);
-    list.float("attention.layer_norm_rms_epsilon", config.eps);
-    let attention = layers.iter().find_map(|layer| layer.mixer.attention());
-    let mut frequencies = None;
-    match attention {
-        Some(c) => frequencies = list.attention(config, c),
-        None => {
-            list.size("context_length", N_CTX_ENDLESS);
-            list.size("attention.head_count", 0);
-        }
-    }
-    list.feed_forward(config);
-    list.recurrent(config);
-    if arch == Arch::GraniteHybrid {
-        list.float("embedding_scale", config.embed_scale);
-        list.float("residual_scale", layers.first().map_or(1.0, |layer| layer.residual_scale));
-        list.float("logit_scale", 1.0 / config.logit_scale);
-    }
-    Description { metadata: list.metadata, frequencies }
-}
-
-struct List {
-    arch: Arch,
-    metadata: Vec<(String, Item)>,
-}
-
-impl List {
-    fn put(&mut self, key: &str, item: Item) {
-        self.metadata.push((format!("{}.{key}", self.arch.name()), item));
-    }
-
-    fn size(&mut self, key: &str, size: usize) {
-        // `Config::validate` bounds every size far below.
-        self.put(key, Item::U32(u32::try_from(size).unwrap_or(u32::MAX)));
-    }
-
-    fn float(&mut self, key: &str, value: f32) {
-        self.put(key, Item::F32(value));
-    }
-
-    /// Returns the factors of rotary frequencies that only a tensor can say.
-    fn attention(&mut self, config: &Config, c: &AttentionConfig) -> Option<Vec<f32>> {
-        let (n_head, n_kv_head, d_head) = (c.dims.n_head, c.dims.n_kv_head, c.dims.d_head);
-        let has_rope = c.rope.is_some();
-        let n_ctx = config.n_ctx.filter(|_| has_rope || self.arch == Arch::Jamba);
-        self.size("context_length", n_ctx.unwrap_or(N_CTX_ENDLESS));
-        self.size("attention.head_count", n_head);
-        if matches!(self.arch, Arch::Jamba | Arch::GraniteHybrid) {
-            let of_layer = |layer: &LayerConfig| match &layer.mixer {
-                MixerConfig::Attention(c) => c.dims.n_kv_head as i32,
-                _ => 0,
-            };
-            let list = config.layers.iter().map(of_layer).collect();
-            self.put("attention.head_count_kv", Item::I32s(list));
-        } else {
-            self.size("attention.head_count_kv", n_kv_head);
-        }
-        if n_head * d_head != config.d_model || matches!(self.arch, Arch::Qwen3 | Arch::FalconH1) {
-            self.size("attention.key_length", d_head);
-            self.size("attention.value_length", d_head);
-        }
-        if self.arch == Arch::GraniteHybrid {
-            self.put("rope.scaling.finetuned", Item::Bool(has_rope));
-        }
-        if c.dims.scale != (d_head as f64).powf(-0.5) as f32 || self.arch == Arch::GraniteHybrid {
-            self.float("attention.scale", c.dims.scale);
-        }
-        c.rope.as_ref().and_then(|rope| self.rope(rope))
-    }
-
-    fn rope(&mut self, rope: &Rope) -> Option<Vec<f32>> {
-        self.size("rope.dimension_count", rope.d_rotary);
-        self.float("rope.freq_base", rope.base as f32);
-        match rope.scaling {
-            RopeScaling::None => None,
-            RopeScaling::Linear { factor } => {
-                self.put("rope.scaling.type", Item::Str("linear".into()));
-                self.float("rope.scaling.factor", factor as f32);
-                None
-            }
-            RopeScaling::Yarn { factor, n_ctx_orig, beta_fast, beta_slow, .. } => {
-                self.put("rope.scaling.type", Item::Str("yarn".into()));
-                self.float("rope.scaling.factor", factor as f32);
-                self.size("rope.scaling.original_context_length", n_ctx_orig);
-                self.float("rope.scaling.yarn_beta_fast", beta_fast as f32);
-                self.float("rope.scaling.yarn_beta_slow", beta_slow as f32);
-                None
-            }
-            RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => {
-                let plain = Rope { scaling: RopeScaling::None, ..rope.clone() }.table();
-                let table = rope.table();
-                let pairs = plain.frequencies().iter().zip(table.frequencies());
-                Some(pairs.map(|(plain, scaled)| plain / scaled).collect())
+    let mut metadata: Vec<(&str, Item)> = vec![("vocab_size", size(config.n_vocab))];
+    for row in arch::family(config).into_iter().flat_map(|family| family.facts().rows()) {
+        let Some(key) = row.gguf_key() else { continue };
+        let is_new = metadata.iter().all(|item| item.0 != key);
+        if let Some(item) = value(config, arch, row.0).filter(|_| is_new) {
+            metadata.push((key, item));
+            if key == "attention.key_length" {
+                metadata.extend(value(config, arch, row.0).map(|d| ("attention.value_length", d)));
             }
         }
     }
-
-    fn feed_forward(&mut self, config: &Config) {
-        let layers = config.layers.iter().map(|layer| &layer.feed_forward);
-        let experts = layers.clone().find_map(|ff| match ff {
-            FeedForwardConfig::Experts(c) => Some(c),
-            _ => None,
-        });
-        let mut layers = layers;
-        let dense = layers.find_map(|ff| match ff {
-            FeedForwardConfig::Dense(c) => Some(c.d_ff),
-            _ => None,
-        });
-        let Some(c) = experts else {
-            return self.size("feed_forward_length", dense.unwrap_or(0));
+    if metadata.iter().all(|item| item.0 != "attention.head_count") {
+        metadata.push(("context_length", size(N_CTX_ENDLESS)));
+        metadata.push(("attention.head_count", size(0)));
+        metadata.push(("feed_forward_length", size(0)));
+    }
+    if arch == Arch::Mamba {
+        let has_norm = |layer: &LayerConfig| match &layer.mixer {
+            MixerConfig::Mamba1(c) => c.inner_norm != InnerNorm::None,
+            _ => false,
         };
-        self.size("expert_count", c.n_expert);
-        self.size("expert_used_count", c.router.n_used);
-        self.size("feed_forward_length", dense.unwrap_or(c.d_ff));
-        if self.arch == Arch::Qwen2Moe {
-            self.size("expert_feed_forward_length", c.d_ff);
-        }
-        if let Some(shared) = &c.shared {
-            self.size("expert_shared_feed_forward_length", shared.d_ff);
-        }
+        metadata.push(("ssm.dt_b_c_rms", Item::Bool(config.layers.iter().any(has_norm))));
     }
+    let rope = attention(config).and_then(|c| c.rope.as_ref());
+    let frequencies = rope.and_then(|rope| describe_rope(rope, &mut metadata));
+    let named = |(key, item)| (format!("{arch}.{key}"), item);
+    Description { metadata: metadata.into_iter().map(named).collect(), frequencies }
+}
 
-    fn recurrent(&mut self, config: &Config) {
-        let found = config.layers.iter().find_map(|layer| match &layer.mixer {
-            MixerConfig::Mamba1(c) => Some((c.d_conv, c.d_inner, c.d_state, c.delta_rank, None)),
-            MixerConfig::Mamba2(c) | MixerConfig::Parallel(c, _) => {
-                Some((c.d_conv, c.d_inner(), c.d_state, c.n_head, Some(c.n_group)))
-            }
-            _ => None,
-        });
-        let Some((d_conv, d_inner, d_state, rank, n_group)) = found else { return };
-        self.size("ssm.conv_kernel", d_conv);
-        self.size("ssm.inner_size", d_inner);
-        self.size("ssm.state_size", d_state);
-        self.size("ssm.time_step_rank", rank);
-        if let Some(n_group) = n_group {
-            self.size("ssm.group_count", n_group);
+/// A size; `Config` bounds every one far below.
+fn size(size: usize) -> Item {
+    Item::U32(u32::try_from(size).unwrap_or(u32::MAX))
+}
+
+fn attention(config: &Config) -> Option<&AttentionConfig> {
+    config.layers.iter().find_map(|layer| layer.mixer.attention())
+}
+
+/// A hyper-parameter by our name of it, where the model has it.
+fn value(config: &Config, arch: Arch, own: &str) -> Option<Item> {
+    let (layers, dims) = (&config.layers, attention(config).map(|c| &c.dims));
+    let rope = attention(config).and_then(|c| c.rope.as_ref());
+    let mamba1 = layers.iter().find_map(|layer| match &layer.mixer {
+        MixerConfig::Mamba1(c) => Some(c),
+        _ => None,
+    });
+    let mamba2 = layers.iter().find_map(|layer| match &layer.mixer {
+        MixerConfig::Mamba2(c) | MixerConfig::Parallel(c, _) => Some(c),
+        _ => None,
+    });
+    let dense = layers.iter().find_map(|layer| match &layer.feed_forward {
+        FeedForwardConfig::Dense(c) => Some(c),
+        _ => None,
+    });
+    let experts = layers.iter().find_map(|layer| match &layer.feed_forward {
+        FeedForwardConfig::Experts(c) => Some(c),
+        _ => None,
+    });
+    let of_layer =
+        |layer: &LayerConfig| layer.mixer.attention().map_or(0, |c| c.dims.n_kv_head as i32);
+    Some(match own {
+        "d_model" => size(config.d_model),
+        "layers" => size(layers.len()),
+        "eps" => Item::F32(config.eps),
+        "embed_scale" => Item::F32(config.embed_scale),
+        "residual_scale" => Item::F32(layers.first()?.residual_scale),
+        "logit_scale" => Item::F32(1.0 / config.logit_scale),
+        "n_ctx" => {
+            let n_ctx = config.n_ctx.filter(|_| rope.is_some() || arch == Arch::Jamba);
+            size(n_ctx.unwrap_or(N_CTX_ENDLESS))
         }
-        if self.arch == Arch::Mamba {
-            let normed = config.layers.iter().any(|layer| match &layer.mixer {
-                MixerConfig::Mamba1(c) => c.inner_norm != InnerNorm::None,
-                _ => false,
-            });
-            self.put("ssm.dt_b_c_rms", Item::Bool(normed));
+        "attention.n_head" => size(dims?.n_head),
+        "attention.n_kv_head" if arch.has(Trait::Hybrid) => {
+            Item::I32s(layers.iter().map(of_layer).collect())
         }
-    }
+        "attention.n_kv_head" => size(dims?.n_kv_head),
+        "attention.d_head" => {
+            let is_usual = dims?.n_head * dims?.d_head == config.d_model;
+            size(dims.filter(|_| arch.has(Trait::HeadWidth) || !is_usual)?.d_head)
+        }
+        "attention.scale" => Item::F32(dims?.scale),
+        "attention.position" => Item::Bool(rope.is_some()),
+        "attention.rope_base" => Item::F32(rope?.base as f32),
+        "dense.d_ff" => size(dense.map(|c| c.d_ff).or(experts.map(|c| c.d_ff))?),
+        "experts.n_expert" => size(experts?.n_expert),
+        "experts.n_used" => size(experts?.router.n_used),
+        "experts.d_ff" => size(experts?.d_ff),
+        "experts.d_shared" => size(experts?.shared.as_ref()?.d_ff),
+        "mamba1.d_inner" | "mamba1.expand" => size(mamba1?.d_inner),
+        "mamba1.d_state" => size(mamba1?.d_state),
+        "mamba1.d_conv" => size(mamba1?.d_conv),
+        "mamba1.delta_rank" => size(mamba1?.delta_rank),
+        "mamba2.expand" => size(mamba2?.n_head),
+        "mamba2.d_inner" | "mamba2.d_head" => size(mamba2?.d_inner()),
+        "mamba2.n_group" => size(mamba2?.n_group),
+        "mamba2.d_state" => size(mamba2?.d_state),
+        "mamba2.d_conv" => size(mamba2?.d_conv),
+        _ => return None,
+    })
+}
+
+/// Returns the factors of rotary frequencies that only a tensor can say.
+fn describe_rope(rope: &Rope, metadata: &mut Vec<(&str, Item)>) -> Option<Vec<f32>> {
+    metadata.push(("rope.dimension_count", size(rope.d_rotary)));
+    let (kind, factor) = match rope.scaling {
+        RopeScaling::None => return None,
+        RopeScaling::Linear { factor } => ("linear", factor),
+        RopeScaling::Yarn { factor, n_ctx_orig, beta_fast, beta_slow, .. } => {
+            metadata.extend([
+                ("rope.scaling.original_context_length", size(n_ctx_orig)),
+                ("rope.scaling.yarn_beta_fast", Item::F32(beta_fast as f32)),
+                ("rope.scaling.yarn_beta_slow", Item::F32(beta_slow as f32)),
+            ]);
+            ("yarn", factor)
+        }
+        RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => {
+            let plain = Rope { scaling: RopeScaling::None, ..rope.clone() }.table();
+            let table = rope.table();
+            let pairs = plain.frequencies().iter().zip(table.frequencies());
+            return Some(pairs.map(|(plain, scaled)| plain / scaled).collect());
+        }
+    };
+    metadata.push(("rope.scaling.type", Item::Str(kind.into())));
+    metadata.push(("rope.scaling.factor", Item::F32(factor as f32)));
+    None
 }

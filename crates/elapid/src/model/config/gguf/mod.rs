@@ -2,9 +2,8 @@
 //!
 //! `arch.rs` finds the architecture of llama.cpp that computes what a config says, or says why
 //! there is none; `names.rs` gives each parameter its place among the file's tensors; `export.rs`
-//! writes the metadata; `import.rs` turns the metadata of a file into the config.json that
-//! `Config::from_json` reads. A file of our own also keeps its config.json (`CONFIG_KEY`), so that
-//! nothing is lost on the way there and back.
+//! writes the metadata and `import.rs` reads it, both by the rows of `config/family.rs`. A file of
+//! our own also keeps its config.json (`CONFIG_KEY`), so that a round trip loses nothing.
 //!
 //! What the conversions do to numbers, all of it in `names.rs` and in the files of the mixers:
 //!
@@ -18,8 +17,9 @@ mod export;
 mod import;
 mod names;
 
-pub use arch::Arch;
-pub use export::{Description, describe};
-pub use import::{CONFIG_KEY, config_json};
+pub use super::family::Arch;
+pub(crate) use super::family::Trait;
+pub use export::describe;
+pub use import::{CONFIG_KEY, read};
 pub(crate) use names::LayerNames;
-pub use names::{FREQUENCIES, Names, names};
+pub use names::{FREQUENCIES, names};

@@ -42,8 +42,7 @@ pub fn names(config: &Config, arch: Arch, specs: &[Spec]) -> Result<Names> {
     }
     let place = |spec: &Spec| {
         layer.places.get(&spec.name).cloned().ok_or_else(|| {
-            let name = arch.name();
-            let problem = format!("`{}` has no place in the architecture {name}", spec.name);
+            let problem = format!("`{}` has no place in the architecture {arch}", spec.name);
             let hint = "convert it to a directory or to a package, which keep every model";
             Error::input(format!("this model cannot be written as GGUF: {problem}"), hint)
         })

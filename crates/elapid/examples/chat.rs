@@ -1,5 +1,6 @@
 //! Chat by the template of a model: `cargo run --release --example chat SmolLM2-135M-Instruct.gguf`.
 
+#[allow(dead_code)] // not every example uses all of it
 mod tiny;
 
 use elapid::{Device, Message, Result, Session};
@@ -13,6 +14,7 @@ fn message(role: &str, content: &str) -> Message {
     Message::from_iter([("role".into(), json!(role)), ("content".into(), json!(content))])
 }
 
+/// Runs it.
 pub fn main() -> Result<()> {
     let path = std::env::args().nth(1).filter(|path| std::path::Path::new(path).exists());
     let mut session = match path {

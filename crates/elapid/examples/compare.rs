@@ -1,9 +1,11 @@
 //! Is a model better than another? Bits per byte on held-out documents, with an interval.
 
+#[allow(dead_code)] // not every example uses all of it
 mod tiny;
 
 use elapid::{Document, EvalSettings, Result, Summary, compare};
 
+/// Runs it.
 pub fn main() -> Result<()> {
     let held_out: Vec<Document> = (0..6)
         .map(|n| {

@@ -1,9 +1,11 @@
 //! Convert a model to GGUF, quantise it, and see how far it is from the original.
 
+#[allow(dead_code)] // not every example uses all of it
 mod tiny;
 
 use elapid::{Device, Form, Mix, Model, Result};
 
+/// Runs it.
 pub fn main() -> Result<()> {
     let (model, out) = (tiny::folder("convert"), tiny::folder("converted"));
     tiny::session(10)?.save(&model)?;

@@ -1,5 +1,6 @@
 //! Embeddings, and the nearest neighbour of a text among others.
 
+#[allow(dead_code)] // not every example uses all of it
 mod tiny;
 
 use elapid::Result;
@@ -8,6 +9,7 @@ fn similarity(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum() // vectors have length one
 }
 
+/// Runs it.
 pub fn main() -> Result<()> {
     let mut session = tiny::session(10)?;
     let texts = ["fn add(a: i32, b: i32)", "fn sub(a: i32, b: i32)", "}\n\n"];

@@ -1,9 +1,11 @@
 //! Open a model and continue a text: `cargo run --release --example generate model.gguf`.
 
+#[allow(dead_code)] // not every example uses all of it
 mod tiny;
 
 use elapid::{Device, Result, Session};
 
+/// Runs it.
 pub fn main() -> Result<()> {
     let path = std::env::args().nth(1).filter(|path| std::path::Path::new(path).exists());
     let mut session = match path {

@@ -1,10 +1,12 @@
 //! Adapt a model with LoRA, write the adapter for PEFT and llama.cpp, and use it.
 
+#[allow(dead_code)] // not every example uses all of it
 mod tiny;
 
 use elapid::{Batches, Device, LoraSettings, Method, Result, Session, Settings};
 use std::ops::ControlFlow;
 
+/// Runs it.
 pub fn main() -> Result<()> {
     let (base, adapter) = (tiny::folder("base"), tiny::folder("adapter"));
     tiny::session(4)?.save(&base)?;

@@ -1,10 +1,12 @@
 //! Print an answer while it is made, and stop it early.
 
+#[allow(dead_code)] // not every example uses all of it
 mod tiny;
 
 use elapid::Result;
 use std::ops::ControlFlow;
 
+/// Runs it.
 pub fn main() -> Result<()> {
     let mut session = tiny::session(10)?;
     let mut n_pieces = 0;

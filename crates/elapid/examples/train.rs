@@ -1,9 +1,11 @@
 //! Train a small model from scratch on a text, save it, resume the training.
 
+#[allow(dead_code)] // not every example uses all of it
 mod tiny;
 
 use elapid::{Arch, Batches, Device, Document, Outcome, Result, Session, Settings, Size};
 
+/// Runs it.
 pub fn main() -> Result<()> {
     let text = tiny::TEXT.repeat(20);
     let device = Device::cpu(2)?;

@@ -61,7 +61,7 @@ impl Info {
                 json!({
                     "device": one.id, "name": one.name, "kind": one.kind, "backend": one.backend,
                     "memory": one.memory, "memory_free": one.memory_free,
-                    "compute_capability": one.compute_capability,
+                    "compute_capability": one.compute_capability, "driver": one.driver,
                     "multiprocessors": one.n_multiprocessors,
                     "buffer_max": one.buffer_bytes_max, "binding_max": one.binding_bytes_max,
                     "features": names, "features_used": used.collect::<Vec<_>>(),

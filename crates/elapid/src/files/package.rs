@@ -295,12 +295,8 @@ impl Package {
         self.check_up_to(usize::MAX)
     }
 
-    /// The name given to `parse`.
-    pub(crate) fn file(&self) -> &str {
-        &self.file
-    }
-
     /// The name of what is packed.
+    #[cfg(test)]
     pub(crate) fn name(&self) -> &str {
         &self.manifest.name
     }

@@ -36,6 +36,7 @@ pub struct SafeTensors {
     file: String,
     bytes: SharedBytes,
     entries: BTreeMap<String, Entry>,
+    #[cfg_attr(not(test), allow(dead_code))] // tests read or write it
     metadata: Vec<(String, String)>,
 }
 
@@ -185,6 +186,7 @@ impl SafeTensors {
     }
 
     /// What the file says of itself, in its order.
+    #[cfg(test)]
     pub fn metadata(&self) -> &[(String, String)] {
         &self.metadata
     }

@@ -46,6 +46,7 @@ pub struct GenerateSettings {
 }
 
 /// What follows `prompt`. `on_token` hears of each token as it comes and may break.
+#[cfg(test)]
 pub fn generate(
     model: &Model,
     weights: &Weights,

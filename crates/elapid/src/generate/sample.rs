@@ -81,6 +81,7 @@ impl Sampling {
     }
 
     /// The model's own distribution.
+    #[cfg(test)]
     pub(crate) fn plain(seed: u64) -> Sampling {
         Sampling { temperature: 1.0, seed, ..Sampling::greedy() }
     }

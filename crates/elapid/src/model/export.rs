@@ -43,6 +43,7 @@ impl OutFile<'_> {
     }
 
     /// All of it in memory.
+    #[cfg(test)]
     pub fn to_vec(&self) -> Result<Vec<u8>> {
         let mut all = Vec::new();
         self.write(&mut |bytes| {
@@ -101,6 +102,7 @@ impl<'a> Export<'a> {
     }
 
     /// The same with shards of another size.
+    #[cfg(test)]
     pub fn with_shard_bytes(self, shard_bytes_max: usize) -> Export<'a> {
         Export { shard_bytes_max, ..self }
     }

@@ -88,6 +88,7 @@ impl Router {
 #[derive(Clone)]
 pub struct Routing {
     /// The expert of each choice (n_tok * n_used); per token in order of choice.
+    #[cfg_attr(not(test), allow(dead_code))] // tests read or write it
     pub experts: Arc<[u32]>,
     /// The weight of each choice (n_tok, n_used).
     pub weights: Var,

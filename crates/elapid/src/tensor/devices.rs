@@ -21,6 +21,8 @@ pub struct DeviceInfo {
     pub memory_free: Option<u64>,
     /// `9.0` (CUDA).
     pub compute_capability: Option<String>,
+    /// Version of CUDA that the driver knows, as in `13.0`.
+    pub driver: Option<String>,
     /// Multiprocessors (CUDA).
     pub n_multiprocessors: Option<u32>,
     /// Largest buffer in bytes (wgpu).
@@ -41,10 +43,11 @@ impl Device {
             list.push(DeviceInfo {
                 id: format!("cuda:{idx}"),
                 name: cuda.name,
-                memory: Some(cuda.memory as u64),
-                memory_free: Some(cuda.memory_free as u64),
+                memory: Some(cuda.memory),
+                memory_free: Some(cuda.memory_free),
                 compute_capability: Some(cuda.capability),
-                n_multiprocessors: Some(cuda.n_multiprocessors as u32),
+                driver: Some(cuda.driver),
+                n_multiprocessors: Some(cuda.n_multiprocessors),
                 ..DeviceInfo::default()
             });
         }

@@ -28,6 +28,7 @@ const HINT_TYPE: &str =
 pub struct Gguf {
     file: String,
     bytes: SharedBytes,
+    #[cfg_attr(not(test), allow(dead_code))] // tests read or write it
     version: u32,
     /// In the order of the file.
     values: Vec<Stored>,
@@ -197,6 +198,7 @@ impl Gguf {
     }
 
     /// The version of the format.
+    #[cfg(test)]
     pub fn version(&self) -> u32 {
         self.version
     }
@@ -302,6 +304,7 @@ impl Gguf {
     }
 
     /// An array of bools.
+    #[cfg(test)]
     pub fn bools(&self, key: &str) -> Result<Option<Vec<bool>>> {
         self.list(key, "an array of bools", |value| match value {
             Value::Bool(x) => Some(x),

@@ -175,6 +175,7 @@ impl<'a> Array<'a> {
     }
 
     /// Whether there are none.
+    #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.n == 0
     }

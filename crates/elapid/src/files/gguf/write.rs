@@ -15,6 +15,7 @@ const VERSION: u32 = 3;
 
 /// A value to be written.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(not(test), allow(dead_code))] // all that GGUF has; tests write each
 pub enum Item {
     /// Unsigned, 8 bits.
     U8(u8),

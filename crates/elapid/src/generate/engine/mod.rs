@@ -308,6 +308,7 @@ impl Engine {
     }
 
     /// The shape of its model.
+    #[cfg(test)]
     pub(crate) fn model(&self) -> &Model {
         &self.model
     }
@@ -333,6 +334,7 @@ impl Engine {
     }
 
     /// Numbers and names of the adapters that are loaded.
+    #[cfg(test)]
     pub(crate) fn adapters(&self) -> Vec<(usize, &str)> {
         self.adapters.names()
     }
@@ -619,7 +621,10 @@ fn pass(
 
 /// Gives rows of logits to a slot.
 fn take(slot: &mut Slot, rows: std::slice::ChunksExact<f32>, events: &mut Vec<(RequestId, Event)>) {
-    if let Err(error) = contained(|| Ok(slot.take(rows, events))) {
+    if let Err(error) = contained(|| {
+        slot.take(rows, events);
+        Ok(())
+    }) {
         slot.fail(&Arc::new(error));
     }
 }

@@ -68,11 +68,6 @@ impl Size {
     pub fn n_vocab(self) -> usize {
         self.facts().1
     }
-
-    /// Width of the residual stream.
-    pub(crate) fn d_model(self) -> usize {
-        self.facts().2
-    }
 }
 
 impl Arch {

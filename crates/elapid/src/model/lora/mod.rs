@@ -15,7 +15,6 @@ use crate::error::{Error, Result};
 use crate::files::Outgoing;
 use crate::model::Model;
 use crate::model::weights::{ParamId, Role, Weights};
-use crate::ops::linear::merge;
 use crate::tensor::{DType, Tensor};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -121,6 +120,7 @@ impl Lora {
 
     /// Puts the adapter into the matrices it names, which become f32; returns how many. All of it,
     /// or none. They should carry no adapter of their own: it would be counted twice.
+    #[cfg(test)]
     pub fn merge_into(&self, weights: &mut Weights) -> Result<usize> {
         let ids = self.find_all(weights)?;
         for (id, module) in ids.iter().zip(&self.modules) {
@@ -128,7 +128,7 @@ impl Lora {
             let m = module.magnitude.as_ref().map(Tensor::to_f32);
             let factor = self.factor(module) as f32;
             let tensor = weights.tensor_mut(*id);
-            *tensor = merge(tensor, &a, &b, factor, m.as_ref());
+            *tensor = crate::ops::linear::merge(tensor, &a, &b, factor, m.as_ref());
         }
         Ok(ids.len())
     }

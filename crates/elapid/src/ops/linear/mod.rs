@@ -36,7 +36,9 @@ mod operands;
 mod quick;
 
 pub use self::dropout::Dropout;
-pub use self::magnitude::{Magnitude, Norms, merge, row_squares};
+#[cfg(test)]
+pub use self::magnitude::merge;
+pub use self::magnitude::{Magnitude, Norms, row_squares};
 
 pub(super) use self::operands::{Operands, Way};
 
@@ -268,7 +270,7 @@ impl Computed {
 /// The map of a single row: parts of its result follow each other in memory.
 fn one_row(x: &Tensor, (linear, pieces): &Pieces) -> Vec<Var> {
     let d_out = linear.d_out();
-    let (mut y, _) = Computed::new(x, &(linear, vec![0..d_out]));
+    let (mut y, _) = Computed::new(x, &(linear, std::iter::once(0..d_out).collect()));
     let column = y.remove(0).reshape(&[d_out, 1]);
     let part = |rows: &Range<usize>| column.rows(rows.clone()).reshape(&[1, rows.len()]);
     pieces.iter().map(|rows| Var::constant(part(rows))).collect()
@@ -284,7 +286,8 @@ fn is_wide(linear: &Linear) -> bool {
 fn remade(y: Var, x: &Var, linear: &Linear) -> Var {
     let (linear, x) = (linear.clone(), x.kept());
     y.remade_by(move || {
-        let (mut y, _) = Computed::new(&x.get(), &(&linear, vec![0..linear.d_out()]));
+        let (mut y, _) =
+            Computed::new(&x.get(), &(&linear, std::iter::once(0..linear.d_out()).collect()));
         y.remove(0)
     })
 }

@@ -11,7 +11,7 @@ mod vectors;
 pub use self::gemm::{Mat, MatMut, Scope};
 pub use self::pool::{Buffer, Pool};
 pub use self::simd::F32s;
-pub use self::vectors::{AddInto, Dot, dot};
+pub use self::vectors::{AddInto, Dot};
 
 use rayon::prelude::*;
 use std::ops::Range;

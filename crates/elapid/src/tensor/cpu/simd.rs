@@ -169,6 +169,7 @@ impl<S: Simd> F32s<S> {
     ///
     /// `x = 2^e m` with m in [sqrt 1/2, sqrt 2); `ln m` by a polynomial in `m - 1`.
     #[inline(always)]
+    #[cfg(test)]
     pub fn ln(self) -> Self {
         let s = self.simd;
         let bits = s.transmute_u32s_f32s(self.v);

@@ -63,6 +63,7 @@ impl<R> Graph<R> {
     }
 
     /// What the last run returned.
+    #[cfg(test)]
     pub fn result(&self) -> Option<&R> {
         self.result.as_ref()
     }

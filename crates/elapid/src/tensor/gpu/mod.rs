@@ -55,7 +55,6 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use self::cuda::list as list_cuda;
 pub(crate) use self::many::Row;
 use self::opaque::Opaque;
 pub use self::wgpu::list as list_wgpu;

@@ -360,7 +360,7 @@ fn times_are_taken_by_name() {
     assert_eq!(names, [("product 4x2x2 f32 f32", 3), ("scale_columns", 3)]);
     assert!(times.iter().all(|it| it.ms > 0.0), "{times:?}");
     assert!(gpu.profile_stop().is_empty());
-    let found = super::list_cuda();
+    let found = super::cuda::list();
     assert!(found.iter().any(|it| it.memory >= it.memory_free), "{found:?}");
     gpu.check().unwrap();
 }

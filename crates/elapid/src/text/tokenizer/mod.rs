@@ -147,6 +147,7 @@ impl Tokenizer {
     }
 
     /// What the file puts after a complete text; a text to be continued must not have it.
+    #[cfg(test)]
     pub(crate) fn end(&self) -> &[u32] {
         &self.end
     }
@@ -180,6 +181,7 @@ impl Tokenizer {
     }
 
     /// Decodes ids as they come, from the beginning of a text and without special tokens.
+    #[cfg(test)]
     pub(crate) fn stream(&self) -> Stream<&Tokenizer> {
         Stream::new(self)
     }

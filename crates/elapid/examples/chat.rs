@@ -1,4 +1,4 @@
-//! Chat by the template of a model: `cargo run --release --example chat SmolLM2-135M-Instruct.gguf`.
+//! Chat by the template of a model: `cargo run --release --example chat Instruct.gguf`.
 
 #[allow(dead_code)] // not every example uses all of it
 mod tiny;

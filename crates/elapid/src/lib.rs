@@ -11,7 +11,7 @@
 //! | get the answer while it is made  | [`Session::stream`], [`Session::tokens`] | `stream.rs` |
 //! | chat                             | [`Session::chat`]                        | `chat.rs` |
 //! | fill a gap in code               | [`Session::infill`]                      | |
-//! | train from scratch               | [`Session::scratch`], [`Session::train`], [`Training`] | `train.rs` |
+//! | train from scratch               | [`Session::scratch`], [`Session::train`] | `train.rs` |
 //! | adapt a model with LoRA          | [`Session::adapt`], [`Method`]           | `lora.rs` |
 //! | resume a training                | [`Training::save`], [`Training::resume`] | `train.rs` |
 //! | see whether it got better        | [`Session::score`], [`compare`]          | `compare.rs` |
@@ -55,8 +55,8 @@
 //! # Without a file system
 //!
 //! The default feature `fs` opens and saves by paths. Without it bytes come in
-//! ([`Model::from_gguf`], [`Model::from_files`]). The library never touches a terminal, the network,
-//! the environment or a clock.
+//! ([`Model::from_gguf`], [`Model::from_files`]). The library never touches a terminal, the
+//! network, the environment or a clock.
 //!
 //! # Glossary
 //!

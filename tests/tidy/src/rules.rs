@@ -10,7 +10,7 @@ use quote::ToTokens;
 use syn::spanned::Spanned;
 
 /// Public items of the library, to become 300; `cargo run -q -p tidy -- public` lists them.
-const N_PUBLIC_MAX: usize = 346;
+const N_PUBLIC_MAX: usize = 300;
 
 /// Modules right below the root of the library.
 const N_MODULES_MAX: usize = 12;
@@ -177,7 +177,12 @@ fn kernels_know_numbers_alone() {
     for module in tree.modules.iter().filter(|module| is_kernel(&module.path)) {
         for mention in module.items.iter().flat_map(|item| mentions(item.to_token_stream())) {
             let path = layers::absolute(&module.path, &mention.path);
-            if path.is_some_and(|path| !is_kernel(&path)) {
+            let is_number = |path: &[String]| {
+                path.len() > 1
+                    && path[0] == "tensor"
+                    && ["shelf", "DType"].contains(&path[1].as_str())
+            };
+            if path.is_some_and(|path| !is_kernel(&path) && !is_number(&path)) {
                 let written = mention.path.join("::");
                 offences.push(format!("{}:{}: {written}", module.file, mention.line));
             }

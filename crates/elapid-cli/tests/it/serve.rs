@@ -425,5 +425,5 @@ fn keys_hosts_and_origins_are_checked() {
         .unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(text.contains("there is no key") && text.contains("\n\nhint: "), "{text}");
+    assert!(text.contains("no API key is set") && text.contains("\n\nhint: "), "{text}");
 }

@@ -460,7 +460,11 @@ fn whatever_comes_there_is_an_answer_and_no_failure() {
     }
     assert!(server.is_alive());
     let client = Client::new(&server);
-    assert_eq!(client.get("/health").json()["slots_processing"], 0);
+    // The last client may have hung up before its answer was over.
+    let is_idle = || client.get("/health").json()["slots_processing"] == 0;
+    let pause = std::time::Duration::from_millis(50);
+    let idle = (0..200).any(|_| is_idle() || (std::thread::sleep(pause), false).1);
+    assert!(idle, "a slot still works after ten seconds");
     // Both kinds of answers came, or nothing was tested.
     let [_, _, n_good, _, n_bad, n_full] = sums;
     println!("{n_good} answered, {n_bad} refused, {n_full} turned away");

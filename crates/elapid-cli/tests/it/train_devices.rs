@@ -114,7 +114,7 @@ fn a_run_whose_device_is_gone_says_so() {
     std::fs::write(&path, moved).unwrap();
     let output = elapid(&["train", "--resume", "run"], &dir.0).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && errors.contains("began on `cuda:99`"), "{errors}");
+    assert!(!output.status.success() && errors.contains("started on `cuda:99`"), "{errors}");
     ok(&["train", "--resume", "run", "--device", "cpu"], &dir.0);
 }
 

@@ -232,8 +232,8 @@ impl Generator {
     }
 }
 
-/// What an empty prompt is: the tokens the model wants first, or BOS, or the one token that GPT-like
-/// vocabularies have for both ends.
+/// What an empty prompt is: the tokens the model wants first, or BOS, or the one token that
+/// GPT-like vocabularies have for both ends.
 pub fn empty_prompt(tokenizer: &Tokenizer) -> Option<Vec<u32>> {
     let first = || tokenizer.bos().or(tokenizer.eos()).map(|id| vec![id]);
     Some(tokenizer.begin().to_vec()).filter(|ids| !ids.is_empty()).or_else(first)

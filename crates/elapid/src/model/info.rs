@@ -76,7 +76,10 @@ impl Checkpoint {
             n_embedding,
             n_vector,
             n_buffer,
-            dtype_bytes: self.dtype_bytes()?,
+            dtype_bytes: match self.is_stored() {
+                true => self.dtype_bytes()?,
+                false => BTreeMap::from([("f32", 4 * self.n_params())]),
+            },
             state_bytes,
             state_bytes_per_token,
         })

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Fused: `sum = h + factor branch`, `y = norm(sum)`; both are outputs, because the residual stream
-//! continues. Backward: the gradient of `sum` from both sides is that of `h`, and times `factor` that
-//! of `branch`.
+//! continues. Backward: the gradient of `sum` from both sides is that of `h`, and times `factor`
+//! that of `branch`.
 //!
 //! | name         | shape                  |                                             |
 //! |--------------|------------------------|---------------------------------------------|

@@ -412,8 +412,8 @@ impl Tensor {
         storage.is_some_and(|storage| !matches!(storage.memory, Memory::Shared(_)))
     }
 
-    /// What `make` makes of the numbers. It is made once and kept beside them, until they are written
-    /// or dropped: for what every token would make again of weights that stay.
+    /// What `make` makes of the numbers. It is made once and kept beside them, until they are
+    /// written or dropped: for what every token would make again of weights that stay.
     pub fn derived(&self, what: Derivation, make: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
         let list = || self.storage.derived.lock().unwrap_or_else(PoisonError::into_inner);
         let (offset, n_elem) = (self.offset, self.n_elem());

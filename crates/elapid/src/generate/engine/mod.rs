@@ -18,6 +18,7 @@
 //!
 //! | file            | is                                                             |
 //! |-----------------|----------------------------------------------------------------|
+//! | `request.rs`    | what is asked, and what is answered                            |
 //! | `slot.rs`       | one request on its way                                         |
 //! | `snapshots.rs`  | states along prompts, found again by content                   |
 //! | `stops.rs`      | texts that end an answer                                       |
@@ -30,12 +31,17 @@
 mod adapters;
 mod constraint;
 mod lookup;
+mod request;
 mod slot;
 mod snapshots;
 mod stops;
 #[cfg(test)]
 mod tests;
 
+pub use self::request::{
+    Constraint, EngineSettings, Event, Finish, Reason, Refusal, Request, RequestId, Running, Stats,
+    Token,
+};
 pub use self::snapshots::PIECE;
 
 use self::adapters::Adapters;
@@ -46,7 +52,6 @@ use crate::tensor::batch::Batch;
 
 use crate::error::{Error, Result};
 use crate::generate::decoder::Decoder;
-use crate::generate::sample::Sampling;
 use crate::model::lora::Lora;
 use crate::model::state::{CacheType, State};
 use crate::model::weights::{Arithmetic, Weights};
@@ -58,177 +63,6 @@ use crate::text::tokenizer::Tokenizer;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-
-/// How an engine works.
-#[derive(Clone, Debug)]
-pub struct EngineSettings {
-    /// Sequences that advance side by side.
-    pub n_slots: usize,
-    /// Requests that may wait for a slot; past them `submit` refuses with `Refusal::Full`.
-    pub n_waiting_max: usize,
-    /// Tokens of prompt and answer together, at most.
-    pub context: usize,
-    /// Bytes that snapshots of prompts may take.
-    pub snapshot_bytes_max: usize,
-}
-
-/// What is asked of a model.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// What it goes on from; at least one token.
-    pub prompt: Vec<u32>,
-    /// Tokens at most; zero reads the prompt, keeps its snapshots and ends.
-    pub n_max: usize,
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-    /// Added to the logits of these tokens; minus infinity forbids one.
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Tokens that end the answer and are not part of it.
-    pub stop_tokens: Vec<u32>,
-    /// Texts that end the answer; no part of them is ever given out.
-    pub stop_texts: Vec<String>,
-    /// What the answer must look like.
-    pub constraint: Option<Constraint>,
-    /// Adapters by their number, each with the factor of its scale.
-    pub adapters: Vec<(usize, f32)>,
-    /// How many of the likeliest tokens are reported with each token.
-    pub n_top: usize,
-    /// Tokens that are guessed from the prompt and checked in one pass; zero for none.
-    pub n_lookup: usize,
-    /// Whether special tokens show in the text.
-    pub special: crate::text::tokenizer::Special,
-}
-
-/// What an answer must look like.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Constraint {
-    /// JSON that this schema allows.
-    JsonSchema(serde_json::Value),
-    /// A text that this regular expression matches whole.
-    Regex(String),
-    /// A text of this grammar, in the dialect of Lark that llguidance reads.
-    Lark(String),
-}
-
-/// A request that was taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestId(pub u64);
-
-/// Why a request was not taken.
-#[derive(Debug)]
-pub enum Refusal {
-    /// Too many are waiting: come again later.
-    Full,
-    /// It can never be answered.
-    Bad(Error),
-}
-
-/// What happened to a request.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// Some of the prompt was read.
-    Prompt {
-        /// Tokens of the prompt so far.
-        n_done: usize,
-        /// Of which came from a snapshot.
-        n_cached: usize,
-    },
-    /// A token came.
-    Token(Token),
-    /// It is over; nothing more will come.
-    Done(Finish),
-}
-
-/// One token of an answer.
-#[derive(Clone, Debug)]
-pub struct Token {
-    /// Its id.
-    pub id: u32,
-    /// Text that is certain now; may be empty, and belong to tokens before.
-    pub text: String,
-    /// Logarithm of its probability before temperature and cuts.
-    pub logprob: f32,
-    /// The likeliest tokens and theirs, if asked for.
-    pub top: Vec<(u32, f32)>,
-}
-
-/// Why an answer ended.
-#[derive(Clone, Debug)]
-pub enum Reason {
-    /// A token that ends a text, or the end of what a constraint allows.
-    End,
-    /// This text of `stop_texts`.
-    StopText(String),
-    /// As many tokens as were asked for, or as the context holds.
-    Length,
-    /// `cancel`.
-    Cancelled,
-    /// Something failed: for this request alone, unless it is `Error::DeviceLost`.
-    Failed(Arc<Error>),
-}
-
-impl PartialEq for Reason {
-    fn eq(&self, other: &Reason) -> bool {
-        match (self, other) {
-            (Reason::StopText(a), Reason::StopText(b)) => a == b,
-            (Reason::Failed(a), Reason::Failed(b)) => a.to_string() == b.to_string(),
-            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
-        }
-    }
-}
-
-/// How a request ended.
-#[derive(Clone, Debug)]
-pub struct Finish {
-    /// Why.
-    pub reason: Reason,
-    /// Text that was held back and turned out to be part of the answer.
-    pub text: String,
-    /// Tokens of the prompt.
-    pub n_prompt: usize,
-    /// Of which came from a snapshot.
-    pub n_cached: usize,
-    /// Tokens of the answer.
-    pub n_tok: usize,
-    /// Tokens that were guessed, and how many were right.
-    pub n_guessed: usize,
-    /// Guesses that were right.
-    pub n_accepted: usize,
-}
-
-/// How far a request is.
-#[derive(Clone, Debug)]
-pub struct Running {
-    pub id: RequestId,
-    /// Tokens of its prompt.
-    pub n_prompt: usize,
-    pub n_read: usize,
-    /// Tokens of its answer so far.
-    pub n_tok: usize,
-    /// Tokens that its answer may have.
-    pub n_max: usize,
-}
-
-/// What an engine holds, for people who watch it.
-#[derive(Clone, Debug, Default)]
-pub struct Stats {
-    /// Requests that run.
-    pub running: Vec<Running>,
-    /// Requests that wait.
-    pub n_waiting: usize,
-    /// Prompt tokens that were computed since the start.
-    pub n_prompt_tok: u64,
-    /// Prompt tokens that came from snapshots.
-    pub n_cached_tok: u64,
-    /// Answer tokens.
-    pub n_answer_tok: u64,
-    /// Snapshots held.
-    pub n_snapshots: usize,
-    /// Bytes they take.
-    pub snapshot_bytes: usize,
-    /// Bytes of the states of running sequences.
-    pub state_bytes: usize,
-}
 
 /// A model that answers requests.
 pub struct Engine {

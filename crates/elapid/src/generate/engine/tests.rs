@@ -1,6 +1,7 @@
 //! Engines with small models: what must hold whatever the layers are.
 
 use super::*;
+use crate::generate::sample::Sampling;
 use crate::model::config::Config;
 use crate::model::lora::Module;
 use crate::tensor::Tensor;

@@ -4,6 +4,7 @@
 //! Readers ask by ours; a family without a row for it does not have it. What an absent key means
 //! differs between families, too: `defaults` holds what the classes of transformers say.
 
+// tidy: allow long (a list of like units: one entry for each family)
 use super::{DenseForm, ExpertForm, QkNorm};
 use crate::ops::router::Score;
 use Absent::*;

@@ -1,5 +1,5 @@
-//! Buffers of the CPU that return to a free list (`shelf.rs`) when dropped. Contents of a buffer from
-//! the list are whatever was there before.
+//! Buffers of the CPU that return to a free list (`shelf.rs`) when dropped. Contents of a buffer
+//! from the list are whatever was there before.
 //!
 //! Large buffers are maps of their own: what is given back leaves the process at once and whole. A
 //! heap keeps holes, and how many is a matter of luck; a plan of memory could not be kept.

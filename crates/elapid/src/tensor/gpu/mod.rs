@@ -24,17 +24,20 @@
 //! | one file           | bindings                                | `#ifdef ENTRY_name`, `#endif` |
 //!
 //! Work runs in the order of launches. An op has no error to return, as with CUDA itself: after a
-//! failure all work is skipped until `check` reports it to whoever ends a step with it. From then on
-//! the device works again, unless it is lost. What was to be written in between is spoiled: using it
-//! is a failure, and caches make it anew (`Tensor::is_spoiled`).
+//! failure all work is skipped until `check` reports it to whoever ends a step with it. From then
+//! on the device works again, unless it is lost. What was to be written in between is spoiled:
+//! using it is a failure, and caches make it anew (`Tensor::is_spoiled`).
 //!
-//! Matrix products (`product.rs`, for few rows `vector.rs`), and the decoding of stored matrices and
-//! casts (`decode.rs`), are here and not among the ops: tensors themselves and most ops need them.
+//! Matrix products (`product.rs`, for few rows `vector.rs`), and the decoding of stored matrices
+//! and casts (`decode.rs`), are here and not among the ops: tensors themselves and most ops need
+//! them.
 //!
 //! Not here: all other ops, and anything about models.
 
+mod buffer;
 pub mod cuda;
 mod decode;
+mod failure;
 pub mod graph;
 mod many;
 mod opaque;
@@ -55,6 +58,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub(crate) use self::buffer::Buffer;
+pub(crate) use self::failure::{Failure, Fault};
 pub(crate) use self::many::Row;
 use self::opaque::Opaque;
 pub use self::wgpu::list as list_wgpu;
@@ -158,122 +163,6 @@ enum Backend {
 pub(crate) enum Memory {
     Wgpu(Opaque<::wgpu::Buffer>),
     Cuda(cuda::Memory),
-}
-
-/// What a failure means for the work after it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
-    /// There is no memory for this; for less there may be.
-    Memory,
-    /// This cannot be done.
-    Refused,
-    /// Nothing can be done any more.
-    Lost,
-}
-
-/// The first thing that went wrong since the last `check`, and the loss of the device for good.
-#[derive(Clone, Default)]
-pub(crate) struct Failure(Arc<Kept>);
-
-#[derive(Default)]
-struct Kept {
-    problem: Mutex<Option<(Fault, String)>>,
-    /// Whether there is one: every launch asks.
-    is_set: AtomicBool,
-}
-
-impl Failure {
-    fn lock(&self) -> MutexGuard<'_, Option<(Fault, String)>> {
-        self.0.problem.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn set(&self, problem: String) {
-        self.set_as(Fault::Refused, problem);
-    }
-
-    pub(crate) fn set_as(&self, fault: Fault, problem: String) {
-        let mut kept = self.lock();
-        match &mut *kept {
-            Some(first) if fault == Fault::Lost => first.0 = Fault::Lost,
-            Some(_) => {}
-            None => *kept = Some((fault, problem)),
-        }
-        self.0.is_set.store(true, Ordering::SeqCst);
-    }
-
-    pub(crate) fn is_set(&self) -> bool {
-        self.0.is_set.load(Ordering::SeqCst)
-    }
-
-    /// Forgets what went wrong with something that was only tried.
-    pub(crate) fn clear(&self) {
-        self.lock().take();
-        self.0.is_set.store(false, Ordering::SeqCst);
-    }
-
-    /// What went wrong; it is over then, unless the device is lost.
-    fn take(&self) -> Option<(Fault, String)> {
-        let problem = self.lock().clone();
-        if !matches!(problem, Some((Fault::Lost, _))) {
-            self.clear();
-        }
-        problem
-    }
-}
-
-/// A buffer on a GPU that returns to its pool.
-pub(crate) struct Buffer {
-    /// There until the buffer is dropped, unless none could be had.
-    memory: Option<Memory>,
-    class: usize,
-    /// Whether it should have been written and was not, because something had failed.
-    spoiled: AtomicBool,
-    gpu: Gpu,
-    /// The graph it was taken for: it returns there.
-    reserve: Option<Arc<graph::Reserve>>,
-}
-
-impl Buffer {
-    pub(crate) fn gpu(&self) -> &Gpu {
-        &self.gpu
-    }
-
-    /// Whether a failure kept it from being written.
-    pub(crate) fn is_spoiled(&self) -> bool {
-        self.spoiled.load(Ordering::Relaxed)
-    }
-
-    fn wgpu(&self) -> &::wgpu::Buffer {
-        let Some(Memory::Wgpu(memory)) = &self.memory else { panic!("no buffer of wgpu") };
-        memory
-    }
-
-    fn cuda(&self) -> &cuda::Memory {
-        let Some(Memory::Cuda(memory)) = &self.memory else { panic!("no buffer of CUDA") };
-        memory
-    }
-
-    /// Where it lies, if CUDA has it.
-    pub(crate) fn cuda_address(&self) -> Option<u64> {
-        match &self.memory {
-            Some(Memory::Cuda(memory)) => Some(memory.address()),
-            _ => None,
-        }
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        let Some(memory) = self.memory.take() else { return };
-        let mut shelf = self.gpu.shelf();
-        match &self.reserve {
-            Some(reserve) => {
-                shelf.usage.live -= self.class;
-                reserve.give(self.class, memory);
-            }
-            None => shelf.give(self.class, memory),
-        }
-    }
 }
 
 /// Buffers are whole lines of this many bytes.

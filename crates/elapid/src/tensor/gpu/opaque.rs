@@ -1,6 +1,6 @@
-//! A value whose type is not looked into where the compiler proves that something may cross threads.
-//! Every tensor holds a device; without this each such proof, also in crates that use this one,
-//! would walk through all of wgpu and pass the compiler's recursion limit.
+//! A value whose type is not looked into where the compiler proves that something may cross
+//! threads. Every tensor holds a device; without this each such proof, also in crates that use this
+//! one, would walk through all of wgpu and pass the compiler's recursion limit.
 
 use std::ops::Deref;
 

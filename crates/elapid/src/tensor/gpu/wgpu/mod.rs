@@ -11,8 +11,8 @@
 //!
 //! Times of kernels are taken by the adapter's own queries, each kernel in a pass of its own.
 //!
-//! Errors that nobody asked for end in `Failure`. Commands that were recorded are lost with them, so
-//! that they count as the loss of the device; memory that could not be had does not.
+//! Errors that nobody asked for end in `Failure`. Commands that were recorded are lost with them,
+//! so that they count as the loss of the device; memory that could not be had does not.
 
 // tidy: allow unsafe (wgpu's own checks of loops are left out)
 mod probe;

@@ -3,7 +3,7 @@
 use crate::compute::Compute;
 use crate::report::{Done, Failure, between};
 use crate::run::config::{Origin, RunConfig};
-use crate::run::{self, Budget, Wishes};
+use crate::run::{self, Budget, Checkpointing, Wishes};
 use clap::ValueEnum;
 use elapid::OptimizerKind;
 use elapid::Schedule;
@@ -285,17 +285,6 @@ enum QuantName {
     #[value(name = "q4_k")]
     Q4K,
     Nf4,
-}
-
-/// Whether activations are recomputed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Checkpointing {
-    /// Only if memory is short
-    Auto,
-    /// Recompute
-    On,
-    /// Store
-    Off,
 }
 
 fn positive(text: &str) -> Result<f64, String> {

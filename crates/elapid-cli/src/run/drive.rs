@@ -78,8 +78,14 @@ pub struct Best {
 /// Times that a run may go back before it gives up.
 const N_ROLLBACKS_MAX: u32 = 8;
 
-/// How the reason begins that a measurement gives for going back.
-const HELD_OUT: &str = "held-out";
+/// What made a run go back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    /// A step diverged.
+    Step,
+    /// Held-out files measured worse: the newest checkpoint may be bad already.
+    HeldOut,
+}
 
 /// How often Ctrl-C was pressed.
 static N_INTERRUPTS: AtomicU32 = AtomicU32::new(0);
@@ -287,7 +293,7 @@ impl Run {
             match training.step()? {
                 Outcome::Diverged(why) => {
                     let text = format!("step {}: {why}", step + 1);
-                    self.go_back(state, &text)?;
+                    self.go_back(state, Cause::Step, &text)?;
                     continue;
                 }
                 Outcome::Made { report, lr, n_tok } => {
@@ -331,8 +337,8 @@ impl Run {
             let loss = self.eval(state)?;
             if self.went_bad(state, loss) {
                 let was = state.watch.best.map_or(0.0, |best| best.loss);
-                let text = format!("{HELD_OUT} loss {loss:.4}, it was {was:.4}");
-                return self.go_back(state, &text);
+                let text = format!("held-out loss {loss:.4}, it was {was:.4}");
+                return self.go_back(state, Cause::HeldOut, &text);
             }
             self.judge(state, loss)?;
         }
@@ -417,11 +423,11 @@ impl Run {
 
     /// Back to the last good state, with half the rate: the newest regular checkpoint, unless
     /// measurements say that it is bad already; then the best one measured.
-    fn go_back(&mut self, state: &mut Loop, why: &str) -> Done<()> {
+    fn go_back(&mut self, state: &mut Loop, cause: Cause, why: &str) -> Done<()> {
         let live = &mut self.live;
         let mut note = |text: String| live.line("note", &text);
         let regular = state.checkpoints.newest_regular(&mut note)?;
-        let is_bad = state.watch.n_worse > 0 || why.starts_with(HELD_OUT);
+        let is_bad = state.watch.n_worse > 0 || cause == Cause::HeldOut;
         let best = state.watch.best.filter(|best| is_bad && best.step < regular.step());
         let saved = best.and_then(|best| state.checkpoints.best(best.step)).unwrap_or(regular);
         self.restore(state, &saved, why)

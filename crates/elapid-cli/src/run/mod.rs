@@ -21,7 +21,6 @@ mod finish;
 pub mod plan;
 mod prepare;
 
-use crate::commands::train::Checkpointing;
 use crate::compute::Compute;
 use crate::files;
 use crate::report::live::{Live, Output};
@@ -46,6 +45,17 @@ pub enum Budget {
     Steps(u64),
     /// So many minutes, from which steps follow once.
     Minutes(f64),
+}
+
+/// Whether activations are recomputed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Checkpointing {
+    /// Only if memory is short
+    Auto,
+    /// Recompute
+    On,
+    /// Store
+    Off,
 }
 
 /// What a person asked for that is not in the configuration: it is decided by the plan, or does

@@ -7,8 +7,7 @@
 
 use super::config::{Origin, RunConfig};
 use super::prepare::Prepared;
-use super::{Budget, Wishes};
-use crate::commands::train::Checkpointing;
+use super::{Budget, Checkpointing, Wishes};
 use crate::machine;
 use crate::report::{Done, Failure, count, mebibytes};
 use elapid::Device;

@@ -96,6 +96,6 @@ impl RunConfig {
     pub fn write(&self, dir: &Path) -> Done<()> {
         let json = serde_json::to_vec_pretty(self)
             .map_err(|error| Failure::new(error, "this is a bug in Elapid"))?;
-        files::write_bytes(&dir.join(FILE), &json)
+        Ok(files::write_bytes(&dir.join(FILE), &json)?)
     }
 }

@@ -298,7 +298,7 @@ fn claim(out: Option<&Path>) -> Done<PathBuf> {
 fn write_json(path: &Path, value: &impl serde::Serialize) -> Done<()> {
     let json = serde_json::to_vec_pretty(value)
         .map_err(|error| Failure::new(error, "this is a bug in Elapid"))?;
-    files::write_bytes(path, &json)
+    Ok(files::write_bytes(path, &json)?)
 }
 
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Done<T> {

@@ -110,7 +110,7 @@ impl Conversation {
     /// Writes it to a file.
     pub fn save(&self, path: &Path) -> Done<()> {
         let text = json!({"messages": self.messages()});
-        files::write_bytes(path, format!("{text}\n").as_bytes())
+        Ok(files::write_bytes(path, format!("{text}\n").as_bytes())?)
     }
 
     /// Reads one from a file.

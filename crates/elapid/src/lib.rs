@@ -55,8 +55,8 @@
 //! # Without a file system
 //!
 //! The default feature `fs` opens and saves by paths. Without it bytes come in
-//! ([`Model::from_gguf`], [`Model::from_files`]). The library never touches a terminal, the
-//! network, the environment or a clock.
+//! ([`Model::from_gguf`], [`Model::from_files`]); [`Session`] and [`Generator`] need it as yet. The
+//! library never touches a terminal, the network, the environment or a clock.
 //!
 //! # Glossary
 //!

@@ -20,7 +20,7 @@ pub struct EngineSettings {
 /// What is asked of a model.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// What it goes on from; at least one token.
+    /// The prompt; at least one token.
     pub prompt: Vec<u32>,
     /// Tokens at most; zero reads the prompt, keeps its snapshots and ends.
     pub n_max: usize,

@@ -1,6 +1,7 @@
 //! What the machine says of itself: CPU, memory there is, memory this process holds.
 
-use sysinfo::{CpuRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, System};
+use std::path::Path;
+use sysinfo::{CpuRefreshKind, Disks, Pid, ProcessRefreshKind, ProcessesToUpdate, System};
 
 /// The name of the CPU, where the system tells.
 pub fn cpu() -> Option<String> {
@@ -37,16 +38,20 @@ pub fn free_bytes() -> Option<u64> {
     (system.total_memory() > 0).then(|| left.map_or(free, |left| left.min(free)))
 }
 
-/// The most bytes that this process ever held. Linux alone tells, and lets it be reset.
+/// The most bytes that this process ever held. Linux alone tells.
 pub fn peak_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
-/// Forgets the peak so far, where the system lets it be forgotten.
-pub fn reset_peak() {
-    let _ = std::fs::write("/proc/self/clear_refs", "5");
+/// Bytes that are free on the disk that holds `path`, where the system tells.
+pub fn free_disk(path: &Path) -> Option<u64> {
+    let path = path.canonicalize().ok()?;
+    let disks = Disks::new_with_refreshed_list().ok()?;
+    let holding = disks.iter().filter(|disk| path.starts_with(disk.mount_point()));
+    let nearest = holding.max_by_key(|disk| disk.mount_point().as_os_str().len())?;
+    Some(nearest.available_space())
 }
 
 #[cfg(test)]

@@ -156,5 +156,5 @@ pub use train::optim::OptimizerKind;
 pub use train::plan::{Fixed, Probe, Trial, foretell};
 pub use train::schedule::Schedule;
 pub use train::scratch::{Shape, Texts, Vocabulary};
-pub use train::state::Saved;
-pub use train::{Outcome, Progress, Settings, StepReport, Training};
+pub use train::state::{Capture, Extent, Saved};
+pub use train::{Outcome, Progress, Settings, StepReport, Training, Turn};

@@ -24,8 +24,8 @@ use crate::train::lens::Lens;
 use crate::train::method::{self, Coverage, Method};
 use crate::train::optim::{Optimizer, OptimizerKind};
 use crate::train::scratch::{self, Shape};
-use crate::train::state::{self, Saved};
-use crate::train::{Outcome, Settings, Trainer, Training};
+use crate::train::state::{Capture, Extent, Saved};
+use crate::train::{self, Outcome, Settings, Trainer, Training};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -174,7 +174,7 @@ impl Session {
         batches: &Batches,
         settings: &Settings,
     ) -> Result<Training> {
-        settings.check()?;
+        train::check(settings)?;
         if self.method.is_none() {
             self.adapt(&Method::Full, None, settings.seed)?;
         }
@@ -211,6 +211,17 @@ impl Session {
             Error::input(problem, "train without fill-in-the-middle, or use a model for code")
         })?;
         Ok(Some(FimTraining { rate: batches.fim, spm: batches.spm, tokens }))
+    }
+
+    /// Takes what a checkpoint trained, after `adapt` with the same method.
+    pub fn restore(&mut self, saved: &Saved) -> Result<()> {
+        self.generator = None;
+        let learner = self.learner(0)?;
+        saved.write_weights(&mut learner.weights)?;
+        if let Some(lens) = &learner.lens {
+            lens.forward(&mut learner.weights);
+        }
+        Ok(())
     }
 
     /// Takes the weights of a training back.
@@ -473,8 +484,7 @@ impl Training {
     /// Writes a checkpoint that [`Training::resume`] continues from to the bit; `extra` is the
     /// caller's and comes back with it.
     pub fn save(&self, path: impl AsRef<Path>, extra: &Value) -> Result<()> {
-        crate::files::disk::write(path.as_ref(), |sink| state::write(self, extra, sink))?;
-        Ok(())
+        self.capture(Extent::Run, extra).save(path)
     }
 
     /// Continues from a checkpoint that the same model, data and settings wrote.
@@ -482,6 +492,14 @@ impl Training {
         let saved = Saved::open(path)?;
         saved.restore(self)?;
         Ok(saved)
+    }
+}
+
+impl Capture<'_> {
+    /// Writes it as a checkpoint.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        crate::files::disk::write(path.as_ref(), |sink| self.write_to(sink))?;
+        Ok(())
     }
 }
 

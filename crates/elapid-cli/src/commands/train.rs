@@ -2,8 +2,8 @@
 
 use crate::compute::Compute;
 use crate::report::{Done, Failure, between};
-use crate::run::config::{Origin, RunConfig};
-use crate::run::{self, Budget, Checkpointing, Wishes};
+use crate::run::config::{Budget, Origin, RunConfig};
+use crate::run::{self, Checkpointing, Wishes};
 use clap::ValueEnum;
 use elapid::OptimizerKind;
 use elapid::Schedule;
@@ -53,7 +53,7 @@ pub struct Plan {
 }
 
 /// Flags that a run has decided when it is resumed.
-const DECIDED: [&str; 41] = [
+const DECIDED: [&str; 39] = [
     "path",
     "out",
     "model",
@@ -62,8 +62,6 @@ const DECIDED: [&str; 41] = [
     "arch",
     "vocab",
     "donor",
-    "steps",
-    "minutes",
     "seed",
     "batch",
     "accumulate",
@@ -122,9 +120,12 @@ struct Flags {
     /// Optimizer steps [default: from --minutes]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     steps: Option<u64>,
-    /// Time budget in minutes; sets the number of steps [default: 4]
+    /// Time budget in minutes, from start to finish [default: 4]
     #[arg(long, value_name = "N", conflicts_with = "steps", value_parser = positive)]
     minutes: Option<f64>,
+    /// Tokens to train on, instead of --steps
+    #[arg(long, value_name = "N", conflicts_with_all = ["steps", "minutes"], value_parser = amount)]
+    tokens: Option<u64>,
     /// Random seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -146,7 +147,7 @@ struct Flags {
     /// Warmup steps
     #[arg(long, value_name = "N")]
     warmup: Option<u64>,
-    /// Learning rate schedule after warmup [default: cosine]
+    /// Learning rate schedule after warmup [default: wsd where time is the budget, else cosine]
     #[arg(long, value_enum)]
     schedule: Option<ScheduleName>,
     /// Optimizer for matrices; everything else uses AdamW [default: muon from scratch, else adamw]
@@ -170,7 +171,7 @@ struct Flags {
     /// Limit the RMS change of a parameter per step to X times its RMS (0: no limit)
     #[arg(long, value_name = "X")]
     trust: Option<f64>,
-    /// Roll back a step whose perplexity exceeds X times the running average (0: never)
+    /// Roll back a step whose training perplexity exceeds X times the running average (0: never)
     #[arg(long, value_name = "X")]
     spike: Option<f64>,
     /// LoRA rank
@@ -207,7 +208,7 @@ struct Flags {
     /// Steps between evaluations
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     eval_every: Option<u64>,
-    /// Steps between checkpoints
+    /// Steps between checkpoints [default: as often as 2% of the time allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     save_every: Option<u64>,
     /// Stop after N evaluations without improvement (0: never) [default: 5]
@@ -292,6 +293,21 @@ fn positive(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| format!("{text} is not a positive number"))
 }
 
+/// A number with a unit: 500M, 1.5G, 30000.
+fn amount(text: &str) -> Result<u64, String> {
+    let (number, factor) = match text.trim_end_matches(['k', 'K', 'm', 'M', 'g', 'G', 'b', 'B']) {
+        number if number.len() == text.len() => (number, 1.0),
+        number => match text[number.len()..].to_ascii_lowercase().as_str() {
+            "k" => (number, 1e3),
+            "m" => (number, 1e6),
+            "g" | "b" => (number, 1e9),
+            _ => return Err(format!("{text} is not a number: write 500M or 1.5G")),
+        },
+    };
+    let number = number.parse::<f64>().ok().filter(|x| x.is_finite() && *x * factor >= 1.0);
+    number.map(|x| (x * factor) as u64).ok_or_else(|| format!("{text} is not a number of tokens"))
+}
+
 /// Bytes with a unit: 800M, 4G, 1.5GiB.
 fn size(text: &str) -> Result<u64, String> {
     let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -325,12 +341,8 @@ impl Plan {
 impl Flags {
     /// What does not change the numbers of a run, or is decided by a plan.
     fn wishes(&self) -> Done<Wishes> {
-        let budget = match (self.steps, self.minutes) {
-            (Some(steps), _) => Budget::Steps(steps),
-            (None, minutes) => Budget::Minutes(minutes.unwrap_or(4.0)),
-        };
         Ok(Wishes {
-            budget,
+            budget: self.budget(),
             n_rows: self.batch,
             n_accumulate: self.accumulate,
             checkpointing: self.checkpointing,
@@ -342,6 +354,12 @@ impl Flags {
             verbose: self.verbose,
             json: self.json,
         })
+    }
+
+    fn budget(&self) -> Option<Budget> {
+        let steps = self.steps.map(Budget::Steps);
+        let tokens = self.tokens.map(Budget::Tokens);
+        steps.or(tokens).or(self.minutes.map(Budget::Minutes))
     }
 
     fn share(&self, name: &str, value: f64) -> Done<f64> {
@@ -455,7 +473,8 @@ impl Flags {
             eval_every: 0,
             n_eval_tok: 0,
             n_final_tok: 0,
-            save_every: 0,
+            save_every: None,
+            budget: self.budget().unwrap_or(Budget::Minutes(4.0)),
             patience: Some(self.patience.unwrap_or(5)).filter(|n| *n > 0),
             seed: self.seed,
             settings: self.settings(name),
@@ -513,11 +532,15 @@ impl Flags {
             lr: self.lr.unwrap_or(lr),
             lr_min: self.lr_min.unwrap_or(default.lr_min),
             n_warmup: self.warmup.unwrap_or(default.n_warmup),
-            schedule: match self.schedule.unwrap_or(ScheduleName::Cosine) {
-                ScheduleName::Cosine => Schedule::Cosine,
-                ScheduleName::Constant => Schedule::Constant,
-                ScheduleName::Wsd => Schedule::Wsd { decay: 0.3 },
+            schedule: match self.schedule {
+                Some(ScheduleName::Cosine) => Schedule::Cosine,
+                Some(ScheduleName::Constant) => Schedule::Constant,
+                Some(ScheduleName::Wsd) => Schedule::Wsd { decay: 0.2 },
+                // One that can be ended at any time.
+                None if self.steps.or(self.tokens).is_none() => Schedule::Wsd { decay: 0.2 },
+                None => Schedule::Cosine,
             },
+            turns: Vec::new(),
             optimizer,
             beta1: self.beta1.unwrap_or(default.beta1),
             beta2: self.beta2.unwrap_or(if is_scratch { 0.95 } else { 0.99 }),

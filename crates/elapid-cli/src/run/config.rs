@@ -39,8 +39,10 @@ pub struct RunConfig {
     pub n_eval_tok: usize,
     /// Tokens of held-out files that are measured before and after, about.
     pub n_final_tok: usize,
-    /// Steps between two checkpoints.
-    pub save_every: u64,
+    /// Steps between two checkpoints, once the first was written.
+    pub save_every: Option<u64>,
+    /// How long it is; `Steps` once that is decided.
+    pub budget: Budget,
     /// Measurements without improvement before the run ends.
     pub patience: Option<u32>,
     /// Of everything that is drawn.
@@ -50,6 +52,18 @@ pub struct RunConfig {
     /// Where it started. Older runs lack it.
     #[serde(default)]
     pub place: Option<Place>,
+}
+
+/// How long a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Budget {
+    /// So many steps.
+    Steps(u64),
+    /// So many tokens.
+    Tokens(u64),
+    /// So many minutes, from the start of the command to its end.
+    Minutes(f64),
 }
 
 /// Where the model comes from.

@@ -1,12 +1,17 @@
 //! The loop of a run: steps, measurements, checkpoints, and what is done when it goes wrong.
 //!
-//! What happens after step k depends on the checkpoint of step k and on nothing else: not on the
-//! clock, and not on whether the run was stopped in between.
+//! What happens after step k depends on the checkpoint of step k and on the configuration, and on
+//! nothing else: not on whether the run was stopped in between, and on the clock only by decisions
+//! that the configuration keeps (`pace.rs`).
+//!
+//! A held-out loss that no longer falls is an end, not an error: the best weights are kept. A run
+//! goes back only when a step diverges, to the checkpoint before it.
 
 use super::checkpoints::Checkpoints;
-use super::config::RunConfig;
+use super::config::{Budget, RunConfig};
 use super::data::Data;
 use super::finish;
+use super::pace::Pace;
 use super::plan::Plan;
 use super::prepare::Prepared;
 use crate::failpoint;
@@ -21,6 +26,7 @@ use elapid::Outcome;
 use elapid::Saved;
 use elapid::Tokenizer;
 use elapid::{DocScore, EvalSettings, Score};
+use elapid::{Settings, Turn};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,6 +49,21 @@ pub struct Run {
     pub device: Device,
     /// What a person sees.
     pub live: Live,
+    /// When the command was started.
+    pub begin: Instant,
+}
+
+/// Where the time of a run went, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Spent {
+    /// Reading and encoding data, opening the model, planning.
+    pub prepare_s: f64,
+    /// Steps.
+    pub steps_s: f64,
+    /// Measuring on held-out files.
+    pub eval_s: f64,
+    /// Copying for checkpoints and waiting for them to be written.
+    pub save_s: f64,
 }
 
 /// What a checkpoint keeps besides the engine's progress.
@@ -60,6 +81,10 @@ pub struct Watch {
     pub peak: u64,
     /// How often the run went back.
     pub n_rollbacks: u32,
+    /// Where its time went.
+    pub spent: Spent,
+    /// Seconds that measuring and saving took before the first step: afterwards it is as much.
+    pub around_s: f64,
     /// A hash of what is frozen.
     pub frozen_hash: String,
 }
@@ -75,17 +100,11 @@ pub struct Best {
     pub n_rollbacks: u32,
 }
 
+/// The least share of the highest rate that a run given another end starts its rest with.
+const RESUMED_RATE: f64 = 0.5;
+
 /// Times that a run may go back before it gives up.
 const N_ROLLBACKS_MAX: u32 = 8;
-
-/// What made a run go back.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Cause {
-    /// A step diverged.
-    Step,
-    /// Held-out files measured worse: the newest checkpoint may be bad already.
-    HeldOut,
-}
 
 /// How often Ctrl-C was pressed.
 static N_INTERRUPTS: AtomicU32 = AtomicU32::new(0);
@@ -127,6 +146,8 @@ struct Loop {
     /// When this part of the run began, and what had elapsed before.
     begin: Instant,
     before: f64,
+    /// Where time is the budget.
+    pace: Option<Pace>,
     /// Held-out documents that are measured in between.
     sample: Vec<Encoded>,
 }
@@ -143,6 +164,26 @@ impl Loop {
     }
 }
 
+/// Adds the seconds that `work` takes to `sum`.
+fn timed<T>(sum: &mut f64, work: impl FnOnce() -> T) -> T {
+    let begin = Instant::now();
+    let done = work();
+    *sum += begin.elapsed().as_secs_f64();
+    done
+}
+
+/// The seconds that `work` takes, where it succeeds.
+fn timed_result<T>(work: impl FnOnce() -> Done<T>) -> Done<f64> {
+    let mut sum = 0.0;
+    timed(&mut sum, work)?;
+    Ok(sum)
+}
+
+/// Share of the time that checkpoints may take.
+const SAVE_SHARE: f64 = 0.02;
+/// Seconds between two checkpoints: not more often, and not more rarely, whatever they cost.
+const SAVE_EVERY_S: (f64, f64) = (10.0, 180.0);
+
 /// Time as TensorBoard counts it.
 fn wall() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
@@ -156,22 +197,34 @@ impl Run {
         let metrics = Metrics::open(&self.dir, None)?;
         let mut state = self.open_loop(metrics, Watch::default(), 0)?;
         state.watch.frozen_hash = self.prepared.frozen_hash.clone();
-        let scores = self.measure(&self.prepared.held_out)?;
-        finish::keep_scores(&self.dir, &scores)?;
+        state.watch.spent.prepare_s = state.elapsed();
+        let scores = timed(&mut state.watch.spent.eval_s, || self.measure(&self.prepared.held_out));
+        finish::keep_scores(&self.dir, &scores?)?;
         finish::write_samples(&self, 0)?;
+        state.watch.around_s = state.elapsed() - state.watch.spent.prepare_s;
         if !state.sample.is_empty() {
             // What is there already is the first to be beaten.
             let loss = self.eval(&mut state)?;
-            self.judge(&mut state, loss)?;
+            self.judge(&mut state, loss);
         }
-        state.checkpoints.save(&self.prepared.training, &state.extra())?;
+        self.save(&mut state)?;
+        let save_s = state.checkpoints.wait()?.unwrap_or(0.0);
+        state.watch.around_s += 2.0 * save_s;
+        if self.config.save_every.is_none() {
+            let (least, most) = SAVE_EVERY_S;
+            let every_s = (save_s / SAVE_SHARE).clamp(least, most);
+            let every = (every_s / self.plan.step_s) as u64;
+            self.config.save_every = Some(every.clamp(1, self.config.settings.end()));
+            self.config.write(&self.dir)?;
+            state.checkpoints.set_every(every);
+        }
         self.run(state)
     }
 
-    /// From the newest checkpoint.
-    pub fn go_on(mut self) -> Done<ExitCode> {
+    /// From the newest checkpoint, for longer or shorter than was planned where `budget` says so.
+    pub fn resume(mut self, budget: Option<Budget>) -> Done<ExitCode> {
         let checkpoints = self.checkpoints()?;
-        if checkpoints.is_empty() {
+        if checkpoints.is_empty() || self.config.save_every.is_none() {
             // It was stopped before its first step.
             return self.start();
         }
@@ -180,7 +233,7 @@ impl Run {
         let live = &mut self.live;
         let saved = checkpoints.newest(&mut |problem| live.line("note", &problem))?;
         saved.restore(&mut self.prepared.training)?;
-        let watch = watch_of(&saved)?;
+        let mut watch = watch_of(&saved)?;
         if watch.frozen_hash != self.prepared.frozen_hash {
             let problem = "the base model is not the one this run started with";
             return Err(Failure::new(problem, "restore the old one, or start a new run"));
@@ -189,12 +242,17 @@ impl Run {
         let metrics = Metrics::open(&self.dir, Some(step))?;
         let (dir, device) = (self.dir.display(), self.device.describe());
         self.live.line("resume", &format!("{dir} at step {step} on {device}"));
+        if let Some(budget) = budget {
+            self.set_budget(budget, step)?;
+        }
+        watch.spent.prepare_s += self.begin.elapsed().as_secs_f64();
         let state = self.open_loop(metrics, watch, step)?;
         self.run(state)
     }
 
     fn checkpoints(&self) -> Done<Checkpoints> {
-        Checkpoints::open(&self.dir.join("checkpoints"), self.config.save_every)
+        let every = self.config.save_every.unwrap_or(u64::MAX);
+        Checkpoints::open(&self.dir.join("checkpoints"), every)
     }
 
     /// Leaves of the held-out documents as many as there is time to measure.
@@ -220,9 +278,10 @@ impl Run {
             checkpoints: self.checkpoints()?,
             metrics,
             events: Events::create(&self.dir, wall(), step + 1)?,
-            begin: Instant::now(),
+            begin: self.begin,
             before: watch.elapsed_s,
             watch,
+            pace: None,
             sample: sample(
                 &self.prepared.held_out,
                 self.config.n_eval_tok,
@@ -232,23 +291,31 @@ impl Run {
     }
 
     fn run(mut self, mut state: Loop) -> Done<ExitCode> {
+        if let Budget::Minutes(minutes) = self.config.budget {
+            let mut pace = Pace::new(60.0 * minutes, state.watch.around_s);
+            pace.hear(state.elapsed(), self.prepared.training.progress().step);
+            state.pace = Some(pace);
+        }
         let end = self.steps(&mut state)?;
         self.live.finish();
         let step = self.prepared.training.progress().step;
         if end == End::Interrupted {
             self.save(&mut state)?;
-            let dir = self.dir.display();
-            self.live.line(
-                "stopped",
-                &format!("at step {step}; resume with `elapid train --resume {dir}`"),
+            state.checkpoints.wait()?;
+            let (dir, place) = (self.dir.display(), finish::export(&self)?);
+            let text = format!(
+                "at step {step}; resume with `elapid train --resume {dir}`; the model so far is {}",
+                place.display()
             );
+            self.live.line("stopped", &text);
             return Ok(ExitCode::from(130));
         }
         // A run that was finished before is only measured again.
         let is_new = !self.dir.join(finish::SUMMARY).exists();
         if end == End::Early && is_new {
             let n_worse = state.watch.n_worse;
-            let text = format!("stopped early: {n_worse} evaluations without improvement");
+            let text =
+                format!("the held-out loss did not fall in {n_worse} evaluations: training ends");
             self.note(&mut state, &text)?;
         }
         let gave_up = match end {
@@ -262,10 +329,86 @@ impl Run {
             self.save(&mut state)?;
         }
         self.take_best(&mut state, is_new)?;
-        let code = finish::finish(&mut self, state.watch.peak, &|| state.elapsed())?;
+        let Watch { peak, mut spent, .. } = state.watch.clone();
+        spent.save_s += timed_result(|| state.checkpoints.wait())?;
+        let code = finish::finish(&mut self, peak, spent, &|| state.elapsed())?;
+        state.checkpoints.finish(state.watch.best.map(|best| best.step))?;
         match gave_up {
             None => Ok(code),
             Some(text) => Err(Failure::new(text, "start a new run with a smaller --lr")),
+        }
+    }
+
+    /// Gives the run another end, in the middle of it or after it.
+    fn set_budget(&mut self, budget: Budget, step: u64) -> Done<()> {
+        let Plan { n_tok, .. } = self.plan;
+        let settings = &mut self.config.settings;
+        // A rate that has fallen to nearly nothing would teach nothing more.
+        let rate = settings.rate(step).max(RESUMED_RATE);
+        let n_steps = match budget {
+            Budget::Steps(n) => n,
+            Budget::Tokens(n) => n.div_ceil(n_tok as u64),
+            Budget::Minutes(_) => Settings::OPEN,
+        };
+        settings.turns.retain(|turn| turn.step < step);
+        settings.turns.push(Turn { step, n_steps, rate });
+        self.config.budget = match budget {
+            Budget::Minutes(_) => budget,
+            _ => Budget::Steps(n_steps),
+        };
+        self.config.write(&self.dir)?;
+        self.prepared.training.settings = self.config.settings.clone();
+        // What a run that was finished says of itself is no longer so.
+        let _ = std::fs::remove_file(self.dir.join(finish::SUMMARY));
+        Ok(())
+    }
+
+    /// Decides by the clock how many steps there are, where it is time to; it is written down first.
+    fn keep_time(&mut self, state: &mut Loop) -> Done<()> {
+        let now_s = state.elapsed();
+        let step = self.prepared.training.progress().step;
+        let settings = &mut self.config.settings;
+        let Some(pace) = &mut state.pace else { return Ok(()) };
+        pace.hear(now_s, step);
+        // Steps that are made again follow what was decided when they were made first.
+        if settings.turns.last().is_some_and(|turn| step < turn.step) {
+            return Ok(());
+        }
+        let end = Some(settings.end()).filter(|end| *end != Settings::OPEN);
+        if let Some(n_steps) = pace.decide(end) {
+            settings.turn(step, n_steps);
+            self.config.write(&self.dir)?;
+            self.prepared.training.settings = self.config.settings.clone();
+        }
+        Ok(())
+    }
+
+    /// Where the rate has not begun to fall, a loss that no longer falls is a reason to: over a
+    /// tenth as many steps as were made, from the next one on. False where it has.
+    fn begin_fall(&mut self, step: u64) -> Done<bool> {
+        let settings = &mut self.config.settings;
+        let falls = settings.turns.iter().any(|turn| turn.step <= step);
+        if settings.n_steps != Settings::OPEN || falls {
+            return Ok(false);
+        }
+        // Steps that are made again find it written down.
+        if settings.turns.is_empty() {
+            settings.turn(step + 1, step + 1 + (step / 10).max(1));
+            self.config.write(&self.dir)?;
+            self.prepared.training.settings = self.config.settings.clone();
+        }
+        Ok(true)
+    }
+
+    /// Steps in all, as far as is known.
+    fn n_steps(&self, state: &Loop) -> u64 {
+        match self.config.settings.end() {
+            Settings::OPEN => {
+                let step = self.prepared.training.progress().step;
+                let guess = state.pace.as_ref().and_then(Pace::n_fitting);
+                guess.unwrap_or(self.plan.n_steps).max(step + 1)
+            }
+            end => end,
         }
     }
 
@@ -285,32 +428,35 @@ impl Run {
                 return Ok(End::GaveUp);
             }
             if state.watch.n_worse >= self.config.patience.unwrap_or(u32::MAX) {
-                return Ok(End::Early);
+                if !self.begin_fall(step)? {
+                    return Ok(End::Early);
+                }
+                state.watch.n_worse = 0;
             }
             failpoint::hit("train.step")?;
-            let begin = Instant::now();
-            let training = &mut self.prepared.training;
-            match training.step()? {
+            let mut step_s = 0.0;
+            match timed(&mut step_s, || self.prepared.training.step())? {
                 Outcome::Diverged(why) => {
                     let text = format!("step {}: {why}", step + 1);
-                    self.go_back(state, Cause::Step, &text)?;
+                    self.go_back(state, &text)?;
                     continue;
                 }
                 Outcome::Made { report, lr, n_tok } => {
-                    let ms = begin.elapsed().as_secs_f64() * 1e3;
+                    state.watch.spent.steps_s += step_s;
                     let record = StepRecord {
                         step: step + 1,
                         loss: report.loss,
                         lr,
                         grad_norm: report.grad_norm,
-                        ms,
-                        tok_per_s: n_tok as f64 / ms * 1e3,
+                        ms: step_s * 1e3,
+                        tok_per_s: n_tok as f64 / step_s,
                         n_tok: self.prepared.training.progress().n_tok,
                         elapsed_s: state.elapsed(),
                     };
                     self.made(state, &record)?;
                 }
             }
+            self.keep_time(state)?;
             self.after_step(state)?;
         }
     }
@@ -322,7 +468,7 @@ impl Run {
         let moment = Moment {
             now: Duration::from_secs_f64(state.elapsed()),
             step: record,
-            n_steps: self.config.settings.n_steps,
+            n_steps: self.n_steps(state),
             limit_share: Some(record.tok_per_s / self.plan.limit_tok_s),
         };
         self.live.step(&moment);
@@ -335,12 +481,7 @@ impl Run {
         let is_last = self.prepared.training.is_done();
         if (step.is_multiple_of(self.config.eval_every) || is_last) && !state.sample.is_empty() {
             let loss = self.eval(state)?;
-            if self.went_bad(state, loss) {
-                let was = state.watch.best.map_or(0.0, |best| best.loss);
-                let text = format!("held-out loss {loss:.4}, it was {was:.4}");
-                return self.go_back(state, Cause::HeldOut, &text);
-            }
-            self.judge(state, loss)?;
+            self.judge(state, loss);
         }
         if state.checkpoints.is_due(step) {
             self.save(state)?;
@@ -349,7 +490,9 @@ impl Run {
     }
 
     fn eval(&mut self, state: &mut Loop) -> Done<f64> {
-        let scores = self.measure(&state.sample)?;
+        let mut eval_s = 0.0;
+        let scores = timed(&mut eval_s, || self.measure(&state.sample))?;
+        state.watch.spent.eval_s += eval_s;
         let score = Score::of(&scores.iter().collect::<Vec<_>>());
         let record = EvalRecord {
             step: self.prepared.training.progress().step,
@@ -359,29 +502,21 @@ impl Run {
         };
         state.metrics.append(&Record::Eval(record))?;
         state.events.eval(wall(), &record)?;
-        self.live.eval(&record, self.config.settings.n_steps);
+        self.live.eval(&record, self.n_steps(state));
         Ok(record.loss)
     }
 
-    /// Whether held-out perplexity has risen so far that continuing makes no sense.
-    fn went_bad(&self, state: &Loop, loss: f64) -> bool {
-        match (self.config.settings.spike, state.watch.best) {
-            (Some(spike), Some(best)) => !loss.is_finite() || loss > best.loss + spike.ln(),
-            _ => false,
-        }
-    }
-
-    fn judge(&mut self, state: &mut Loop, loss: f64) -> Done<()> {
+    fn judge(&mut self, state: &mut Loop, loss: f64) {
         let step = self.prepared.training.progress().step;
         let is_better = state.watch.best.is_none_or(|best| loss < best.loss);
         if is_better && loss.is_finite() {
             state.watch.best = Some(Best { loss, step, n_rollbacks: state.watch.n_rollbacks });
             state.watch.n_worse = 0;
-            state.checkpoints.save_best(&self.prepared.training, &state.extra())?;
+            let extra = state.extra();
+            state.checkpoints.keep_best(&self.prepared.training, &extra);
         } else {
             state.watch.n_worse += 1;
         }
-        Ok(())
     }
 
     /// All of these documents.
@@ -403,10 +538,13 @@ impl Run {
         // The line stands before the checkpoint is valid: a run resumed from it finds its mark.
         state.metrics.append(&Record::Save(record.clone()))?;
         state.metrics.sync()?;
-        state.checkpoints.save(&self.prepared.training, &state.extra())?;
+        // The checkpoint before this one may still be resumed from: so may its best weights.
+        let best_since = state.watch.best_saved;
+        let extra = state.extra();
+        let save_s =
+            timed_result(|| state.checkpoints.save(&self.prepared.training, &extra, best_since))?;
+        state.watch.spent.save_s += save_s;
         if state.checkpoints.is_due(step) {
-            // The checkpoint before this one may still be resumed from.
-            state.checkpoints.prune_best(state.watch.best_saved);
             state.watch.best_saved = state.watch.best.map_or(0, |best| best.step);
         }
         self.live.save(&record);
@@ -417,19 +555,15 @@ impl Run {
         let step = self.prepared.training.progress().step;
         let record = NoteRecord { step, text: text.into() };
         state.metrics.append(&Record::Note(record.clone()))?;
-        self.live.note(&record, self.config.settings.n_steps);
+        self.live.note(&record, self.n_steps(state));
         Ok(())
     }
 
-    /// Back to the last good state, with half the rate: the newest regular checkpoint, unless
-    /// measurements say that it is bad already; then the best one measured.
-    fn go_back(&mut self, state: &mut Loop, cause: Cause, why: &str) -> Done<()> {
+    /// Back to the newest regular checkpoint, with half the rate.
+    fn go_back(&mut self, state: &mut Loop, why: &str) -> Done<()> {
         let live = &mut self.live;
-        let mut note = |text: String| live.line("note", &text);
-        let regular = state.checkpoints.newest_regular(&mut note)?;
-        let is_bad = state.watch.n_worse > 0 || cause == Cause::HeldOut;
-        let best = state.watch.best.filter(|best| is_bad && best.step < regular.step());
-        let saved = best.and_then(|best| state.checkpoints.best(best.step)).unwrap_or(regular);
+        let saved =
+            state.checkpoints.newest_regular(&mut |text: String| live.line("note", &text))?;
         self.restore(state, &saved, why)
     }
 
@@ -440,7 +574,7 @@ impl Run {
         state.watch.n_rollbacks += 1;
         let step = saved.step();
         let lr = self.prepared.training.lr();
-        state.checkpoints.forget_after(step);
+        state.checkpoints.forget_after(step)?;
         state.metrics = Metrics::open(&self.dir, Some(step))?;
         state.events.restart(wall(), step + 1)?;
         self.note(state, &format!("{why}: back to step {step}, learning rate halved to {lr:.2e}"))?;
@@ -453,7 +587,7 @@ impl Run {
         let now = (self.prepared.training.progress().step, state.watch.n_rollbacks);
         let best = state.watch.best.filter(|best| (best.step, best.n_rollbacks) != now);
         let Some(Best { step, .. }) = best else { return Ok(()) };
-        let text = match state.checkpoints.best(step) {
+        let text = match state.checkpoints.best(step)? {
             Some(saved) => {
                 saved.restore_weights(&mut self.prepared.training)?;
                 format!("the weights of step {step} had the lowest held-out loss and are kept")

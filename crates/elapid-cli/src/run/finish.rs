@@ -1,7 +1,7 @@
 //! The end of a run: what came of it is measured, written for other tools, and told.
 
-use super::config::Origin;
-use super::drive::Run;
+use super::config::{Budget, Origin};
+use super::drive::{Run, Spent};
 use super::write_json;
 use crate::files;
 use crate::machine;
@@ -37,10 +37,11 @@ pub const SUMMARY: &str = "summary.json";
 
 /// What a run took.
 #[derive(Clone, Copy)]
-struct Spent {
+struct Taken {
     seconds: f64,
-    /// Bytes.
+    /// Bytes in the memory of the device that computes.
     peak: u64,
+    spent: Spent,
 }
 
 /// Keeps how the model measured before the first step.
@@ -112,11 +113,18 @@ pub fn write_samples(run: &Run, step: u64) -> Done<()> {
 /// Measures, exports, reports.
 ///
 /// `peak` is what the run had held before it was resumed, in bytes.
-pub fn finish(run: &mut Run, peak: u64, elapsed: &dyn Fn() -> f64) -> Done<ExitCode> {
+pub fn finish(
+    run: &mut Run,
+    peak: u64,
+    mut spent: Spent,
+    elapsed: &dyn Fn() -> f64,
+) -> Done<ExitCode> {
     let step = run.prepared.training.progress().step;
     write_samples(run, step)?;
     let before = kept_scores(&run.dir)?;
+    let begin = elapsed();
     let after = run.measure(&run.prepared.held_out)?;
+    spent.eval_s += elapsed() - begin;
     let comparison = match after.is_empty() {
         true => None,
         false => Some(compare(&after, &before)?),
@@ -127,19 +135,26 @@ pub fn finish(run: &mut Run, peak: u64, elapsed: &dyn Fn() -> f64) -> Done<ExitC
         return Err(Failure::new(problem, "this is a bug in Elapid; the checkpoints are intact"));
     }
     let place = export(run)?;
-    let spent = Spent { seconds: elapsed(), peak: machine::peak_bytes().unwrap_or(0).max(peak) };
-    let summary = summarise(run, (&before, &after), comparison.as_ref(), spent)?;
+    let peak = match run.plan.host_peak {
+        Some(_) => run.device.memory().live_max.max(run.device.memory().reserved) as u64,
+        None => machine::peak_bytes().unwrap_or(0).max(peak),
+    };
+    let taken = Taken { seconds: elapsed(), peak, spent };
+    let summary = summarise(run, (&before, &after), comparison.as_ref(), taken)?;
     write_json(&run.dir.join(SUMMARY), &summary)?;
     let report = ReportData::gather(&run.dir, summary.clone())?;
     files::write_bytes(&run.dir.join(page::FILE), page::html(&report)?.as_bytes())?;
-    say(run, &summary, comparison.as_ref(), spent);
+    say(run, &summary, comparison.as_ref(), taken);
+    // From here on the record alone says how long it was.
+    run.config.budget = Budget::Steps(run.config.settings.end());
+    run.config.write(&run.dir)?;
     run.live.line("model", &format!("{}", place.display()));
     run.live.line("report", &format!("{}", run.dir.join(page::FILE).display()));
     Ok(ExitCode::SUCCESS)
 }
 
 /// Writes the model or the adapter for other tools; returns where.
-fn export(run: &Run) -> Done<std::path::PathBuf> {
+pub fn export(run: &Run) -> Done<std::path::PathBuf> {
     let prepared = &run.prepared;
     let name = match run.config.method {
         Method::Lora(_) | Method::Bc => "adapter",
@@ -184,7 +199,7 @@ fn languages(before: &[DocScore], after: &[DocScore]) -> Vec<LanguageRow> {
 }
 
 /// The plan beside what was measured.
-fn plan_rows(run: &Run, spent: Spent) -> Done<Vec<PlanRow>> {
+fn plan_rows(run: &Run, taken: Taken) -> Done<Vec<PlanRow>> {
     let plan = &run.plan;
     let mut times: Vec<f64> = metrics::read(&run.dir)?
         .iter()
@@ -211,10 +226,10 @@ fn plan_rows(run: &Run, spent: Spent) -> Done<Vec<PlanRow>> {
         bytes("gradients", plan.fixed.gradients),
         bytes("activations", plan.activations),
         bytes("buffers", plan.buffers),
-        row("peak memory", Unit::Bytes, plan.peak as f64, Some(spent.peak as f64)),
+        row("peak memory", Unit::Bytes, plan.peak as f64, Some(taken.peak as f64)),
         row("steps", Unit::Count, plan.n_steps as f64, Some(n_steps as f64)),
         row("one step", Unit::Seconds, plan.step_s, median),
-        row("steps and evaluations", Unit::Seconds, plan.total_s, Some(spent.seconds)),
+        row("steps and evaluations", Unit::Seconds, plan.total_s, Some(taken.seconds)),
     ])
 }
 
@@ -222,12 +237,12 @@ fn summarise(
     run: &Run,
     scores: (&[DocScore], &[DocScore]),
     comparison: Option<&Comparison>,
-    spent: Spent,
+    taken: Taken,
 ) -> Done<Summary> {
     let (before, after) = scores;
     let config = &run.config;
     let step = run.prepared.training.progress().step;
-    let time = super::plan::minutes(spent.seconds);
+    let time = super::plan::minutes(taken.seconds);
     let interval = match after.is_empty() {
         true => None,
         false => Some(elapid::Summary::of(after)?.interval),
@@ -255,6 +270,7 @@ fn summarise(
         fact("held out", &run.data.facts.split),
         fact("device", run.device.describe()),
         fact("verdict", verdict),
+        fact("time", time_in_words(taken)),
         fact("zstd", &run.data.facts.zstd_dictionary),
     ];
     let name = config.source.canonicalize().ok();
@@ -267,7 +283,7 @@ fn summarise(
         held_out,
         languages: languages(before, after),
         left_out: serde_json::from_value(run.data.facts.left_out.clone()).unwrap_or_default(),
-        plan: plan_rows(run, spent)?,
+        plan: plan_rows(run, taken)?,
         config: json!(config),
         machine: vec![
             fact("CPU", machine::cpu().unwrap_or_default()),
@@ -296,7 +312,22 @@ fn in_words(comparison: &Comparison) -> String {
     }
 }
 
-fn say(run: &mut Run, summary: &Summary, comparison: Option<&Comparison>, spent: Spent) {
+/// Where the time went.
+fn time_in_words(taken: Taken) -> String {
+    let Spent { prepare_s, steps_s, eval_s, save_s } = taken.spent;
+    let other_s = (taken.seconds - prepare_s - steps_s - eval_s - save_s).max(0.0);
+    let parts = [
+        ("preparing", prepare_s),
+        ("steps", steps_s),
+        ("measuring", eval_s),
+        ("saving", save_s),
+        ("other", other_s),
+    ];
+    let parts = parts.map(|(name, s)| format!("{name} {}", super::plan::minutes(s)));
+    format!("{}: {}", super::plan::minutes(taken.seconds), parts.join(", "))
+}
+
+fn say(run: &mut Run, summary: &Summary, comparison: Option<&Comparison>, taken: Taken) {
     let HeldOut { before, after, gzip, zstd, .. } = &summary.held_out;
     let number = |x: &Option<f64>| x.map_or("none".into(), |x| format!("{x:.3}"));
     let text = format!(
@@ -310,7 +341,9 @@ fn say(run: &mut Run, summary: &Summary, comparison: Option<&Comparison>, spent:
     if let Some(comparison) = comparison {
         run.live.line("verdict", &in_words(comparison));
     }
-    let off = 100.0 * (spent.peak as f64 / run.plan.peak.max(1) as f64 - 1.0);
-    let text = format!("peak {}, {off:+.1}% against the plan", mebibytes(spent.peak as f64));
+    let off = 100.0 * (taken.peak as f64 / run.plan.peak.max(1) as f64 - 1.0);
+    let whose = if run.plan.host_peak.is_some() { "GPU peak" } else { "peak" };
+    let text = format!("{whose} {}, {off:+.1}% against the plan", mebibytes(taken.peak as f64));
     run.live.line("memory", &text);
+    run.live.line("time", &time_in_words(taken));
 }

@@ -3,7 +3,7 @@
 //!
 //! The directory of a run:
 //!
-//!     config.json              everything that decides its numbers
+//!     config.json              everything that decides its numbers, and what the clock decided
 //!     data.elapid              the documents, as they were
 //!     plan.json  before.json   the estimate; how the model measured before
 //!     tokenizer.json           of a new model
@@ -18,6 +18,7 @@ pub mod config;
 mod data;
 mod drive;
 mod finish;
+mod pace;
 pub mod plan;
 mod prepare;
 
@@ -27,7 +28,7 @@ use crate::report::live::{Live, Output};
 use crate::report::{Done, Failure, count, line};
 use crate::source::left_out;
 use crate::source::walk::{self, Walk};
-use config::{Origin, RunConfig};
+use config::{Budget, Origin, RunConfig};
 use data::{Data, Facts};
 use elapid::Device;
 use elapid::Model;
@@ -37,15 +38,7 @@ use prepare::Prepared;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-
-/// How long a run is.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Budget {
-    /// So many steps.
-    Steps(u64),
-    /// So many minutes, from which steps follow once.
-    Minutes(f64),
-}
+use std::time::Instant;
 
 /// Whether activations are recomputed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -62,8 +55,8 @@ pub enum Checkpointing {
 /// not change the numbers.
 #[derive(Clone, Debug)]
 pub struct Wishes {
-    /// How long.
-    pub budget: Budget,
+    /// How long, where somebody said.
+    pub budget: Option<Budget>,
     /// Rows in a step.
     pub n_rows: Option<usize>,
     /// Passes in a step.
@@ -98,8 +91,9 @@ impl Wishes {
 
 /// `elapid train PATH`.
 pub fn begin(config: RunConfig, out: Option<&Path>, wishes: &Wishes) -> Done<ExitCode> {
+    let begin = Instant::now();
     let dir = claim(out)?;
-    let run = prepare_run(dir.clone(), config, wishes);
+    let run = prepare_run(dir.clone(), config, wishes, begin);
     match run {
         Ok(run) => run.start(),
         Err(failure) => {
@@ -112,23 +106,29 @@ pub fn begin(config: RunConfig, out: Option<&Path>, wishes: &Wishes) -> Done<Exi
 }
 
 /// Everything before the first step.
-fn prepare_run(dir: PathBuf, mut config: RunConfig, wishes: &Wishes) -> Done<drive::Run> {
+fn prepare_run(
+    dir: PathBuf,
+    mut config: RunConfig,
+    wishes: &Wishes,
+    begin: Instant,
+) -> Done<drive::Run> {
     let mut live = wishes.live();
     let data = collect(&mut config, Some(&dir), wishes, &mut live)?;
     let device = wishes.device()?;
     config.place = Some(wishes.compute.place(&device));
-    let (mut prepared, plan) = set_up(&mut config, &data, &device, wishes, &mut live)?;
+    let (mut prepared, plan) = set_up(&mut config, &data, (&device, &dir), wishes, &mut live)?;
     data.write(&dir)?;
     prepare::keep_texts(prepared.session.model(), &config, &dir)?;
     write_json(&dir.join("plan.json"), &plan)?;
     prepared.follow(&config);
     // Last: a directory with a configuration can be resumed.
     config.write(&dir)?;
-    Ok(drive::Run { dir, config, data, plan, prepared, device, live })
+    Ok(drive::Run { dir, config, data, plan, prepared, device, live, begin })
 }
 
 /// `elapid train --resume RUN`.
 pub fn resume(dir: &Path, wishes: &Wishes) -> Done<ExitCode> {
+    let begin = Instant::now();
     let live = wishes.live();
     let config = RunConfig::read(dir)?;
     let data = Data::read(dir)?;
@@ -136,8 +136,8 @@ pub fn resume(dir: &Path, wishes: &Wishes) -> Done<ExitCode> {
     let device = wishes.compute.open_again(config.place.as_ref())?;
     let opened = prepare::open(&config, &data, Some(dir))?;
     let prepared = prepare::prepare(&config, &data, opened, &device)?;
-    let run = drive::Run { dir: dir.into(), config, data, plan, prepared, device, live };
-    run.go_on()
+    let dir = dir.into();
+    drive::Run { dir, config, data, plan, prepared, device, live, begin }.resume(wishes.budget)
 }
 
 /// `elapid plan PATH`.
@@ -145,7 +145,8 @@ pub fn plan_only(mut config: RunConfig, wishes: &Wishes) -> Done<ExitCode> {
     let mut live = wishes.live();
     let data = collect(&mut config, None, wishes, &mut live)?;
     let device = wishes.device()?;
-    let (_, plan) = set_up(&mut config, &data, &device, wishes, &mut live)?;
+    let place = (&device, Path::new("."));
+    let (_, plan) = set_up(&mut config, &data, place, wishes, &mut live)?;
     if wishes.json {
         line(json!({ "kind": "plan", "plan": plan, "config": config }));
     }
@@ -186,7 +187,7 @@ fn collect(
         }
     }
     // Before anything else is held: at level 19 it takes more memory than a small model.
-    data.compress(plan::limit(wishes));
+    data.compress(plan::host_limit(wishes));
     Ok(data)
 }
 
@@ -199,16 +200,16 @@ fn default_vocab(size: Size, n_bytes: usize) -> usize {
 fn set_up(
     config: &mut RunConfig,
     data: &Data,
-    device: &Device,
+    (device, dir): (&Device, &Path),
     wishes: &Wishes,
     live: &mut Live,
 ) -> Done<(Prepared, Plan)> {
     let opened = prepare::open(config, data, None)?;
-    prepare::check_least(config, &opened, plan::limit(wishes))?;
+    prepare::check_least(config, &opened, plan::host_limit(wishes))?;
     let mut prepared = prepare::prepare(config, data, opened, device)?;
     say_model(config, data, &prepared, device, live)?;
-    let plan = plan::plan(config, &mut prepared, device, wishes)?;
-    for (kind, text) in plan.lines() {
+    let plan = plan::plan(config, &mut prepared, (device, dir), wishes, live)?;
+    for (kind, text) in plan.lines(config.budget) {
         live.line(kind, &text);
     }
     Ok((prepared, plan))

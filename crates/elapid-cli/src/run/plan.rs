@@ -1,20 +1,21 @@
 //! The plan of a run, before it: how many rows go through at once so that memory suffices, what
-//! memory is for, how long a step takes and how many there are.
+//! memory and disk are for, how long a step takes and how many there are.
 //!
 //! Rows are first divided over more passes, which costs next to nothing; then activations are
-//! computed again, which costs a third; then the run is refused. What a pass needs is predicted
-//! from two small ones; the pass that is chosen is then made once, for its time and its true peak.
+//! computed again, which costs a third; then the run is refused. Memory and time of a pass are
+//! predicted from two short ones, which is said: on a CPU over a few hundred tokens, so that a plan
+//! takes seconds; on a GPU, where short passes say nothing of long ones, of the size chosen.
 
-use super::config::{Origin, RunConfig};
+use super::config::{Budget, Origin, RunConfig};
 use super::prepare::Prepared;
-use super::{Budget, Checkpointing, Wishes};
+use super::{Checkpointing, Wishes};
 use crate::machine;
+use crate::report::live::Live;
 use crate::report::{Done, Failure, count, mebibytes};
 use elapid::Device;
-use elapid::EvalSettings;
-use elapid::Size;
-use elapid::{Fixed, Probe, foretell};
+use elapid::{Fixed, Probe, Settings, Size, foretell};
 use serde::{Deserialize, Serialize};
+use std::path::Path;
 use std::time::Instant;
 
 /// What a run takes.
@@ -30,12 +31,14 @@ pub struct Plan {
     pub activations: usize,
     /// Bytes of other buffers of a pass.
     pub buffers: usize,
-    /// Bytes of the process besides: program, documents, tables.
-    pub process: u64,
-    /// The most bytes at once.
+    /// The most bytes at once in the memory of the device that computes.
     pub peak: u64,
-    /// Bytes to stay within.
+    /// Bytes of that memory to stay within.
     pub limit: u64,
+    /// The most bytes of the process in the memory of the CPU, where a GPU computes.
+    pub host_peak: Option<u64>,
+    /// Bytes on disk at most: checkpoints, best weights, the model.
+    pub disk: u64,
     /// Rows in a pass.
     pub n_rows: usize,
     /// Passes in a step.
@@ -48,28 +51,52 @@ pub struct Plan {
     pub step_s: f64,
     /// Tokens a second at which products alone would take all the time.
     pub limit_tok_s: f64,
-    /// Steps.
+    /// Steps, or an estimate of them where time is the budget.
     pub n_steps: u64,
     /// Seconds of steps and measurements.
     pub total_s: f64,
 }
 
 /// Tokens in a step when nobody says.
-fn default_tokens(config: &RunConfig) -> usize {
-    match config.origin {
+fn default_tokens(config: &RunConfig, device: &Device) -> usize {
+    let n_tok = match config.origin {
         Origin::Scratch { size: Size::Tiny, .. } => 2048,
         Origin::Scratch { size: Size::Small, .. } => 4096,
         Origin::Scratch { .. } => 8192,
         Origin::Base { .. } => 2048,
-    }
+    };
+    // Small batches leave a GPU idle.
+    if is_gpu(device) { 4 * n_tok } else { n_tok }
 }
 
-/// How many bytes the run may hold at once.
-pub fn limit(wishes: &Wishes) -> u64 {
+fn is_gpu(device: &Device) -> bool {
+    device.kind() != "cpu"
+}
+
+/// How many bytes the process may hold at once.
+pub fn host_limit(wishes: &Wishes) -> u64 {
     let held = machine::held_bytes().unwrap_or(0);
     // A tenth is left to everybody else. Where the system does not tell, all is allowed.
     let free = machine::free_bytes().map_or(u64::MAX / 2, |free| free / 10 * 9);
     wishes.memory.unwrap_or(held.saturating_add(free))
+}
+
+/// How many bytes the device may hold at once.
+fn limit(device: &Device, wishes: &Wishes) -> u64 {
+    if !is_gpu(device) {
+        return host_limit(wishes);
+    }
+    let held = device.memory().reserved as u64;
+    let free = device.free_bytes().map_or(u64::MAX / 2, |free| free / 20 * 19);
+    wishes.memory.unwrap_or(held.saturating_add(free))
+}
+
+/// Bytes that are held now where the device computes.
+fn held(device: &Device) -> u64 {
+    match is_gpu(device) {
+        true => device.memory().reserved as u64,
+        false => machine::held_bytes().unwrap_or(0),
+    }
 }
 
 /// Passes that the rows of a step may be divided into.
@@ -84,32 +111,49 @@ fn divisions(n_rows: usize, wished: Option<usize>) -> Done<Vec<usize>> {
     Ok((1..=n_rows).filter(|n| n_rows.is_multiple_of(*n)).collect())
 }
 
-/// Buffers of a pass, foretold, with and without keeping activations.
+/// Tokens of a short pass: its memory and time speak for longer ones.
+const N_PROBE_TOK: usize = 256;
+
+/// What passes take, predicted from two short ones.
 struct Foretold {
-    /// Bytes of the process without any pass.
+    /// Bytes without any pass.
     base: u64,
     small: Probe,
     large: Probe,
+    /// Seconds of the larger one.
+    seconds: f64,
 }
 
 impl Foretold {
-    fn measure(prepared: &mut Prepared, context: usize) -> Done<Foretold> {
+    fn measure(prepared: &mut Prepared, context: usize, device: &Device) -> Done<Foretold> {
+        let context = context.min(N_PROBE_TOK);
         let small = prepared.training.probe(1, context)?;
+        let begin = Instant::now();
         let large = prepared.training.probe(2, context)?;
-        let base = machine::held_bytes().unwrap_or(0);
-        Ok(Foretold { base, small, large })
+        let seconds = begin.elapsed().as_secs_f64();
+        Ok(Foretold { base: held(device), small, large, seconds })
     }
 
-    fn peak(&self, n_tok: usize) -> u64 {
-        self.base + foretell(&self.small, &self.large, n_tok) as u64
+    fn buffers(&self, n_tok: usize) -> usize {
+        foretell(&self.small, &self.large, n_tok)
+    }
+
+    fn activations(&self, n_tok: usize) -> usize {
+        (self.large.activations as f64 / self.large.n_tok as f64 * n_tok as f64) as usize
     }
 }
 
-/// Rows, passes and checkpointing that fit.
-fn choose(config: &mut RunConfig, prepared: &mut Prepared, wishes: &Wishes) -> Done<()> {
-    let n_rows = wishes.n_rows.unwrap_or_else(|| (default_tokens(config) / config.context).max(1));
+/// Rows, passes and checkpointing that fit, and what they take.
+fn choose(
+    config: &mut RunConfig,
+    prepared: &mut Prepared,
+    device: &Device,
+    wishes: &Wishes,
+) -> Done<Foretold> {
+    let n_tok = default_tokens(config, device);
+    let n_rows = wishes.n_rows.unwrap_or((n_tok / config.context).max(1));
     let divisions = divisions(n_rows, wishes.n_accumulate)?;
-    let limit = limit(wishes);
+    let limit = limit(device, wishes);
     let ways: &[bool] = match wishes.checkpointing {
         Checkpointing::Auto => &[false, true],
         Checkpointing::On => &[true],
@@ -118,19 +162,34 @@ fn choose(config: &mut RunConfig, prepared: &mut Prepared, wishes: &Wishes) -> D
     let mut least = u64::MAX;
     for &checkpointing in ways {
         prepared.training.set_checkpointing(checkpointing);
-        let foretold = Foretold::measure(prepared, config.context)?;
+        let foretold = Foretold::measure(prepared, config.context, device)?;
         for &n_accumulate in &divisions {
-            let peak = foretold.peak(n_rows / n_accumulate * config.context);
+            let n_tok = n_rows / n_accumulate * config.context;
+            let peak = foretold.base + foretold.buffers(n_tok) as u64 + copies(prepared, device);
             least = least.min(peak);
             if peak <= limit {
                 config.n_rows = n_rows / n_accumulate;
                 config.checkpointing = checkpointing;
                 config.settings.n_accumulate = n_accumulate;
-                return Ok(());
+                return Ok(foretold);
             }
         }
     }
     Err(refusal(config, least, limit))
+}
+
+/// Bytes of a checkpoint: trained parameters and moments.
+fn checkpoint_bytes(prepared: &Prepared) -> u64 {
+    let fixed = prepared.training.fixed();
+    (fixed.gradients + fixed.moments) as u64
+}
+
+/// Bytes of copies that are held while a checkpoint is written, in the memory of the device.
+fn copies(prepared: &Prepared, device: &Device) -> u64 {
+    match is_gpu(device) {
+        true => 0,
+        false => checkpoint_bytes(prepared) + prepared.training.fixed().gradients as u64,
+    }
 }
 
 fn refusal(config: &RunConfig, needed: u64, limit: u64) -> Failure {
@@ -142,137 +201,172 @@ fn refusal(config: &RunConfig, needed: u64, limit: u64) -> Failure {
     Failure::new(format!("not enough memory: the run needs {needed}, the limit is {limit}"), hint)
 }
 
-/// Held-out documents that are measured for the plan.
-const N_MEASURED: usize = 8;
-
-/// The product rate of the device in flops a second: the median of a few.
+/// The product rate of the device in flops a second: the best of a few, so large that starting one
+/// takes no time beside it.
 fn product_rate(device: &Device) -> f64 {
-    let n = 1024usize;
-    let mut product = device.product_probe(n, n, n);
-    let mut rates: Vec<f64> = (0..7)
-        .map(|_| {
+    let mut n = 1024usize;
+    loop {
+        let mut product = device.product_probe(n, n, n);
+        let seconds = |_| {
             let begin = Instant::now();
             product();
-            2.0 * (n as f64).powi(3) / begin.elapsed().as_secs_f64()
-        })
-        .collect();
-    rates.sort_by(f64::total_cmp);
-    rates[rates.len() / 2]
+            begin.elapsed().as_secs_f64()
+        };
+        let best = (0..5).map(seconds).fold(f64::INFINITY, f64::min);
+        if best > 2e-3 || n >= 8192 {
+            return 2.0 * (n as f64).powi(3) / best;
+        }
+        n *= 2;
+    }
 }
 
-/// Decides everything that is still open in the configuration, and says what the run takes.
+/// Decides everything that is still open in the configuration, and says what the run takes. `dir`
+/// is where it will write.
 pub fn plan(
     config: &mut RunConfig,
     prepared: &mut Prepared,
-    device: &Device,
+    (device, dir): (&Device, &Path),
     wishes: &Wishes,
+    live: &mut Live,
 ) -> Done<Plan> {
-    // What was held before, by the compressors above all, is not the run's.
-    machine::reset_peak();
-    choose(config, prepared, wishes)?;
-    let rate = product_rate(device);
+    live.line("measure", "memory and time of two short passes, for the plan");
+    let foretold = choose(config, prepared, device, wishes)?;
     let (context, n_rows) = (config.context, config.n_rows);
     let n_accumulate = config.settings.n_accumulate;
-    // The documents are laid out anew in each epoch, some of them changed: that takes its room too.
-    let training = &mut prepared.training;
-    training.lay_out_next_epoch()?;
-    training.set_checkpointing(config.checkpointing);
-    let fixed = training.fixed();
-    let before = device.memory().reserved;
-    let mut times = Vec::new();
-    let mut activations = 0;
-    // A run measures between steps, with batches of other sizes: what that leaves of the heap is
-    // part of the peak.
-    let mut settings = EvalSettings::new(context);
-    settings.n_tok_batch = n_rows * context;
-    let some = &prepared.held_out[..prepared.held_out.len().min(N_MEASURED)];
-    training.score(some, &settings)?;
-    device.trim();
-    // The first pass takes its buffers from the system; the others are what a run is made of.
-    let mut trial = training.trial(n_rows, context);
-    for rep in 0..4 {
-        let begin = Instant::now();
-        activations = trial.pass()?;
-        let pass_s = begin.elapsed().as_secs_f64();
-        let begin = Instant::now();
-        trial.update();
-        if rep > 0 {
-            times.push(pass_s * n_accumulate as f64 + begin.elapsed().as_secs_f64());
-        }
+    let (n_pass_tok, base) = (n_rows * context, foretold.base);
+    let fixed = prepared.training.fixed();
+    let (mut activations, mut buffers) =
+        (foretold.activations(n_pass_tok), foretold.buffers(n_pass_tok));
+    let seconds = pass_and_update(config, prepared, device, &foretold)?;
+    if let Seconds { found: Some((found_activations, found_buffers)), .. } = seconds {
+        (activations, buffers) = (found_activations, found_buffers);
     }
-    drop(trial);
-    times.sort_by(f64::total_cmp);
-    let buffers = device.memory().reserved.saturating_sub(before);
-    let peak = machine::peak_bytes().unwrap_or(device.memory().reserved as u64);
-    let counted = (fixed.weights + fixed.moments + buffers) as u64;
-    let flops = training.flops_per_token();
+    let peak = base + buffers as u64 + copies(prepared, device);
+    let host_peak = is_gpu(device).then(|| {
+        let checkpoint = checkpoint_bytes(prepared) + fixed.gradients as u64;
+        machine::held_bytes().unwrap_or(0) + checkpoint
+    });
+    let flops = prepared.training.flops_per_token();
     let mut plan = Plan {
         n_params: prepared.coverage.n_all,
         n_trained: prepared.coverage.n_trained,
         fixed,
         activations,
         buffers: buffers.saturating_sub(activations + fixed.gradients),
-        process: peak.saturating_sub(counted),
         peak,
-        limit: limit(wishes),
+        limit: limit(device, wishes),
+        host_peak,
+        // Two checkpoints, the one being written, best weights twice, the model.
+        disk: 3 * checkpoint_bytes(prepared) + 3 * fixed.gradients as u64,
         n_rows,
         n_accumulate,
         checkpointing: config.checkpointing,
-        n_tok: n_rows * n_accumulate * context,
-        step_s: times[times.len() / 2],
-        limit_tok_s: rate / flops,
+        n_tok: n_pass_tok * n_accumulate,
+        step_s: seconds.pass * n_accumulate as f64 + seconds.update,
+        limit_tok_s: product_rate(device) / flops,
         n_steps: 0,
         total_s: 0.0,
     };
     schedule(config, prepared, wishes, &mut plan);
-    match wishes.memory {
-        Some(limit) if plan.peak > limit => Err(refusal(config, plan.peak, limit)),
+    if wishes.memory.is_some_and(|limit| plan.peak > limit) {
+        return Err(refusal(config, plan.peak, plan.limit));
+    }
+    match machine::free_disk(dir) {
+        Some(free) if free < plan.disk => {
+            let [disk, free] = [plan.disk, free].map(|n| mebibytes(n as f64));
+            let problem = format!("not enough disk: the run needs {disk}, {free} are free");
+            Err(Failure::new(problem, "make room, or choose an --out on another disk"))
+        }
         _ => Ok(plan),
     }
 }
 
-/// Flops a second that steps are counted by where the clock must not decide.
-const NOMINAL_RATE: f64 = 1e11;
+/// What a step is made of.
+struct Seconds {
+    pass: f64,
+    update: f64,
+    /// Activations and buffers in bytes, where a pass of the size chosen was made.
+    found: Option<(usize, usize)>,
+}
+
+fn pass_and_update(
+    config: &RunConfig,
+    prepared: &mut Prepared,
+    device: &Device,
+    foretold: &Foretold,
+) -> Done<Seconds> {
+    let n_pass_tok = config.n_rows * config.context;
+    let is_short = !is_gpu(device);
+    let (n_rows, context, n_reps) = match is_short {
+        true => (1, config.context.min(N_PROBE_TOK), 1),
+        false => (config.n_rows, config.context, 3),
+    };
+    let training = &mut prepared.training;
+    training.set_checkpointing(config.checkpointing);
+    device.trim();
+    let before = device.memory().reserved;
+    let mut trial = training.trial(n_rows, context);
+    let (mut pass, mut update, mut activations) = (f64::INFINITY, f64::INFINITY, 0);
+    for _ in 0..n_reps {
+        let begin = Instant::now();
+        activations = trial.pass()?;
+        pass = pass.min(begin.elapsed().as_secs_f64());
+        let begin = Instant::now();
+        trial.update();
+        device.wait()?;
+        update = update.min(begin.elapsed().as_secs_f64());
+    }
+    drop(trial);
+    let buffers = device.memory().reserved.saturating_sub(before);
+    device.trim();
+    if is_short {
+        let pass = foretold.seconds / foretold.large.n_tok as f64 * n_pass_tok as f64;
+        return Ok(Seconds { pass, update, found: None });
+    }
+    Ok(Seconds { pass, update, found: Some((activations, buffers)) })
+}
 
 /// Measurements in a run.
 const N_EVALS: u64 = 20;
 /// The share of the time that they may take.
 const EVAL_SHARE: f64 = 0.06;
 /// The share that the measurement before and the one after may take, each.
-const FINAL_SHARE: f64 = 0.12;
+const FINAL_SHARE: f64 = 0.06;
 
-/// Steps, and how often to measure and to save.
+/// Steps, and how often to measure.
 fn schedule(config: &mut RunConfig, prepared: &Prepared, wishes: &Wishes, plan: &mut Plan) {
     // A pass without gradients takes about a third of a step; windows overlap by half.
     let step_tok = plan.n_tok as f64;
     let tok_s = step_tok / plan.step_s;
     let eval_s = |n_tok: usize| n_tok as f64 / (1.5 * tok_s);
     let n_held: usize = prepared.held_out.iter().map(|document| document.ids.len()).sum();
-    let final_tok = |n_tok: f64| ((FINAL_SHARE * 1.5 * n_tok) as usize).clamp(16384, 1 << 24);
-    let (n_steps, n_final_tok) = match wishes.budget {
-        Budget::Steps(n) => (n, final_tok(n as f64 * step_tok)),
+    let share = |share: f64, n_tok: f64| ((share * 1.5 * n_tok) as usize).clamp(1024, 1 << 24);
+    let (n_steps, is_open) = match config.budget {
+        Budget::Steps(n) => (n, false),
+        Budget::Tokens(n) => (n.div_ceil(plan.n_tok as u64), false),
         Budget::Minutes(minutes) => {
-            let total_s = 60.0 * minutes;
-            let n_final_tok = final_tok(total_s * tok_s);
-            let around_s = 2.0 * eval_s(n_final_tok.min(n_held));
-            let left_s = (total_s * (1.0 - EVAL_SHARE) - around_s).max(0.1 * total_s);
-            (((left_s / plan.step_s) as u64).max(1), n_final_tok)
+            let steps_s = 60.0 * minutes * (1.0 - EVAL_SHARE - 2.0 * FINAL_SHARE);
+            (((steps_s / plan.step_s) as u64).max(1), true)
         }
     };
-    // From here on by counts alone: what is measured and saved when must not depend on how fast
-    // the machine was today.
+    // From here on by counts alone: what is measured when must not depend on how fast the machine
+    // was today.
     let all_tok = n_steps as f64 * step_tok;
-    config.n_final_tok = n_final_tok;
-    config.n_eval_tok =
-        ((EVAL_SHARE * 1.5 * all_tok / N_EVALS as f64) as usize).clamp(4096, 1 << 20);
-    config.eval_every = wishes.eval_every.unwrap_or(n_steps.div_ceil(N_EVALS).max(1));
-    let flops = step_tok * prepared.training.flops_per_token();
-    let per_minute = (60.0 * NOMINAL_RATE / flops) as u64;
-    config.save_every = wishes.save_every.unwrap_or(per_minute.clamp(1, n_steps));
-    config.settings.n_steps = n_steps;
-    config.settings.n_warmup = wishes.n_warmup.unwrap_or(config.settings.n_warmup.min(n_steps / 5));
+    config.n_final_tok = share(FINAL_SHARE, all_tok);
+    config.n_eval_tok = share(EVAL_SHARE / N_EVALS as f64, all_tok).min(1 << 20);
+    // Where little is learned between measurements of the least size, they come more rarely.
+    let least =
+        (config.n_eval_tok.min(n_held) as f64 / (EVAL_SHARE * 1.5 * step_tok)).ceil() as u64;
+    config.eval_every = wishes.eval_every.unwrap_or(n_steps.div_ceil(N_EVALS).max(least).max(1));
+    config.save_every = wishes.save_every;
+    let n_warmup = config.settings.n_warmup.min(n_steps / 5);
+    config.settings.n_warmup = wishes.n_warmup.unwrap_or(n_warmup);
+    config.settings.n_steps = if is_open { Settings::OPEN } else { n_steps };
+    if !is_open {
+        config.budget = Budget::Steps(n_steps);
+    }
     let n_evals = n_steps.div_ceil(config.eval_every) as f64;
-    let around_s = 2.0 * eval_s(n_final_tok.min(n_held));
+    let around_s = 2.0 * eval_s(config.n_final_tok.min(n_held));
     plan.n_steps = n_steps;
     plan.total_s =
         n_steps as f64 * plan.step_s + n_evals * eval_s(config.n_eval_tok.min(n_held)) + around_s;
@@ -280,8 +374,9 @@ fn schedule(config: &mut RunConfig, prepared: &Prepared, wishes: &Wishes, plan: 
 
 impl Plan {
     /// The lines that say it, each with its kind.
-    pub fn lines(&self) -> Vec<(&'static str, String)> {
+    pub fn lines(&self, budget: Budget) -> Vec<(&'static str, String)> {
         let size = |n: usize| mebibytes(n as f64);
+        let bytes = |n: u64| mebibytes(n as f64);
         let Plan { n_rows, n_accumulate, n_tok, n_steps, .. } = self;
         let passes = match n_accumulate {
             1 => String::new(),
@@ -289,6 +384,17 @@ impl Plan {
         };
         let again = if self.checkpointing { ", with gradient checkpointing" } else { "" };
         let rows = n_rows * n_accumulate;
+        let (peak, limit) = (bytes(self.peak), bytes(self.limit));
+        let total = match self.host_peak {
+            Some(host) => {
+                format!("GPU peak {peak}, limit {limit}; CPU memory peak {}", bytes(host))
+            }
+            None => format!("peak {peak} including program and data, limit {limit}"),
+        };
+        let (about, time) = match budget {
+            Budget::Minutes(n) => ("about ", format!("{n} minutes in all")),
+            _ => ("", format!("about {}", minutes(self.total_s))),
+        };
         vec![
             (
                 "memory",
@@ -301,23 +407,16 @@ impl Plan {
                     size(self.buffers),
                 ),
             ),
-            (
-                "memory",
-                format!(
-                    "peak {} including program and data, limit {}",
-                    mebibytes(self.peak as f64),
-                    mebibytes(self.limit as f64),
-                ),
-            ),
+            ("memory", total),
+            ("disk", format!("up to {} for checkpoints and the model", bytes(self.disk))),
             (
                 "plan",
                 format!(
-                    "{n_steps} steps of {rows} x {} tokens{passes}{again}, {:.0} ms each, \
-                     {} tok/s, about {}",
+                    "{about}{n_steps} steps of {rows} x {} tokens{passes}{again}, {:.0} ms each, \
+                     {} tok/s, {time}",
                     n_tok / rows.max(1),
                     1e3 * self.step_s,
                     count(*n_tok as f64 / self.step_s),
-                    minutes(self.total_s),
                 ),
             ),
         ]

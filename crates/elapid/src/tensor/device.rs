@@ -139,6 +139,19 @@ impl Device {
         }
     }
 
+    /// Bytes of the memory of a GPU that nobody uses, where its driver tells.
+    pub fn free_bytes(&self) -> Option<u64> {
+        self.gpu().and_then(Gpu::free_bytes)
+    }
+
+    /// Waits until the device has done all that it was given, and tells what went wrong.
+    pub fn wait(&self) -> Result<()> {
+        self.gpu().map_or(Ok(()), |gpu| {
+            gpu.wait();
+            gpu.check()
+        })
+    }
+
     /// Gives buffers that nobody uses back to the system.
     pub fn trim(&self) {
         match self {

@@ -6,13 +6,16 @@ use crate::tensor::device::Device;
 use crate::tensor::gpu::product::Side;
 
 impl Device {
-    /// A matrix product of this size, to be timed: (m, k) @ (k, n), in f32.
+    /// A matrix product of this size, to be timed: (m, k) @ (k, n), of activations.
     pub fn product_probe(&self, m: usize, n: usize, k: usize) -> Box<dyn FnMut()> {
         if let Device::Gpu(gpu) = self.clone() {
             // No zeros: products of zeros run faster than others.
             let numbers = |n: usize| (0..n).map(|n| (n % 61) as f32 - 30.0).collect::<Vec<_>>();
-            let a = Tensor::from_f32(self, &[m, k], &numbers(m * k));
-            let b = Tensor::from_f32(self, &[k, n], &numbers(k * n));
+            let activation = |shape: &[usize]| {
+                let numbers = Tensor::from_f32(self, shape, &numbers(shape[0] * shape[1]));
+                gpu.cast(&numbers, self.activation_dtype())
+            };
+            let (a, b) = (activation(&[m, k]), activation(&[k, n]));
             let mut c = Tensor::activation(self, &[m, n]);
             return Box::new(move || {
                 gpu.product(&mut c, 0.0, 1.0, Side::Plain(&a), Side::Plain(&b));

@@ -20,7 +20,7 @@ use crate::train::optim::OptimizerKind;
 use crate::train::plan::{Fixed, random_batch};
 use crate::train::schedule::Schedule;
 use crate::train::scratch::{self, Shape};
-use crate::train::state::{self, Saved};
+use crate::train::state::{Extent, Saved};
 use crate::train::{Outcome, Settings, StepSettings, Trainer, Training};
 use serde_json::json;
 use std::sync::Arc;
@@ -186,11 +186,13 @@ fn a_run_goes_on_from_any_checkpoint_to_the_bit() {
             losses(&mut first, 3);
             let mut bytes = Vec::new();
             let extra = json!({"note": [1, 2.5]});
-            state::write(&first, &extra, &mut |part| {
-                bytes.extend_from_slice(part);
-                Ok(())
-            })
-            .unwrap();
+            first
+                .capture(Extent::Run, &extra)
+                .write_to(&mut |part| {
+                    bytes.extend_from_slice(part);
+                    Ok(())
+                })
+                .unwrap();
             let saved = Saved::parse("a", Arc::new(bytes)).unwrap();
             assert_eq!((saved.step(), saved.extra()), (3, &extra));
             let mut second = setup.training(&device);
@@ -213,7 +215,7 @@ fn a_changed_checkpoint_is_refused_and_one_of_another_run_too() {
         bytes.extend_from_slice(part);
         Ok(())
     };
-    state::write(&training, &json!(null), &mut sink).unwrap();
+    training.capture(Extent::Run, &json!(null)).write_to(&mut sink).unwrap();
     for at in [70, bytes.len() / 2, bytes.len() - 100] {
         let mut changed = bytes.clone();
         changed[at] ^= 1;
@@ -252,8 +254,8 @@ fn gradients_of_parts_are_those_of_the_whole_batch() {
             }
         };
         let parts = [part(0..1), part(1..3), part(3..4)];
-        let (of_whole, grads) = trainer.gradients_of(&[whole.clone()], None).unwrap();
-        let (of_parts, summed) = trainer.gradients_of(&parts, None).unwrap();
+        let (of_whole, grads) = trainer.gradients_of(&[whole.clone()], None, || ()).unwrap();
+        let (of_parts, summed) = trainer.gradients_of(&parts, None, || ()).unwrap();
         let name = arch.name();
         assert!((of_whole.loss - of_parts.loss).abs() < 1e-6, "{name}: loss");
         for (key, grad) in grads.iter() {
@@ -372,7 +374,7 @@ fn what_is_frozen_has_no_gradient_no_moment_and_keeps_less_on_the_tape() {
         setup.method = method.clone();
         let mut training = setup.training(&device);
         let part = random_batch(400, 2, 24);
-        let (report, grads) = training.trainer.gradients_of(&[part], None).unwrap();
+        let (report, grads) = training.trainer.gradients_of(&[part], None, || ()).unwrap();
         let weights = &training.trainer.weights;
         let trained = weights.trained();
         let with_gradient: Vec<ParamId> = grads.iter().map(|(key, _)| ParamId(key)).collect();
@@ -527,7 +529,7 @@ fn the_projection_of_a_lens_has_the_gradient_of_finite_differences() {
     let embed = trainer.weights.find("embed.weight").unwrap();
     assert!(trainer.weights.trained().contains(&id) && !trainer.weights.trained().contains(&embed));
     let part = random_batch(400, 2, 12);
-    let (_, grads) = trainer.gradients_of(std::slice::from_ref(&part), None).unwrap();
+    let (_, grads) = trainer.gradients_of(std::slice::from_ref(&part), None, || ()).unwrap();
     assert!(grads.get(embed.0).is_none(), "the embedding is made, not trained");
     let grad = grads.get(id.0).unwrap().f32().to_vec();
     // The steepest entries: there a difference of f32 losses says most.
@@ -539,7 +541,8 @@ fn the_projection_of_a_lens_has_the_gradient_of_finite_differences() {
             let still = AdamW { lr: 0.0, weight_decay: 0.0, ..AdamW::default() };
             // A step of no rate makes the embedding anew and changes nothing else.
             trainer.update(&grads, 1.0, &StepSettings { adamw: still, clip_norm: None });
-            let loss = trainer.gradients_of(std::slice::from_ref(&part), None).unwrap().0.loss;
+            let loss =
+                trainer.gradients_of(std::slice::from_ref(&part), None, || ()).unwrap().0.loss;
             trainer.weights.tensor_mut(id).f32_mut()[at] -= by;
             f64::from(loss)
         };
@@ -565,7 +568,7 @@ fn a_lens_learns_folds_into_the_embedding_and_goes_on_to_the_bit() {
         bytes.extend_from_slice(part);
         Ok(())
     };
-    state::write(&first, &json!(null), &mut sink).unwrap();
+    first.capture(Extent::Run, &json!(null)).write_to(&mut sink).unwrap();
     let saved = Saved::parse("a", Arc::new(bytes)).unwrap();
     let mut second = with_lens(&device, &setup);
     saved.restore(&mut second).unwrap();
@@ -580,7 +583,13 @@ fn a_lens_learns_folds_into_the_embedding_and_goes_on_to_the_bit() {
     }
     let batch = random_batch(400, 1, 12);
     let loss = |training: &mut Training| {
-        training.trainer.gradients_of(std::slice::from_ref(&batch), None).unwrap().0.loss.to_bits()
+        training
+            .trainer
+            .gradients_of(std::slice::from_ref(&batch), None, || ())
+            .unwrap()
+            .0
+            .loss
+            .to_bits()
     };
     assert_eq!(loss(&mut plain), loss(&mut whole));
 }

@@ -72,7 +72,7 @@ impl Lens {
     }
 
     /// Makes the embedding anew.
-    pub(super) fn forward(&self, weights: &mut Weights) {
+    pub fn forward(&self, weights: &mut Weights) {
         let embed = product(&self.donor, weights.tensor(self.projection));
         *weights.tensor_mut(self.embed) = embed;
     }

@@ -24,7 +24,7 @@ use crate::tensor::Tensor;
 use crate::tensor::batch::{Batch, Targets};
 use crate::train::optim::{Optimizer, OptimizerKind, global_norm};
 use lens::Lens;
-pub use run::{Outcome, Progress, Settings, Training};
+pub use run::{Outcome, Progress, Settings, Training, Turn, check};
 
 /// A model in training.
 pub struct Trainer {
@@ -110,11 +110,12 @@ impl Trainer {
     }
 
     /// The same of several parts of one batch, one after the other; what is dropped is drawn from
-    /// `noise`, for each part anew.
+    /// `noise`, for each part anew. `meanwhile` is called once the device has all of its work.
     pub fn gradients_of(
         &mut self,
         parts: &[PackedBatch],
         noise: Option<Noise>,
+        meanwhile: impl FnOnce(),
     ) -> Result<(StepReport, Gradients)> {
         let all: f64 = parts.iter().map(PackedBatch::weight).sum();
         let mut grads = Gradients::default();
@@ -134,6 +135,7 @@ impl Trainer {
             losses.push(of_part);
             tape_bytes = tape_bytes.max(bytes);
         }
+        meanwhile();
         self.report(&losses, grads, tape_bytes)
     }
 

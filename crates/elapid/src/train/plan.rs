@@ -96,7 +96,7 @@ impl Trial<'_> {
     pub fn pass(&mut self) -> Result<usize> {
         let (trainer, parts) = (&mut self.training.trainer, std::slice::from_ref(&self.part));
         let device = trainer.weights.device().clone();
-        let found = device.run(|| trainer.gradients_of(parts, None))?;
+        let found = device.run(|| trainer.gradients_of(parts, None, || ()))?;
         let n_bytes = found.0.tape_bytes;
         self.found = Some(found);
         Ok(n_bytes)
@@ -128,7 +128,7 @@ pub fn probe(trainer: &mut Trainer, n_rows: usize, context: usize) -> Result<Pro
     device.trim();
     let before = device.memory().reserved;
     let part = random_batch(trainer.model.config().n_vocab, n_rows, context);
-    let (report, grads) = trainer.gradients_of(&[part], None)?;
+    let (report, grads) = trainer.gradients_of(&[part], None, || ())?;
     drop(grads);
     let buffers = device.memory().reserved - before;
     device.trim();

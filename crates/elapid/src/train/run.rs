@@ -1,7 +1,9 @@
 //! The one loop: batches in order, a rate for every step, and what to do when the loss runs away.
 //!
 //! Everything that decides a step is a function of the settings and of `Progress`, which a
-//! checkpoint holds: a run that goes on from one goes on as if nothing had happened, to the bit.
+//! checkpoint holds: a run that is resumed from one continues as if nothing had happened, to the
+//! bit. What a caller decides on the way, such as how long the run is, becomes a `Turn` in the
+//! settings: it changes the steps after it and none before.
 //!
 //! A step diverges when loss or gradients are not finite, or when the loss jumps:
 //!
@@ -27,7 +29,7 @@ use serde::{Deserialize, Serialize};
 /// Settings of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Steps in all.
+    /// Steps in all; [`Settings::OPEN`] where a turn will say.
     pub n_steps: u64,
     /// Batches whose gradients are added in one step.
     pub n_accumulate: usize,
@@ -39,6 +41,9 @@ pub struct Settings {
     pub n_warmup: u64,
     /// What it does afterwards.
     pub schedule: Schedule,
+    /// Where the run was given another end, by step.
+    #[serde(default)]
+    pub turns: Vec<Turn>,
     /// What changes matrices.
     pub optimizer: OptimizerKind,
     /// Memory of the first moment.
@@ -68,6 +73,7 @@ impl Default for Settings {
             lr_min: 0.1,
             n_warmup: 20,
             schedule: Schedule::Cosine,
+            turns: Vec::new(),
             optimizer: OptimizerKind::AdamW,
             beta1: 0.9,
             beta2: 0.95,
@@ -78,6 +84,46 @@ impl Default for Settings {
             spike: Some(1.25),
             seed: 0,
         }
+    }
+}
+
+/// A new end of a run: from `step` on the learning rate falls in a line from `rate`, a share of the
+/// highest, to its minimum at `n_steps`; a constant rate stays.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Turn {
+    /// The first step (from 0) that it changes.
+    pub step: u64,
+    /// Steps in all.
+    pub n_steps: u64,
+    /// Share of the highest rate at `step`.
+    pub rate: f64,
+}
+
+impl Settings {
+    /// `n_steps` of a run whose end a [`Turn`] decides.
+    pub const OPEN: u64 = u64::MAX;
+
+    /// Steps in all, as far as it is decided.
+    pub fn end(&self) -> u64 {
+        self.turns.last().map_or(self.n_steps, |turn| turn.n_steps)
+    }
+
+    /// The share of the highest rate that a step (from 0) gets.
+    pub fn rate(&self, step: u64) -> f64 {
+        let turn = self.turns.iter().rfind(|turn| turn.step <= step);
+        let Some(turn) = turn.filter(|_| self.schedule != Schedule::Constant) else {
+            return self.schedule.rate(step, self.n_steps, self.n_warmup, self.lr_min);
+        };
+        let n_fall = turn.n_steps.saturating_sub(turn.step).max(1) as f64;
+        let height = 1.0 - ((step - turn.step) as f64 / n_fall).min(1.0);
+        self.lr_min + (turn.rate - self.lr_min) * height
+    }
+
+    /// Ends the run at `n_steps`, with the rate falling from what it is at `step`.
+    pub fn turn(&mut self, step: u64, n_steps: u64) {
+        let rate = self.rate(step);
+        self.turns.retain(|turn| turn.step < step);
+        self.turns.push(Turn { step, n_steps, rate });
     }
 }
 
@@ -150,18 +196,28 @@ pub struct Training {
     /// The settings, which do not change.
     pub settings: Settings,
     progress: Progress,
+    /// The batches of the next step, made while the device was busy with the last one.
+    ready: Option<Ready>,
+}
+
+/// The batches of a step, and where the data stands before and after them.
+struct Ready {
+    place: Cursor,
+    parts: Vec<PackedBatch>,
+    after: Cursor,
 }
 
 impl Training {
     /// A run before its first step.
     pub(crate) fn new(trainer: Trainer, loader: Loader, settings: Settings) -> Result<Training> {
-        settings.check()?;
+        check(&settings)?;
         let progress = Progress { cursor: loader.cursor(), ..Progress::default() };
-        Ok(Training { trainer, loader, settings, progress })
+        Ok(Training { trainer, loader, settings, progress, ready: None })
     }
 
     /// Rows of a batch from now on.
     pub fn set_rows(&mut self, n_rows: usize) {
+        self.ready = None;
         self.loader.set_rows(n_rows);
     }
 
@@ -192,8 +248,9 @@ impl Training {
         &self.progress
     }
 
-    /// Goes on from elsewhere. Weights and moments are restored by `state::restore`.
+    /// Continues from elsewhere. Weights and moments are restored by `state::restore`.
     pub(crate) fn set_progress(&mut self, progress: Progress) -> Result<()> {
+        self.ready = None;
         self.loader.seek(progress.cursor)?;
         self.progress = progress;
         Ok(())
@@ -201,14 +258,13 @@ impl Training {
 
     /// Whether all steps are made.
     pub fn is_done(&self) -> bool {
-        self.progress.step >= self.settings.n_steps
+        self.progress.step >= self.settings.end()
     }
 
     /// The rate of the next step.
     pub fn lr(&self) -> f64 {
-        let s = &self.settings;
-        let rate = s.schedule.rate(self.progress.step, s.n_steps, s.n_warmup, s.lr_min);
-        s.lr * rate * 0.5f64.powi(self.progress.n_halved as i32)
+        let rate = self.settings.rate(self.progress.step);
+        self.settings.lr * rate * 0.5f64.powi(self.progress.n_halved as i32)
     }
 
     /// After going back from `later`, where a step diverged: half the rate that was used there, and
@@ -219,14 +275,13 @@ impl Training {
         self.progress.skipped.push(later.cursor);
     }
 
-    /// The batches of the next step.
-    fn next_batches(&mut self) -> Vec<PackedBatch> {
-        let n = self.settings.n_accumulate;
+    /// The batches of the step to come, without those that one diverged on.
+    fn next_batches(loader: &mut Loader, settings: &Settings, skipped: &[Cursor]) -> Ready {
         loop {
-            let place = self.loader.cursor();
-            let parts = (0..n).map(|_| self.loader.next_batch()).collect();
-            if !self.progress.skipped.contains(&place) {
-                return parts;
+            let place = loader.cursor();
+            let parts = (0..settings.n_accumulate).map(|_| loader.next_batch()).collect();
+            if !skipped.contains(&place) {
+                return Ready { place, parts, after: loader.cursor() };
             }
         }
     }
@@ -239,19 +294,24 @@ impl Training {
 
     fn step_here(&mut self) -> Result<Outcome> {
         let lr = self.lr();
-        let parts = self.next_batches();
+        let Training { trainer, loader, settings, progress, ready } = self;
+        let mut next = || Training::next_batches(loader, settings, &progress.skipped);
+        let Ready { place, parts, after } = ready.take().unwrap_or_else(&mut next);
         let n_tok = parts.iter().map(|part| part.batch.tokens.len()).sum();
-        let noise = Noise { seed: self.settings.seed, counter: self.progress.step };
-        let (report, grads) = self.trainer.gradients_of(&parts, Some(noise))?;
+        let noise = Noise { seed: settings.seed, counter: progress.step };
+        let meanwhile = || *ready = Some(next());
+        let (report, grads) = trainer.gradients_of(&parts, Some(noise), meanwhile)?;
         if let Some(why) = self.diverged(&report) {
-            self.loader.seek(self.progress.cursor)?;
+            self.ready = None;
+            self.progress.cursor = place;
+            self.loader.seek(place)?;
             return Ok(Outcome::Diverged(why));
         }
         self.trainer.update(&grads, report.grad_norm, &self.step_settings(lr));
         self.progress.see(f64::from(report.loss));
         self.progress.step += 1;
         self.progress.n_tok += n_tok as u64;
-        self.progress.cursor = self.loader.cursor();
+        self.progress.cursor = after;
         Ok(Outcome::Made { report, lr, n_tok })
     }
 
@@ -281,24 +341,18 @@ impl Training {
     }
 }
 
-impl Settings {
-    /// Refuses settings that no run can have.
-    pub(crate) fn check(&self) -> Result<()> {
-        check(self)
-    }
-}
-
-fn check(s: &Settings) -> Result<()> {
+/// Refuses settings that no run can have.
+pub fn check(s: &Settings) -> Result<()> {
     let positive = |x: f64| x.is_finite() && x > 0.0;
     let share = |x: f64| (0.0..1.0).contains(&x);
     let checks: [(&str, f64, bool, &str); 9] = [
         ("lr", s.lr, positive(s.lr), "above zero"),
-        ("lr-min", s.lr_min, (0.0..=1.0).contains(&s.lr_min), "from 0 to 1, a share of the rate"),
+        ("lr_min", s.lr_min, (0.0..=1.0).contains(&s.lr_min), "from 0 to 1, a share of the rate"),
         ("beta1", s.beta1, share(s.beta1), "from 0 to below 1"),
         ("beta2", s.beta2, share(s.beta2), "from 0 to below 1"),
         ("eps", s.eps, s.eps.is_finite() && s.eps >= 0.0, "zero or above"),
         (
-            "weight-decay",
+            "weight_decay",
             s.weight_decay,
             s.weight_decay.is_finite() && s.weight_decay >= 0.0,
             "zero or above",
@@ -309,12 +363,12 @@ fn check(s: &Settings) -> Result<()> {
     ];
     for (name, value, is_good, want) in checks {
         if !is_good {
-            let problem = format!("`--{name}` is {value}");
+            let problem = format!("the setting `{name}` is {value}");
             return Err(Error::input(problem, &format!("it must be {want}")));
         }
     }
     if s.n_accumulate == 0 {
-        return Err(Error::input("a step of no batches", "use `--accumulate 1` or more"));
+        return Err(Error::input("a step of no batches", "accumulate at least one"));
     }
     Ok(())
 }

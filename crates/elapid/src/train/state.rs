@@ -15,9 +15,11 @@ use crate::error::{Error, Result};
 use crate::files::package::{self, OutFile, Package};
 use crate::files::safetensors::{self, SafeTensors};
 use crate::files::{Outgoing, Sink};
+use crate::model::weights::Weights;
 use crate::tensor::{DType, SharedBytes, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::borrow::Cow;
 
 const JSON: &str = "state.json";
 const TENSORS: &str = "state.safetensors";
@@ -29,30 +31,76 @@ struct State {
     extra: Value,
 }
 
-/// Writes a checkpoint of `training`; `extra` comes back from `restore`.
-pub fn write(training: &Training, extra: &Value, sink: &mut Sink) -> Result<()> {
-    let state = State { progress: training.progress().clone(), extra: extra.clone() };
-    let json = serde_json::to_vec_pretty(&state).map_err(|error| {
-        Error::input(format!("the state of the run: {error}"), "this is a defect of Elapid")
-    })?;
-    let json: OutFile = Box::new(|sink| sink(&json));
-    let tensors: OutFile = Box::new(|sink| {
-        let weights = &training.trainer.weights;
-        let trained = weights.trained();
-        let trained =
-            trained.iter().map(|&id| (format!("p.{}", weights.name(id)), weights.tensor(id)));
-        let kept = training.trainer.optimizer.state();
-        let list: Vec<Outgoing> =
-            trained.chain(kept).map(|(name, tensor)| outgoing(name, tensor)).collect();
-        safetensors::write(&[("format", "elapid run")], &list, sink)
-    });
-    let step = training.progress().step;
-    package::write(&format!("step {step}"), &[(JSON.into(), json), (TENSORS.into(), tensors)], sink)
+/// What a checkpoint holds, ready to be written; owned, by another thread.
+pub struct Capture<'a> {
+    state: State,
+    tensors: Vec<Captured<'a>>,
 }
 
-fn outgoing(name: String, tensor: &Tensor) -> Outgoing<'_> {
-    let bytes = move || Ok(tensor.to_bytes());
-    Outgoing { name, shape: tensor.shape().to_vec(), dtype: DType::F32, bytes: Box::new(bytes) }
+/// Name, shape and the bytes of f32.
+type Captured<'a> = (String, Vec<usize>, Cow<'a, [u8]>);
+
+/// How much of a run is captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All that a resume needs.
+    Run,
+    /// The trained parameters.
+    Weights,
+}
+
+impl Training {
+    /// What a checkpoint of this moment holds; `extra` comes back from [`Saved::extra`]. From the
+    /// memory of a GPU it is copied, from that of the CPU borrowed: see [`Capture::into_owned`].
+    pub fn capture(&self, extent: Extent, extra: &Value) -> Capture<'_> {
+        let weights = &self.trainer.weights;
+        let trained = weights.trained().into_iter();
+        let trained = trained.map(|id| (format!("p.{}", weights.name(id)), weights.tensor(id)));
+        let kept = match extent {
+            Extent::Run => self.trainer.optimizer.state(),
+            Extent::Weights => Vec::new(),
+        };
+        let state = State { progress: self.progress().clone(), extra: extra.clone() };
+        Capture { state, tensors: trained.chain(kept).map(captured).collect() }
+    }
+}
+
+fn captured((name, tensor): (String, &Tensor)) -> Captured<'_> {
+    (name, tensor.shape().to_vec(), tensor.to_bytes())
+}
+
+fn outgoing<'a>((name, shape, bytes): &'a Captured<'_>) -> Outgoing<'a> {
+    let (name, shape) = (name.clone(), shape.clone());
+    let bytes = Box::new(|| Ok(Cow::Borrowed(&**bytes)));
+    Outgoing { name, shape, dtype: DType::F32, bytes }
+}
+
+impl Capture<'_> {
+    /// The same with copies of what it borrowed.
+    pub fn into_owned(self) -> Capture<'static> {
+        let own =
+            |(name, shape, bytes): Captured<'_>| (name, shape, Cow::Owned(bytes.into_owned()));
+        let tensors = self.tensors.into_iter().map(own).collect();
+        Capture { state: self.state, tensors }
+    }
+
+    /// Steps that were made.
+    pub fn step(&self) -> u64 {
+        self.state.progress.step
+    }
+
+    pub(crate) fn write_to(&self, sink: &mut Sink) -> Result<()> {
+        let json = serde_json::to_vec_pretty(&self.state).map_err(|error| {
+            Error::input(format!("the state of the run: {error}"), "this is a defect of Elapid")
+        })?;
+        let json: OutFile = Box::new(|sink| sink(&json));
+        let tensors: OutFile = Box::new(|sink| {
+            let list: Vec<Outgoing> = self.tensors.iter().map(outgoing).collect();
+            safetensors::write(&[("format", "elapid run")], &list, sink)
+        });
+        let files = [(JSON.into(), json), (TENSORS.into(), tensors)];
+        package::write(&format!("step {}", self.step()), &files, sink)
+    }
 }
 
 /// A checkpoint whose every byte is as it was written.
@@ -104,7 +152,13 @@ impl Saved {
 
     /// Puts back the trained parameters alone.
     pub fn restore_weights(&self, training: &mut Training) -> Result<()> {
-        let weights = &mut training.trainer.weights;
+        self.write_weights(&mut training.trainer.weights)?;
+        training.trainer.refresh();
+        Ok(())
+    }
+
+    /// Writes the trained parameters into `weights`.
+    pub(crate) fn write_weights(&self, weights: &mut Weights) -> Result<()> {
         for id in weights.trained() {
             let name = format!("p.{}", weights.name(id));
             let saved = self.tensor(weights, &name)?;
@@ -116,11 +170,10 @@ impl Saved {
             }
             weights.tensor_mut(id).write_f32(&saved.to_vec());
         }
-        training.trainer.refresh();
         Ok(())
     }
 
-    fn tensor(&self, weights: &crate::model::weights::Weights, name: &str) -> Result<Tensor> {
+    fn tensor(&self, weights: &Weights, name: &str) -> Result<Tensor> {
         let device = weights.device();
         let found = self.tensors.tensor(device, name)?;
         let missing = || Error::format(self.tensors.file(), format!("holds no `{name}`"), HINT);

@@ -551,6 +551,14 @@ impl Gpu {
         }
     }
 
+    /// Bytes of its memory that nobody uses, where the driver tells.
+    pub fn free_bytes(&self) -> Option<u64> {
+        match &self.0.backend {
+            Backend::Wgpu(_) => None,
+            Backend::Cuda(cuda) => cuda.free_bytes(),
+        }
+    }
+
     /// Waits for all work.
     pub fn wait(&self) {
         match &self.0.backend {

@@ -190,6 +190,11 @@ impl Cuda {
         }
     }
 
+    pub(super) fn free_bytes(&self) -> Option<u64> {
+        self.context.enter();
+        result::mem_get_info().ok().map(|(free, _)| free as u64)
+    }
+
     pub(super) fn allocate(&self, n_bytes: usize) -> std::result::Result<Memory, String> {
         self.context.enter();
         // SAFETY: the context is current; the memory is freed once, by `free`.

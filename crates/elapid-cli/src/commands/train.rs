@@ -135,7 +135,7 @@ struct Flags {
     /// Gradient accumulation: split each batch into N equal parts [default: as --memory requires]
     #[arg(long, value_name = "N", value_parser = between(1, 1 << 16))]
     accumulate: Option<usize>,
-    /// Tokens per sequence [default: 256 from scratch, else 512]
+    /// Tokens per sequence [default: 1024; from scratch on a GPU 2048; with --model 512 on a CPU]
     #[arg(long, value_name = "N", value_parser = between(8, 1 << 20))]
     context: Option<usize>,
     /// Peak learning rate [default: by --method]
@@ -343,6 +343,7 @@ impl Flags {
     fn wishes(&self) -> Done<Wishes> {
         Ok(Wishes {
             budget: self.budget(),
+            context: self.context,
             n_rows: self.batch,
             n_accumulate: self.accumulate,
             checkpointing: self.checkpointing,
@@ -467,7 +468,7 @@ impl Flags {
             method: self.method_settings(name)?,
             fim: fim.unwrap_or(if is_scratch && self.donor.is_none() { DEFAULT_FIM } else { 0.0 }),
             spm: self.share("spm", self.spm)?,
-            context: self.context.unwrap_or(if is_scratch { 256 } else { 512 }),
+            context: 0,
             n_rows: 0,
             checkpointing: false,
             eval_every: 0,

@@ -130,10 +130,10 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Leaves the newest checkpoint and the best weights: the run has ended.
+    /// Leaves the newest checkpoints and the best weights: the run has ended.
     pub fn finish(&mut self, best: Option<u64>) -> Done<()> {
         self.wait()?;
-        for step in self.place.steps("step-").into_iter().skip(1) {
+        for step in self.place.steps("step-").into_iter().skip(N_KEPT) {
             let _ = std::fs::remove_file(self.path(step));
         }
         for step in self.place.steps("best-").into_iter().filter(|step| Some(*step) != best) {

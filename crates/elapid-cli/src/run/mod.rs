@@ -57,6 +57,8 @@ pub enum Checkpointing {
 pub struct Wishes {
     /// How long, where somebody said.
     pub budget: Option<Budget>,
+    /// Tokens in a row.
+    pub context: Option<usize>,
     /// Rows in a step.
     pub n_rows: Option<usize>,
     /// Passes in a step.
@@ -191,6 +193,16 @@ fn collect(
     Ok(data)
 }
 
+/// An editor's request wants about a thousand tokens of the model that was trained.
+fn default_context(origin: &Origin, device: &Device) -> usize {
+    match (origin, device.kind()) {
+        (Origin::Scratch { .. }, "cpu") => 1024,
+        (Origin::Scratch { .. }, _) => 2048,
+        (Origin::Base { .. }, "cpu") => 512,
+        (Origin::Base { .. }, _) => 1024,
+    }
+}
+
 /// Fewer tokens than the preset has where there is little text: each wants to be seen often.
 fn default_vocab(size: Size, n_bytes: usize) -> usize {
     (n_bytes / 256).next_power_of_two().clamp(512, size.n_vocab())
@@ -204,6 +216,7 @@ fn set_up(
     wishes: &Wishes,
     live: &mut Live,
 ) -> Done<(Prepared, Plan)> {
+    config.context = wishes.context.unwrap_or_else(|| default_context(&config.origin, device));
     let opened = prepare::open(config, data, None)?;
     prepare::check_least(config, &opened, plan::host_limit(wishes))?;
     let mut prepared = prepare::prepare(config, data, opened, device)?;

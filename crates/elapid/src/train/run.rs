@@ -372,3 +372,44 @@ pub fn check(s: &Settings) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_changes_the_steps_after_it_and_none_before() {
+        let open = Settings {
+            n_steps: Settings::OPEN,
+            n_warmup: 2,
+            schedule: Schedule::Wsd { decay: 0.2 },
+            ..Settings::default()
+        };
+        let rates = |s: &Settings| (0..20).map(|step| s.rate(step)).collect::<Vec<f64>>();
+        assert_eq!(rates(&open)[2..], [1.0; 18]);
+        let mut turned = open.clone();
+        turned.turn(10, 14);
+        assert_eq!(turned.end(), 14);
+        assert_eq!(rates(&turned)[..11], rates(&open)[..11]);
+        assert_eq!(turned.rate(12), 0.1 + 0.9 * 0.5);
+        assert!((turned.rate(14) - 0.1).abs() < 1e-12);
+        // Moved on the way: what was there before stays, and the rate falls on from where it was.
+        let mut moved = turned.clone();
+        moved.turn(12, 20);
+        assert_eq!(moved.end(), 20);
+        assert_eq!(rates(&moved)[..13], rates(&turned)[..13]);
+        assert!(moved.rate(13) < turned.rate(12) && moved.rate(13) > turned.rate(13));
+        // Decided again for the same step: the later word counts.
+        moved.turn(12, 13);
+        assert_eq!((moved.turns.len(), moved.end()), (2, 13));
+        let text = serde_json::to_string(&moved).unwrap();
+        assert_eq!(serde_json::from_str::<Settings>(&text).unwrap(), moved);
+    }
+
+    #[test]
+    fn a_constant_rate_stays_whatever_the_end() {
+        let mut settings = Settings { schedule: Schedule::Constant, ..Settings::default() };
+        settings.turn(30, 40);
+        assert_eq!((settings.rate(35), settings.end()), (1.0, 40));
+    }
+}

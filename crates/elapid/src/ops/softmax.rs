@@ -5,7 +5,7 @@
 //! dx = p (g - sum of g p),  g the gradient of p
 //! ```
 //!
-//! On a graphics processor both stand within the kernels of those ops.
+//! On a GPU both stand within the kernels of those ops.
 //!
 //! Not here: the softmax inside attention and inside the loss, which never write p down.
 //! (tidy: allow unchecked: a kernel of ops that are checked)
@@ -13,9 +13,13 @@
 use crate::tensor::cpu::F32s;
 use pulp::{Simd, WithSimd};
 
-/// Threads of a group that takes a row of `d` numbers, on a graphics processor.
+/// Threads of a group that takes a row of `d` numbers, on a GPU.
 pub(super) fn row_threads(d: usize) -> usize {
     d.next_power_of_two().clamp(32, 256)
+}
+
+pub(super) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 /// `y = softmax(x)`

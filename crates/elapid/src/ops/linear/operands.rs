@@ -124,7 +124,7 @@ impl Grads {
 }
 
 impl Operands {
-    pub(super) fn new(linear: &Linear) -> Operands {
+    pub(in crate::ops) fn new(linear: &Linear) -> Operands {
         let mut operands = Operands::as_stored(linear);
         if let Some(order) = &linear.order {
             operands.weight = operands.weight.gather(order);
@@ -226,7 +226,7 @@ impl Operands {
     /// `y = x @ w^T + bias` by products that add it; returns whether the device has them.
     fn product_bias(&self, rows: &Range<usize>, x: &Tensor, y: &mut Rows) -> bool {
         let Some(bias) = &self.linear.bias else { return false };
-        if x.device().gpu().is_none_or(|gpu| gpu.as_cuda().is_none()) {
+        if x.device().gpu().is_none_or(|gpu| !gpu.caps().tensor_cores) {
             return false;
         }
         let bias = bias.value();

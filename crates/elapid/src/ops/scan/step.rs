@@ -32,20 +32,12 @@ pub(super) fn step(job: &Job, states: &mut [&mut Tensor]) -> Tensor {
         if !state.is_unique() {
             **state = state.to_f32();
         }
-        let first = tasks.len();
         let y = ys.split_off_mut(..segment.n_tok * d_inner).expect("segments cover the rows");
-        for start in (0..d_inner).step_by(n_ch) {
-            let channels = start..d_inner.min(start + n_ch);
-            let (y, h) = (Vec::with_capacity(segment.n_tok), Vec::with_capacity(d_state));
+        let ys = columns(y, (d_inner, d_inner), n_ch);
+        let hs = columns(state.f32_mut(), (d_inner, d_inner), n_ch);
+        for (idx, (y, h)) in ys.into_iter().zip(hs).enumerate() {
+            let channels = idx * n_ch..d_inner.min((idx + 1) * n_ch);
             tasks.push(Step { operands, segment, channels, y, h });
-        }
-        for row in y.chunks_mut(d_inner) {
-            let pieces = row.chunks_mut(n_ch);
-            tasks[first..].iter_mut().zip(pieces).for_each(|(task, y)| task.y.push(y));
-        }
-        for row in state.f32_mut().chunks_mut(d_inner) {
-            let pieces = row.chunks_mut(n_ch);
-            tasks[first..].iter_mut().zip(pieces).for_each(|(task, h)| task.h.push(h));
         }
     }
     if is_wide {

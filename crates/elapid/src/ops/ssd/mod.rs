@@ -78,6 +78,7 @@ mod kernels;
 #[cfg(test)]
 mod tests;
 
+use super::columns;
 use crate::tape::{Tape, Var};
 use crate::tensor::cpu::{AddInto, Cpu, Dot, F32s, Mat, MatMut, Scope};
 use crate::tensor::device::Device;
@@ -380,22 +381,14 @@ fn deal_pieces<'a>(
 /// Cuts every row of `data` (n_tok, stride) among the `n_block` tasks of its segment, which share
 /// its first `width` columns equally.
 fn deal_columns<'a>(
-    data: &'a mut [f32],
+    mut data: &'a mut [f32],
     segments: &Segments,
     n_block: usize,
     (stride, width): (usize, usize),
 ) -> Vec<Vec<&'a mut [f32]>> {
-    let mut rows = data.chunks_mut(stride);
-    let mut hands: Vec<Vec<&mut [f32]>> = Vec::with_capacity(segments.len() * n_block);
-    for segment in segments.iter() {
-        let first = hands.len();
-        hands.resize_with(first + n_block, || Vec::with_capacity(segment.n_tok));
-        for row in rows.by_ref().take(segment.n_tok) {
-            let parts = row[..width].chunks_mut(width / n_block);
-            hands[first..].iter_mut().zip(parts).for_each(|(hand, part)| hand.push(part));
-        }
-    }
-    hands
+    let rows = |segment: &Segment| data.split_off_mut(..segment.n_tok * stride);
+    let rows = segments.iter().filter_map(rows);
+    rows.flat_map(|rows| columns(rows, (stride, width), width / n_block)).collect()
 }
 
 /// A task of forward: some heads of one segment.

@@ -180,38 +180,37 @@ struct SumOfRows<'a> {
     y: &'a mut [f32],
 }
 
+impl SumOfRows<'_> {
+    /// `N` runs of `len` columns from `at` on, each at most a vector: rows are far apart, so each
+    /// visit takes a stretch.
+    #[inline(always)]
+    fn columns<S: Simd, const N: usize>(&mut self, simd: S, at: usize, len: usize) {
+        let mut sums = [F32s::zero(simd); N];
+        for (i, &row) in self.rows.iter().enumerate() {
+            let x = &self.x[row as usize * self.y.len() + at..][..N * len];
+            let weight = F32s::splat(simd, self.weights.map_or(1.0, |weights| weights[i]));
+            for v in 0..N {
+                sums[v] = weight.mul_add(F32s::load(simd, &x[v * len..][..len]), sums[v]);
+            }
+        }
+        let y = &mut self.y[at..][..N * len];
+        for v in 0..N {
+            sums[v].store(&mut y[v * len..][..len]);
+        }
+    }
+}
+
 impl WithSimd for SumOfRows<'_> {
     type Output = ();
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        /// Vectors summed side by side: the rows are far apart, so each visit takes a stretch.
-        const WIDE: usize = 4;
-        let SumOfRows { x, rows, weights, y } = self;
-        let (d, lanes) = (y.len(), F32s::<S>::LANES);
-        let weight = |i: usize| F32s::splat(simd, weights.map_or(1.0, |weights| weights[i]));
-        let mut stretches = y.chunks_exact_mut(WIDE * lanes);
-        let mut at = 0;
-        for y in stretches.by_ref() {
-            let mut sums = [F32s::zero(simd); WIDE];
-            for (i, &row) in rows.iter().enumerate() {
-                let (x, weight) = (&x[row as usize * d + at..][..WIDE * lanes], weight(i));
-                for j in 0..WIDE {
-                    sums[j] = weight.mul_add(F32s::load(simd, &x[j * lanes..][..lanes]), sums[j]);
-                }
-            }
-            for j in 0..WIDE {
-                sums[j].store(&mut y[j * lanes..][..lanes]);
-            }
-            at += WIDE * lanes;
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let (lanes, d) = (F32s::<S>::LANES, self.y.len());
+        let n_wide = d - d % (4 * lanes);
+        for at in (0..n_wide).step_by(4 * lanes) {
+            self.columns::<S, 4>(simd, at, lanes);
         }
-        for y in stretches.into_remainder().chunks_mut(lanes) {
-            let mut sum = F32s::zero(simd);
-            for (i, &row) in rows.iter().enumerate() {
-                let x = &x[row as usize * d + at..][..y.len()];
-                sum = weight(i).mul_add(F32s::load(simd, x), sum);
-            }
-            sum.store(y);
-            at += lanes;
+        for at in (n_wide..d).step_by(lanes) {
+            self.columns::<S, 1>(simd, at, lanes.min(d - at));
         }
     }
 }

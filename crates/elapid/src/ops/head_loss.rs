@@ -112,8 +112,8 @@ fn forward(
         let input = operands.input(&learned.gather(x.value(), &chunk), first);
         let out = Rows { tensor: &mut logits, rows: 0..n };
         let pass = operands.forward(0..n_vocab, &input, out, Way::Many);
-        let softmax = Softmax { learned: &learned, chunk: &chunk, factor, wants_grads };
-        softmax.run(&mut logits, &mut dlogits, &mut tokens);
+        let buffers = [&mut logits, &mut dlogits];
+        learned.softmax(&chunk, (factor, wants_grads), buffers, &mut tokens);
         if let Some(grads) = &mut grads {
             let dy = if in_place { logits.rows(0..n) } else { dlogits.rows(0..n) };
             learned.each_dx(dx.as_mut(), &chunk, |dx| {
@@ -139,54 +139,6 @@ fn backward(mut grads: Gradients, dloss: &Tensor) -> Gradients {
         }
     }
     grads
-}
-
-/// Per row of a chunk: negative log-likelihood and whether the target is the largest; with
-/// `wants_grads` the gradient of the logits, in place of f32 ones.
-struct Softmax<'a> {
-    learned: &'a Learned,
-    chunk: &'a Range<usize>,
-    factor: f32,
-    wants_grads: bool,
-}
-
-impl Softmax<'_> {
-    fn run(&self, logits: &mut Tensor, dlogits: &mut Tensor, tokens: &mut TokenLoss) {
-        let Softmax { learned, chunk, factor, wants_grads } = *self;
-        let cpu = match logits.device().clone() {
-            Device::Cpu(cpu) => cpu,
-            Device::Gpu(gpu) => return self.launch(&gpu, logits, dlogits, tokens),
-        };
-        let n_vocab = logits.dims2().1;
-        let rows = logits.f32_mut().chunks_exact_mut(n_vocab).zip(chunk.clone()).collect();
-        let found = cpu.map(rows, |(logits, at)| {
-            let dlogits = wants_grads.then(|| learned.factors[at]);
-            let target = learned.targets[at] as usize;
-            cpu.simd(SoftmaxRow { logits, factor, target, dlogits })
-        });
-        for (&row, (nll, top1)) in learned.rows[chunk.clone()].iter().zip(found) {
-            tokens.nll.f32_mut()[row as usize] = nll;
-            tokens.top1.f32_mut()[row as usize] = f32::from(top1);
-        }
-    }
-
-    fn launch(&self, gpu: &Gpu, logits: &mut Tensor, dlogits: &mut Tensor, tokens: &mut TokenLoss) {
-        let Softmax { learned, chunk, factor, wants_grads } = *self;
-        let (n, n_vocab) = (chunk.len(), logits.dims2().1);
-        let in_place = gpu.activation_dtype() == logits.dtype();
-        let mut args = bind([&learned.lists], [logits, dlogits, &mut tokens.nll, &mut tokens.top1]);
-        let sizes = [n, n_vocab, chunk.start, learned.rows.len()].map(Word::from);
-        let params = [sizes[0], sizes[1], sizes[2], sizes[3], factor.into()];
-        let held = (wants_grads && !in_place).then(|| work_held(gpu, n, n_vocab)).flatten();
-        if let Some((work, n_step)) = held {
-            gpu.launch(&HELD, work, &[("STEPS", n_step)], &mut args, &params);
-        } else {
-            let work = Work::groups(n, if gpu.caps().warps { 1024 } else { 256 });
-            let flags = [("HAS_GRADS", wants_grads), ("IN_PLACE", in_place)];
-            let consts = flags.map(|(name, flag)| (name, usize::from(flag)));
-            gpu.launch(&ROWS, work, &consts, &mut args, &params);
-        }
-    }
 }
 
 struct SoftmaxRow<'a> {
@@ -358,6 +310,46 @@ impl Learned {
         let mut args = bind([&self.lists, &part], [dx]);
         let params = [n.into(), d.into(), chunk.start.into()];
         gpu.launch(&SCATTER, Work::each(n), &CONSTS, &mut args, &params);
+    }
+
+    /// Per row of a chunk: negative log-likelihood and whether the target is the largest; with
+    /// `wants_grads` the gradient of the logits, in place of f32 ones.
+    fn softmax(
+        &self,
+        chunk: &Range<usize>,
+        (factor, wants_grads): (f32, bool),
+        [logits, dlogits]: [&mut Tensor; 2],
+        tokens: &mut TokenLoss,
+    ) {
+        let (n, n_vocab) = (chunk.len(), logits.dims2().1);
+        let gpu = match logits.device().clone() {
+            Device::Gpu(gpu) => gpu,
+            Device::Cpu(cpu) => {
+                let rows = logits.f32_mut().chunks_exact_mut(n_vocab).zip(chunk.clone()).collect();
+                let found = cpu.map(rows, |(logits, at)| {
+                    let dlogits = wants_grads.then(|| self.factors[at]);
+                    let target = self.targets[at] as usize;
+                    cpu.simd(SoftmaxRow { logits, factor, target, dlogits })
+                });
+                for (&row, (nll, top1)) in self.rows[chunk.clone()].iter().zip(found) {
+                    tokens.nll.f32_mut()[row as usize] = nll;
+                    tokens.top1.f32_mut()[row as usize] = f32::from(top1);
+                }
+                return;
+            }
+        };
+        let in_place = gpu.activation_dtype() == logits.dtype();
+        let mut args = bind([&self.lists], [logits, dlogits, &mut tokens.nll, &mut tokens.top1]);
+        let sizes = [n, n_vocab, chunk.start, self.rows.len()].map(Word::from);
+        let params = [sizes[0], sizes[1], sizes[2], sizes[3], factor.into()];
+        let held = (wants_grads && !in_place).then(|| work_held(&gpu, n, n_vocab)).flatten();
+        if let Some((work, n_step)) = held {
+            return gpu.launch(&HELD, work, &[("STEPS", n_step)], &mut args, &params);
+        }
+        let work = Work::groups(n, if gpu.caps().warps { 1024 } else { 256 });
+        let flags = [("HAS_GRADS", wants_grads), ("IN_PLACE", in_place)];
+        let consts = flags.map(|(name, flag)| (name, usize::from(flag)));
+        gpu.launch(&ROWS, work, &consts, &mut args, &params);
     }
 
     fn sum(&self, nll: &Tensor, norm: f32) -> Tensor {

@@ -36,6 +36,15 @@ fn remade(y: Var, make: impl Fn() -> Tensor + Send + Sync + 'static) -> Var {
     if y.needs_grad() && y.value().device().gpu().is_some() { y.remade_by(make) } else { y }
 }
 
+/// Makes each the only handle of its numbers: other handles keep the old ones.
+fn own(states: &mut [&mut Tensor]) {
+    for state in states {
+        if !state.is_unique() {
+            **state = state.copied();
+        }
+    }
+}
+
 /// Pieces of `len` numbers of a tensor that may be absent, then `None` without end.
 fn pieces_of(x: Option<&mut Tensor>, len: usize) -> impl Iterator<Item = Option<&mut [f32]>> {
     let pieces = x.map_or_else(Default::default, Tensor::f32_mut).chunks_mut(len.max(1));
@@ -52,4 +61,14 @@ fn columns(rows: &mut [f32], (stride, width): (usize, usize), len: usize) -> Vec
         pieces.iter_mut().zip(parts).for_each(|(piece, part)| piece.push(part));
     }
     pieces
+}
+
+/// `to[col][row] = from[row][col]`, for rows of `n_cols` numbers.
+fn transpose(from: &[f32], n_cols: usize, to: &mut [f32]) {
+    let n_rows = from.len() / n_cols.max(1);
+    for (col, to) in to.chunks_exact_mut(n_rows.max(1)).enumerate() {
+        for (to, row) in to.iter_mut().zip(from.chunks_exact(n_cols)) {
+            *to = row[col];
+        }
+    }
 }

@@ -202,28 +202,19 @@ impl RopeTable {
 
     /// The blocks that hold the positions of `segments`.
     fn blocks(&self, device: &Device, segments: &Segments) -> Blocks {
-        let cpu = device.host();
-        let mut used = Blocks::new();
-        let mut missing = Vec::new();
+        let n_ahead = segments.n_ahead();
+        let ranges = segments.iter().map(|segment| block_range(segment, n_ahead));
+        let mut used: Vec<usize> = ranges.flatten().collect();
+        used.sort_unstable();
+        used.dedup();
         // The lock is not held while threads work: one of them may come here for another call.
-        let known = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        for segment in segments.iter() {
-            for idx in block_range(segment, segments.n_ahead()) {
-                match known.get(&idx) {
-                    Some(block) => _ = used.insert(idx, block.clone()),
-                    None => missing.push(idx),
-                }
-            }
-        }
-        drop(known);
-        if !missing.is_empty() {
-            missing.sort_unstable();
-            missing.dedup();
-            let fresh = cpu.map(missing, |idx| (idx, self.block(idx)));
-            used.extend(fresh.iter().cloned());
-            self.blocks.lock().unwrap_or_else(PoisonError::into_inner).extend(fresh);
-        }
-        used
+        let known = || self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_missing = |idx: &usize| !known().contains_key(idx);
+        let missing = used.iter().copied().filter(is_missing).collect();
+        let fresh = device.host().map(missing, |idx| (idx, self.block(idx)));
+        let mut known = known();
+        known.extend(fresh);
+        used.into_iter().map(|idx| (idx, known[&idx].clone())).collect()
     }
 
     /// The same on a GPU; blocks that are there already stay where they are.

@@ -32,30 +32,26 @@ impl WithSimd for Softmax<'_> {
     type Output = ();
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        softmax(simd, self.x, self.y);
-    }
-}
-
-#[inline(always)]
-fn softmax<S: Simd>(simd: S, x: &[f32], y: &mut [f32]) {
-    let lanes = F32s::<S>::LANES;
-    let (whole, tail) = x.split_at(x.len() / lanes * lanes);
-    let mut largest = F32s::splat(simd, f32::NEG_INFINITY);
-    for at in (0..whole.len()).step_by(lanes) {
-        largest = largest.max(F32s::load(simd, &whole[at..]));
-    }
-    // A short load would put zeros among the logits.
-    let largest = tail.iter().copied().fold(largest.max_lane(), f32::max);
-    let largest = F32s::splat(simd, largest);
-    let y = &mut y[..x.len()];
-    let mut sum = F32s::zero(simd);
-    for at in (0..x.len()).step_by(lanes) {
-        (F32s::load(simd, &x[at..]) - largest).exp().store(&mut y[at..]);
-        sum = sum + F32s::load(simd, &y[at..]);
-    }
-    let inverse = F32s::splat(simd, 1.0 / sum.sum());
-    for at in (0..x.len()).step_by(lanes) {
-        (F32s::load(simd, &y[at..]) * inverse).store(&mut y[at..]);
+        let Softmax { x, y } = self;
+        let lanes = F32s::<S>::LANES;
+        let (whole, tail) = x.split_at(x.len() / lanes * lanes);
+        let mut largest = F32s::splat(simd, f32::NEG_INFINITY);
+        for at in (0..whole.len()).step_by(lanes) {
+            largest = largest.max(F32s::load(simd, &whole[at..]));
+        }
+        // A short load would put zeros among the logits.
+        let largest = tail.iter().copied().fold(largest.max_lane(), f32::max);
+        let largest = F32s::splat(simd, largest);
+        let y = &mut y[..x.len()];
+        let mut sum = F32s::zero(simd);
+        for at in (0..x.len()).step_by(lanes) {
+            (F32s::load(simd, &x[at..]) - largest).exp().store(&mut y[at..]);
+            sum = sum + F32s::load(simd, &y[at..]);
+        }
+        let inverse = F32s::splat(simd, 1.0 / sum.sum());
+        for at in (0..x.len()).step_by(lanes) {
+            (F32s::load(simd, &y[at..]) * inverse).store(&mut y[at..]);
+        }
     }
 }
 
@@ -72,7 +68,7 @@ impl WithSimd for SoftmaxBackward<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let SoftmaxBackward { x, g, scale, dx } = self;
-        softmax(simd, x, dx);
+        Softmax { x, y: dx }.with_simd(simd);
         let mut mean = F32s::zero(simd);
         for at in (0..x.len()).step_by(F32s::<S>::LANES) {
             mean = F32s::load(simd, &dx[at..]).mul_add(F32s::load(simd, &g[at..]), mean);

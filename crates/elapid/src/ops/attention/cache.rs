@@ -127,10 +127,10 @@ pub struct KvCache {
 
 impl KvCache {
     /// Nothing yet; to be kept in f32.
+    #[cfg(test)]
     pub fn new(device: &Device, n_kv_head: usize, d_head: usize) -> KvCache {
-        let (device, width) = (device.clone(), n_kv_head * d_head);
-        let (kind, pages, on_gpu) = (CacheType::F32, Vec::new(), GpuRows::default());
-        KvCache { device, kind, width, pages, on_gpu, n_tok: 0 }
+        KvCache::with_type(device, n_kv_head, d_head, CacheType::F32)
+            .expect("any row is kept in f32")
     }
 
     /// Nothing yet; to be kept as `kind`, if rows of this width can be.
@@ -152,7 +152,8 @@ impl KvCache {
             );
             return Err(Error::input(problem, "use the cache type `f16` for this model"));
         }
-        Ok(KvCache { kind, ..KvCache::new(device, n_kv_head, d_head) })
+        let (device, width) = (device.clone(), n_kv_head * d_head);
+        Ok(KvCache { device, kind, width, pages: Vec::new(), on_gpu: GpuRows::default(), n_tok: 0 })
     }
 
     /// How it is stored.
@@ -237,7 +238,7 @@ impl KvCache {
         }
         let mut out = Vec::with_capacity(rows.len() * self.width);
         let mut scratch = vec![0.0; PAGE * self.width];
-        for run in page_runs(rows) {
+        for run in runs(rows, PAGE) {
             let n = run.len() * self.width;
             out.extend_from_slice(&self.view(side, run, 0..self.width, &mut scratch).data[..n]);
         }
@@ -288,13 +289,9 @@ impl KvCache {
         let stride = columns.end.next_multiple_of(block) - from;
         let (skip, run) = (self.kind.n_bytes(from), self.kind.n_bytes(stride));
         let row = self.row_bytes();
-        if stride == self.width {
-            self.decode(&bytes[first * row..(first + n_row) * row], &mut scratch[..n_row * stride]);
-        } else {
-            for (row_idx, out) in scratch.chunks_exact_mut(stride).take(n_row).enumerate() {
-                let at = (first + row_idx) * row + skip;
-                self.decode(&bytes[at..at + run], out);
-            }
+        for (row_idx, out) in scratch.chunks_exact_mut(stride).take(n_row).enumerate() {
+            let at = (first + row_idx) * row + skip;
+            self.decode(&bytes[at..at + run], out);
         }
         View { data: &scratch[columns.start - from..], stride }
     }
@@ -312,11 +309,6 @@ impl KvCache {
 /// Numbers of scratch that a row of `n_column` columns may take in `KvCache::view`.
 pub(super) fn scratch_width(n_column: usize) -> usize {
     n_column.next_multiple_of(N_BLOCK) + N_BLOCK
-}
-
-/// Cuts rows where pages end.
-pub(super) fn page_runs(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    runs(rows, PAGE)
 }
 
 /// Cuts rows at the multiples of `len`.

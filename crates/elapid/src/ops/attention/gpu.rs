@@ -118,7 +118,7 @@ pub(super) fn forward(
         let n_own = Cores::new(gpu, config, &qkv).map_or(N_OWN, |cores| cores.n_own());
         let blocks = block_table(device, segments, n_own);
         let (n_block, params) = (blocks.n_elem() / 4, params(config, n_tok, [0; 3]));
-        let groups = Groups { blocks: &blocks, n_block, cached: 0, params };
+        let groups = (Some(&blocks), n_block, params);
         launch_forward(gpu, config, qkv, groups, [&mut y, &mut log_sum]);
     }
     (y, log_sum)
@@ -138,26 +138,20 @@ fn n_rounds(config: &Attention, n_tok: usize) -> (usize, usize) {
     (forward, n_blocks * n_group * (2 * along + 68 * runs + 12))
 }
 
-/// The groups of a launch of forward.
-struct Groups<'a> {
-    blocks: &'a Tensor,
-    n_block: usize,
-    cached: usize,
-    params: [Word; 7],
-}
-
+/// `blocks`: none with a cache.
 fn launch_forward(
     gpu: &Gpu,
     config: &Attention,
     [q, k, v]: [&Tensor; 3],
-    groups: Groups,
+    (blocks, n_block, params): (Option<&Tensor>, usize, [Word; 7]),
     [y, log_sum]: [&mut Tensor; 2],
 ) {
-    let Groups { blocks, n_block, cached, params } = groups;
     let cores = Cores::new(gpu, config, &[q, k, v]);
     let cores = cores.map(|it| [it.m_tiles, it.n_other[0], it.forward_bytes()]);
-    let task = ([n_block, config.n_head, 1], consts(config, cached), &params[..]);
-    let args = bind([q, k, v, blocks], [y, log_sum]);
+    let consts = consts(config, usize::from(blocks.is_none()));
+    let task = ([n_block, config.n_head, 1], consts, &params[..]);
+    // Where there are no blocks to look up anything may stand in their place.
+    let args = bind([q, k, v, blocks.unwrap_or(q)], [y, log_sum]);
     launch(gpu, [&FORWARD, &FORWARD_CORES], cores, task, args);
 }
 
@@ -235,9 +229,7 @@ pub(super) fn forward_cached(
         let params = params(config, segments.n_tok(), [segment.start, segment.n_tok, n_past]);
         let n_own = Cores::new(gpu, config, &qkv).map_or(N_OWN, |cores| cores.n_own());
         let n_block = segment.n_tok.div_ceil(n_own);
-        // There are no blocks to look up: anything may stand in their place.
-        let groups = Groups { blocks: q, n_block, cached: 1, params };
-        launch_forward(gpu, config, qkv, groups, [&mut y, &mut log_sum]);
+        launch_forward(gpu, config, qkv, (None, n_block, params), [&mut y, &mut log_sum]);
     }
     y
 }

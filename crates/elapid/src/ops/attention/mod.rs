@@ -57,8 +57,8 @@ use std::ops::Range;
 
 use backward::{Saved, backward};
 pub use cache::{CacheType, KvCache, PAGE, Side};
-use cache::{page_runs, runs, scratch_width};
-use step::{Few, step};
+use cache::{runs, scratch_width};
+use step::step;
 
 /// The sizes of an attention.
 #[derive(Clone, Debug, PartialEq)]
@@ -176,11 +176,11 @@ enum Rows<'a> {
 impl<'a> Sequence<'a> {
     /// Cuts a block of keys into runs of rows that lie together.
     fn runs(&self, keys: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
-        let (whole, paged) = match self.rows {
-            Rows::Flat(_) => (Some(keys.clone()), 0..0),
-            Rows::Pages(_) => (None, keys.clone()),
+        let len = match self.rows {
+            Rows::Flat(_) => usize::MAX,
+            Rows::Pages(_) => PAGE,
         };
-        whole.into_iter().chain(page_runs(paged))
+        runs(keys.clone(), len)
     }
 
     /// Numbers of scratch that `kv_rows` needs for rows of one head.
@@ -221,10 +221,8 @@ fn forward_cached(
     caches: &mut [&mut KvCache],
 ) -> Tensor {
     let width = config.kv_width();
-    let is_few = |segment: &Segment| segment.n_tok <= N_STEP_MAX;
-    let n_many = segments.iter().filter(|segment| !is_few(segment)).map(|segment| segment.n_tok);
     let mut y = Tensor::uninit(q.device(), q.shape());
-    let mut log_sum = Tensor::uninit(q.device(), &[n_many.sum(), config.n_head]);
+    let mut log_sum = Tensor::uninit(q.device(), &[q.shape()[0], config.n_head]);
     let (mut ys, mut log_sums) = (y.f32_mut(), log_sum.f32_mut());
     let (mut few, mut many) = (Vec::new(), Vec::new());
     for (&segment, cache) in segments.iter().zip(caches) {
@@ -232,9 +230,9 @@ fn forward_cached(
         let rows = segment.start * width..(segment.start + segment.n_tok) * width;
         cache.append(&k.f32()[rows.clone()], &v.f32()[rows]);
         let cache: &KvCache = cache;
-        if is_few(&segment) {
+        if segment.n_tok <= N_STEP_MAX {
             let y = ys.split_off_mut(..segment.n_tok * config.q_width()).expect("rows of y");
-            few.push(Few { segment, cache, n_past, y });
+            few.push((segment, cache, n_past, y));
         } else {
             let sequence = Sequence { segment, rows: Rows::Pages(cache), n_past };
             many.push(Part::cut(config, sequence, &mut ys, &mut log_sums));

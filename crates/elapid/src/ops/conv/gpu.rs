@@ -149,11 +149,8 @@ pub(super) fn step_gpu(gpu: &Gpu, conv: &Conv, windows: &mut [&mut Tensor]) -> T
     let mut y = Tensor::activation(x.device(), x.shape());
     let silu = conv.activation == Activation::Silu;
     let consts = consts(w, [conv.bias.is_some(), false, silu, false, false]);
+    own(windows);
     for (row, window) in windows.iter_mut().enumerate() {
-        // Other handles keep the old numbers.
-        if !window.is_unique() {
-            **window = window.copied();
-        }
         let mut args = bind([x, w, conv.bias.map_or(w, Var::value)], [window, &mut y]);
         let params = [0u32.into(), row.into(), 1u32.into()];
         gpu.launch(&STEP, work, &consts, &mut args, &params);

@@ -28,7 +28,7 @@
 mod gpu;
 
 use super::norm::sum_rows;
-use super::{pieces_of, remade};
+use super::{own, pieces_of, remade, transpose};
 use crate::tape::{Tape, Var};
 use crate::tensor::cpu::F32s;
 use crate::tensor::device::Device;
@@ -199,16 +199,6 @@ fn taps(w: &Tensor) -> Tensor {
     let mut taps = Tensor::uninit(w.device(), &[d_conv, channels]);
     transpose(w.f32(), d_conv, taps.f32_mut());
     taps
-}
-
-/// `to[col][row] = from[row][col]`, for rows of `n_cols` numbers.
-fn transpose(from: &[f32], n_cols: usize, to: &mut [f32]) {
-    let n_rows = from.len() / n_cols;
-    for (col, to) in to.chunks_exact_mut(n_rows).enumerate() {
-        for (to, row) in to.iter_mut().zip(from.chunks_exact(n_cols)) {
-            *to = row[col];
-        }
-    }
 }
 
 /// Cuts the rows of a tensor that may be absent between the pieces.

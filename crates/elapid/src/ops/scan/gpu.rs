@@ -312,12 +312,7 @@ pub(super) fn forward_gpu(
 /// As `step`: one launch for each sequence, whose state is a tensor of its own and changes where it
 /// is.
 pub(super) fn step_gpu(gpu: &Gpu, job: &Job, states: &mut [&mut Tensor]) -> Tensor {
-    for state in states.iter_mut() {
-        // Other handles keep the old numbers.
-        if !state.is_unique() {
-            **state = state.copied();
-        }
-    }
+    own(states);
     if gpu.caps().warps {
         return step_cuda(gpu, job, states);
     }

@@ -50,8 +50,8 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-use super::columns;
 use super::norm::sum_rows;
+use super::{columns, own, transpose};
 use crate::tape::{Tape, Var};
 use crate::tensor::cpu::{Cpu, F32s};
 use crate::tensor::device::Device;
@@ -63,7 +63,7 @@ use std::ops::Range;
 use backward::*;
 use gpu::{Kept, backward_gpu, forward_gpu, step_gpu};
 use kernels::*;
-use step::{N_STEP_MAX, step};
+use step::{N_STEP_MAX, rates, step};
 
 /// The operands of `selective_scan`; shapes in the module's header.
 pub struct Scan<'a> {
@@ -187,29 +187,31 @@ impl Job {
         }
     }
 
+    fn operands<'a>(&'a self, rates: &'a [f32]) -> Operands<'a> {
+        Operands {
+            x: self.x.f32(),
+            delta: self.delta.f32(),
+            delta_bias: self.delta_bias.as_ref().map(Tensor::f32),
+            rates,
+            b: self.b.f32(),
+            c: self.c.f32(),
+            skip: self.skip.f32(),
+            gate: self.gate.as_ref().map(Tensor::f32),
+            d_inner: self.d_inner,
+            d_state: self.d_state,
+            n_pad: self.n_pad,
+        }
+    }
+
     /// What each task reads: segment by segment, group by group.
-    fn sources(&self) -> Vec<Source<'_>> {
+    fn sources<'a>(&'a self, rates: &'a [f32]) -> Vec<Source<'a>> {
         let mut sources = Vec::new();
         for (idx, &segment) in self.segments.iter().enumerate() {
             for first in (0..self.d_inner).step_by(GROUP) {
                 let channels = first..self.d_inner.min(first + GROUP);
-                sources.push(Source {
-                    x: self.x.f32(),
-                    delta: self.delta.f32(),
-                    delta_bias: self.delta_bias.as_ref().map(|bias| &bias.f32()[channels.clone()]),
-                    a_log: &self.a_log.f32()[first * self.d_state..channels.end * self.d_state],
-                    b: &self.b.f32()[segment.start * self.n_pad..segment.rows().end * self.n_pad],
-                    c: &self.c.f32()[segment.start * self.n_pad..segment.rows().end * self.n_pad],
-                    skip: &self.skip.f32()[channels.clone()],
-                    gate: self.gate.as_ref().map(Tensor::f32),
-                    entry: self.entry.get(idx).map(Tensor::f32),
-                    segment,
-                    width: channels.len().next_multiple_of(LANES_MAX),
-                    channels,
-                    d_inner: self.d_inner,
-                    d_state: self.d_state,
-                    n_pad: self.n_pad,
-                });
+                let (all, entry) = (self.operands(rates), self.entry.get(idx).map(Tensor::f32));
+                let width = channels.len().next_multiple_of(LANES_MAX);
+                sources.push(Source { all, entry, segment, channels, width });
             }
         }
         sources
@@ -266,7 +268,8 @@ fn forward(job: &Job, exit: &mut [&mut Tensor], keeps: bool) -> (Tensor, Option<
         Device::Gpu(gpu) => return forward_gpu(gpu, job, exit, keeps),
     };
     let mut y = Tensor::uninit(device, job.x.shape());
-    let sources = job.sources();
+    let rates = job.a_log.derived(Derivation::Rates, rates);
+    let sources = job.sources(rates.f32());
     let width = job.d_inner;
     let exits = exit.iter_mut();
     let exits = exits.flat_map(|state| columns(state.f32_mut(), (width, width), GROUP));
@@ -310,7 +313,8 @@ fn backward(job: &Job, dy: &Tensor) -> Vec<Option<Tensor>> {
     let per_segment = sums.f32_mut().chunks_mut((d_inner * (d_state + 2)).max(1));
     let per_task = per_segment.flat_map(|sums| sums.chunks_mut(GROUP * (d_state + 2)));
     let mut dgates = dgate.as_mut().map_or_else(Vec::new, |it| job.columns(it.f32_mut()));
-    let sources = job.sources();
+    let rates = job.a_log.derived(Derivation::Rates, rates);
+    let sources = job.sources(rates.f32());
     dgates.resize_with(sources.len(), Vec::new);
     let columns = job.columns(dx.f32_mut()).into_iter().zip(job.columns(ddelta.f32_mut()));
     let outs = columns.zip(dgates).zip(shareds.into_iter().zip(per_task));

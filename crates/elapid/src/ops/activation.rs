@@ -7,17 +7,18 @@
 //! ```
 //!
 //! Backward of the gated form: `dup = f(gate) dy`, `dgate = f'(gate) up dy`.
-//! `y` is not kept: backward recomputes f from its argument, and on a graphics processor who needs
-//! `y` on the way back makes it again.
+//! `y` is not kept: backward recomputes f from its argument, and on a GPU the op that needs `y` in
+//! the backward pass computes it again.
 //!
 //! Not here: the linear maps before and after; GELU by the error function, which no family uses
 //! (`gelu_new`, `gelu_pytorch_tanh` are the form above).
 
+use super::{pieces_of, remade};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use crate::tensor::cpu::F32s;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Arg, Const, Gpu, Kernel};
+use crate::tensor::gpu::{Const, Kernel, bind};
 use pulp::{Simd, WithSimd};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,11 +41,8 @@ pub fn gated(tape: &Tape, kind: Kind, gate: &Var, up: &Var) -> Var {
         let (dgate, dup) = backward(kind, &gate_value, Some(&up_value), &dy);
         vec![Some(dgate), dup]
     });
-    if y.value().device().gpu().is_none() || !y.needs_grad() {
-        return y;
-    }
     let (gate, up) = (gate.value().clone(), up.value().clone());
-    y.remade_by(move || forward(kind, &gate, Some(&up)))
+    remade(y, move || forward(kind, &gate, Some(&up)))
 }
 
 /// `f(x)`.
@@ -54,59 +52,11 @@ pub fn activation(tape: &Tape, kind: Kind, x: &Var) -> Var {
     tape.record("activation", &[x], y, move |dy| vec![Some(backward(kind, &x_value, None, &dy).0)])
 }
 
-fn forward(kind: Kind, gate: &Tensor, up: Option<&Tensor>) -> Tensor {
-    let cpu = match gate.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return forward_gpu(gpu, kind, gate, up),
-    };
-    let mut y = Tensor::uninit(gate.device(), gate.shape());
-    cpu.each_piece(y.f32_mut(), PIECE, |idx, y| {
-        let gate = &gate.f32()[idx * PIECE..][..y.len()];
-        let up = up.map(|up| &up.f32()[idx * PIECE..][..gate.len()]);
-        cpu.simd(Forward { kind, gate, up, y });
-    });
-    y
-}
-
-/// Inverts `forward`.
-fn backward(
-    kind: Kind,
-    gate: &Tensor,
-    up: Option<&Tensor>,
-    dy: &Tensor,
-) -> (Tensor, Option<Tensor>) {
-    let cpu = match gate.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return backward_gpu(gpu, kind, (gate, up), dy),
-    };
-    let mut dgate = Tensor::uninit(gate.device(), gate.shape());
-    let mut dup = up.map(|up| Tensor::uninit(up.device(), up.shape()));
-    let n_elem = gate.n_elem();
-    let dgates: Vec<&mut [f32]> = dgate.f32_mut().chunks_mut(PIECE).collect();
-    let dups: Vec<Option<&mut [f32]>> = match &mut dup {
-        Some(dup) => dup.f32_mut().chunks_mut(PIECE).map(Some).collect(),
-        None => dgates.iter().map(|_| None).collect(),
-    };
-    let tasks: Vec<_> = dgates.into_iter().zip(dups).enumerate().collect();
-    cpu.map(tasks, |(idx, (dgate, dup))| {
-        let range = idx * PIECE..n_elem.min((idx + 1) * PIECE);
-        cpu.simd(Backward {
-            kind,
-            gate: &gate.f32()[range.clone()],
-            up: up.map(|up| &up.f32()[range.clone()]),
-            dy: &dy.f32()[range],
-            dgate,
-            dup,
-        });
-    });
-    (dgate, dup)
-}
-
-static FORWARD: Kernel = Kernel {
-    entry: "activation_forward",
-    wgsl: include_str!("activation.wgsl"),
-    cuda: include_str!("activation.cu"),
-};
+static FORWARD: Kernel = Kernel::new(
+    "activation_forward",
+    include_str!("activation.wgsl"),
+    include_str!("activation.cu"),
+);
 static BACKWARD: Kernel = Kernel { entry: "activation_backward", ..FORWARD };
 
 fn consts(kind: Kind, up: Option<&Tensor>) -> [Const; 2] {
@@ -118,36 +68,52 @@ fn consts(kind: Kind, up: Option<&Tensor>) -> [Const; 2] {
     [("KIND", kind), ("GATED", usize::from(up.is_some()))]
 }
 
-fn forward_gpu(gpu: &Gpu, kind: Kind, gate: &Tensor, up: Option<&Tensor>) -> Tensor {
-    let mut y = Tensor::activation(gate.device(), gate.shape());
+fn forward(kind: Kind, gate: &Tensor, up: Option<&Tensor>) -> Tensor {
     let n = gate.n_elem();
-    let mut args = [Arg::In(gate), Arg::In(up.unwrap_or(gate)), Arg::Out(&mut y)];
-    gpu.launch(&FORWARD, gpu.each_eight(n), &consts(kind, up), &mut args, &[n.into()]);
+    let mut y = Tensor::activation(gate.device(), gate.shape());
+    match gate.device() {
+        Device::Cpu(cpu) => cpu.each_piece(y.f32_mut(), PIECE, |idx, y| {
+            let gate = &gate.f32()[idx * PIECE..][..y.len()];
+            let up = up.map(|up| &up.f32()[idx * PIECE..][..gate.len()]);
+            cpu.simd(Forward { kind, gate, up, y });
+        }),
+        Device::Gpu(gpu) => {
+            let mut args = bind([gate, up.unwrap_or(gate)], [&mut y]);
+            gpu.launch(&FORWARD, gpu.each_eight(n), &consts(kind, up), &mut args, &[n.into()]);
+        }
+    }
     y
 }
 
-fn backward_gpu(
-    gpu: &Gpu,
+/// Inverts `forward`.
+fn backward(
     kind: Kind,
-    (gate, up): (&Tensor, Option<&Tensor>),
+    gate: &Tensor,
+    up: Option<&Tensor>,
     dy: &Tensor,
 ) -> (Tensor, Option<Tensor>) {
-    let mut dgate = Tensor::uninit_as(gate, gate.shape());
-    // A kernel wants something to bind.
-    let mut dup = match up {
-        Some(up) => Tensor::uninit_as(up, up.shape()),
-        None => Tensor::uninit(gate.device(), &[1]),
-    };
     let n = gate.n_elem();
-    let mut args = [
-        Arg::In(gate),
-        Arg::In(up.unwrap_or(gate)),
-        Arg::In(dy),
-        Arg::Out(&mut dgate),
-        Arg::Out(&mut dup),
-    ];
-    gpu.launch(&BACKWARD, gpu.each_eight(n), &consts(kind, up), &mut args, &[n.into()]);
-    (dgate, up.map(|_| dup))
+    let mut dgate = Tensor::uninit_as(gate, gate.shape());
+    let mut dup = up.map(|up| Tensor::uninit_as(up, up.shape()));
+    match gate.device() {
+        Device::Cpu(cpu) => {
+            let tasks = dgate.f32_mut().chunks_mut(PIECE).zip(pieces_of(dup.as_mut(), PIECE));
+            cpu.map(tasks.enumerate().collect(), |(idx, (dgate, dup))| {
+                let range = idx * PIECE..idx * PIECE + dgate.len();
+                let up = up.map(|up| &up.f32()[range.clone()]);
+                let (gate, dy) = (&gate.f32()[range.clone()], &dy.f32()[range]);
+                cpu.simd(Backward { kind, gate, up, dy, dgate, dup });
+            });
+        }
+        Device::Gpu(gpu) => {
+            // A kernel wants something to bind.
+            let mut nothing = Tensor::uninit(gate.device(), &[1]);
+            let outs = [&mut dgate, dup.as_mut().unwrap_or(&mut nothing)];
+            let mut args = bind([gate, up.unwrap_or(gate), dy], outs);
+            gpu.launch(&BACKWARD, gpu.each_eight(n), &consts(kind, up), &mut args, &[n.into()]);
+        }
+    }
+    (dgate, dup)
 }
 
 /// f and f' at x.

@@ -17,7 +17,7 @@ use crate::tensor::Tensor;
 use crate::tensor::cpu::F32s;
 use crate::tensor::device::Device;
 use crate::tensor::gpu::product::IN_BF16;
-use crate::tensor::gpu::{Arg, Gpu, Kernel, Row, Word, Work};
+use crate::tensor::gpu::{Arg, Gpu, Kernel, Row, Word, Work, bind};
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
@@ -57,7 +57,7 @@ const PIECE: usize = 1 << 14;
 /// Makes step number `t` (from 1) on one parameter. `m` and `v` start at zero.
 pub fn adamw(p: &mut Tensor, g: &Tensor, m: &mut Tensor, v: &mut Tensor, t: u64, config: &AdamW) {
     expect_shapes(p, [g, m, v]);
-    let scalars = Scalars::new(t, config);
+    let scalars = scalars(t, config);
     let cpu = match p.device().clone() {
         Device::Cpu(cpu) => cpu,
         Device::Gpu(gpu) => return step_gpu(&gpu, p, g, [m, v], &scalars),
@@ -102,7 +102,7 @@ impl<'a> Steps<'a> {
             return adamw(p, g, m, v, self.t, config);
         }
         expect_shapes(p, [g, m, v]);
-        let scalars = Scalars::new(self.t, config);
+        let scalars = scalars(self.t, config);
         self.waiting.push(Waiting { p, g, moments: [m, v], scalars });
     }
 
@@ -119,7 +119,7 @@ impl<'a> Steps<'a> {
             let outs = [Some(&mut **p), Some(m), Some(v), copy.as_mut()];
             let outs = outs.into_iter().map(|out| out.map(Arg::Out));
             let tensors = [Some(Arg::In(g))].into_iter().chain(outs).collect();
-            let params = scalars.words(n).to_vec();
+            let params = words(n, scalars);
             rows.push(Row { n_groups: n.div_ceil(PIECE), tensors, params });
         }
         gpu.launch_many(&STEPS, &[("PIECE", PIECE)], rows, None);
@@ -150,7 +150,7 @@ pub fn adamw_sizes(
 ) -> (f64, f64) {
     let [m, v] = moments;
     expect_shapes(p, [g, m, v]);
-    let scalars = Scalars::new(t, config);
+    let scalars = scalars(t, config);
     let (ratios, sizes) = match p.device() {
         Device::Gpu(gpu) => sizes_gpu(gpu, [p, g, m, v], &scalars),
         Device::Cpu(cpu) => {
@@ -168,11 +168,8 @@ pub fn adamw_sizes(
     (step * mean(ratios), mean(sizes))
 }
 
-static STEP: Kernel = Kernel {
-    entry: "adamw_step",
-    wgsl: include_str!("adamw.wgsl"),
-    cuda: include_str!("adamw.cu"),
-};
+static STEP: Kernel =
+    Kernel::new("adamw_step", include_str!("adamw.wgsl"), include_str!("adamw.cu"));
 static SIZES: Kernel = Kernel { entry: "adamw_sizes", ..STEP };
 // For CUDA.
 static STEPS: Kernel = Kernel { entry: "adamw_steps", wgsl: "", ..STEP };
@@ -187,7 +184,7 @@ fn step_gpu(gpu: &Gpu, p: &mut Tensor, g: &Tensor, [m, v]: [&mut Tensor; 2], sca
             Arg::Window(m, bytes()),
             Arg::Window(v, bytes()),
         ];
-        gpu.launch(&STEP, Work::each(n.div_ceil(4)), &[], &mut args, &scalars.words(n));
+        gpu.launch(&STEP, Work::each(n.div_ceil(4)), &[], &mut args, &words(n, scalars));
     }
 }
 
@@ -204,9 +201,8 @@ fn sizes_gpu(gpu: &Gpu, [p, g, m, v]: [&Tensor; 4], scalars: &Scalars) -> (f64, 
         let n_groups = n.div_ceil(PIECE).min(1024);
         let mut sums = Tensor::uninit(p.device(), &[n_groups, 2]);
         let [p, g, m, v] = [p, g, m, v].map(|x| numbers(x, &part));
-        let mut args = [Arg::In(&g), Arg::In(&p), Arg::In(&m), Arg::In(&v), Arg::Out(&mut sums)];
         let work = Work::grid([n_groups, 1, 1], 256);
-        gpu.launch(&SIZES, work, &[], &mut args, &scalars.words(n));
+        gpu.launch(&SIZES, work, &[], &mut bind([&g, &p, &m, &v], [&mut sums]), &words(n, scalars));
         for pair in sums.to_vec().as_chunks::<2>().0 {
             ratios += f64::from(pair[0]);
             sizes += f64::from(pair[1]);
@@ -220,93 +216,56 @@ fn exponent(t: u64) -> i32 {
     t.min(i32::MAX as u64) as i32
 }
 
-#[derive(Clone, Copy)]
-struct Scalars {
-    grad_scale: f32,
-    keep: f32,
-    new1: f32,
-    beta2: f32,
-    new2: f32,
-    root2: f32,
-    eps: f32,
-    step: f32,
+/// grad_scale, keep, new1, old1, beta2, new2, root2, eps and step, as the kernels have them.
+type Scalars = [f32; 9];
+
+fn scalars(t: u64, config: &AdamW) -> Scalars {
+    let [correction1, correction2] =
+        [config.beta1, config.beta2].map(|beta| 1.0 - beta.powi(exponent(t)));
+    let new1 = (1.0 - config.beta1) as f32;
+    [
+        config.grad_scale as f32,
+        (1.0 - config.lr * config.weight_decay) as f32,
+        new1,
+        1.0 - new1,
+        config.beta2 as f32,
+        (1.0 - config.beta2) as f32,
+        correction2.sqrt() as f32,
+        config.eps as f32,
+        (config.lr / correction1) as f32,
+    ]
 }
 
-impl Scalars {
-    fn new(t: u64, config: &AdamW) -> Scalars {
-        let correction1 = 1.0 - config.beta1.powi(exponent(t));
-        let correction2 = 1.0 - config.beta2.powi(exponent(t));
-        Scalars {
-            grad_scale: config.grad_scale as f32,
-            keep: (1.0 - config.lr * config.weight_decay) as f32,
-            new1: (1.0 - config.beta1) as f32,
-            beta2: config.beta2 as f32,
-            new2: (1.0 - config.beta2) as f32,
-            root2: correction2.sqrt() as f32,
-            eps: config.eps as f32,
-            step: (config.lr / correction1) as f32,
-        }
-    }
+/// Parameters of the kernels.
+fn words(n: usize, scalars: &Scalars) -> Vec<Word> {
+    std::iter::once(n.into()).chain(scalars.map(Word::from)).collect()
 }
 
-impl Scalars {
-    /// As the kernels have them.
-    fn words(&self, n: usize) -> [Word; 10] {
-        [
-            n.into(),
-            self.grad_scale.into(),
-            self.keep.into(),
-            self.new1.into(),
-            (1.0 - self.new1).into(),
-            self.beta2.into(),
-            self.new2.into(),
-            self.root2.into(),
-            self.eps.into(),
-            self.step.into(),
-        ]
-    }
-}
-
-/// The same in every lane, but for what only the last line of a step needs.
+/// The scalars in every lane.
 struct Lanes<S: Simd> {
-    grad_scale: F32s<S>,
-    new1: F32s<S>,
-    old1: F32s<S>,
-    beta2: F32s<S>,
-    new2: F32s<S>,
-    root2: F32s<S>,
-    eps: F32s<S>,
-    /// Whether the memory of the first moment is long.
+    all: [F32s<S>; 9],
+    /// Whether the first moment decays slowly.
     is_slow: bool,
 }
 
 impl<S: Simd> Lanes<S> {
     #[inline(always)]
     fn new(simd: S, scalars: &Scalars) -> Self {
-        let splat = |x| F32s::splat(simd, x);
-        Lanes {
-            grad_scale: splat(scalars.grad_scale),
-            new1: splat(scalars.new1),
-            old1: splat(1.0 - scalars.new1),
-            beta2: splat(scalars.beta2),
-            new2: splat(scalars.new2),
-            root2: splat(scalars.root2),
-            eps: splat(scalars.eps),
-            is_slow: scalars.new1 < 0.5,
-        }
+        Lanes { all: scalars.map(|x| F32s::splat(simd, x)), is_slow: scalars[2] < 0.5 }
     }
 
     /// The new moments and `m / (sqrt(v) / sqrt(1 - beta2^t) + eps)`.
     #[inline(always)]
     fn moments(&self, g: F32s<S>, m: F32s<S>, v: F32s<S>) -> (F32s<S>, F32s<S>, F32s<S>) {
-        let g = g * self.grad_scale;
+        let [grad_scale, _, new1, old1, beta2, new2, root2, eps, _] = self.all;
+        let g = g * grad_scale;
         // The first form loses g where m is much larger and beta1 is near zero.
         let m = match self.is_slow {
-            true => (g - m).mul_add(self.new1, m),
-            false => (g - m).mul_add(-self.old1, g),
+            true => (g - m).mul_add(new1, m),
+            false => (g - m).mul_add(-old1, g),
         };
-        let v = (g * g).mul_add(self.new2, v * self.beta2);
-        (m, v, m / (v.sqrt() / self.root2 + self.eps))
+        let v = (g * g).mul_add(new2, v * beta2);
+        (m, v, m / (v.sqrt() / root2 + eps))
     }
 }
 
@@ -324,7 +283,7 @@ impl WithSimd for Step<'_> {
     fn with_simd<S: Simd>(self, simd: S) {
         let Step { p, g, m, v, scalars } = self;
         let lanes = Lanes::new(simd, &scalars);
-        let (keep, step) = (F32s::splat(simd, scalars.keep), F32s::splat(simd, scalars.step));
+        let [_, keep, .., step] = lanes.all;
         for at in (0..p.len()).step_by(F32s::<S>::LANES) {
             let load = |x: &[f32]| F32s::load(simd, &x[at..]);
             let (m_at, v_at, ratio) = lanes.moments(load(g), load(m), load(v));

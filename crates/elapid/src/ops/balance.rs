@@ -28,7 +28,7 @@ use crate::ops::softmax::{Softmax, SoftmaxBackward, row_threads};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Arg, Gpu, Kernel, Work};
+use crate::tensor::gpu::{Kernel, Work, bind};
 
 /// How unevenly tokens are spread over experts, one number: `n_used` when even.
 pub fn balance_loss(tape: &Tape, logits: &Var, routing: &Routing) -> Var {
@@ -45,12 +45,35 @@ pub fn balance_loss(tape: &Tape, logits: &Var, routing: &Routing) -> Var {
     })
 }
 
-fn forward(logits: &Tensor, f: &[f32]) -> Tensor {
-    let cpu = match logits.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return forward_gpu(gpu, logits, f),
-    };
+static ROWS: Kernel =
+    Kernel::new("balance_rows", include_str!("balance.wgsl"), include_str!("balance.cu"));
+static SUM: Kernel = Kernel { entry: "balance_sum", ..ROWS };
+static BACKWARD: Kernel = Kernel { entry: "balance_backward", ..ROWS };
+
+/// The list on the device, and the factor of the loss.
+fn operands(logits: &Tensor, f: &[f32]) -> (Tensor, f32) {
     let (n_tok, n_expert) = logits.dims2();
+    let f = Tensor::from_f32(logits.device(), &[n_expert], f);
+    (f, n_expert as f32 / n_tok.max(1) as f32)
+}
+
+fn forward(logits: &Tensor, f: &[f32]) -> Tensor {
+    let (n_tok, n_expert) = logits.dims2();
+    let device = logits.device();
+    let cpu = match device {
+        Device::Cpu(cpu) => cpu,
+        Device::Gpu(gpu) => {
+            // A number for each token, then their sum.
+            let ((f, factor), consts) = (operands(logits, f), [("N_EXPERT", n_expert)]);
+            let [mut parts, mut loss] = [n_tok, 1].map(|n| Tensor::uninit(device, &[n]));
+            let params = [n_tok.into(), factor.into()];
+            let work = Work::groups(n_tok, row_threads(n_expert));
+            gpu.launch(&ROWS, work, &consts, &mut bind([logits, &f], [&mut parts]), &params);
+            let work = Work::groups(1, 256);
+            gpu.launch(&SUM, work, &consts, &mut bind([&parts], [&mut loss]), &params);
+            return loss;
+        }
+    };
     let pieces = logits.f32().chunks(rows_per_task(n_expert) * n_expert).collect();
     let partial_sums = cpu.map(pieces, |x: &[f32]| {
         let mut sums = vec![0.0f32; n_expert];
@@ -67,60 +90,32 @@ fn forward(logits: &Tensor, f: &[f32]) -> Tensor {
         sum += *f as f64 * p_sum;
     }
     let loss = sum * n_expert as f64 / n_tok.max(1) as f64;
-    Tensor::from_f32(logits.device(), &[1], &[loss as f32])
+    Tensor::from_f32(device, &[1], &[loss as f32])
 }
 
 /// Inverts `forward`.
 fn backward(logits: &Tensor, f: &[f32], dloss: &Tensor) -> Tensor {
-    let cpu = match logits.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return backward_gpu(gpu, logits, f, dloss),
-    };
     let (n_tok, n_expert) = logits.dims2();
-    let scale = dloss.f32()[0] * n_expert as f32 / n_tok.max(1) as f32;
-    let mut dlogits = Tensor::uninit(logits.device(), logits.shape());
-    let len = rows_per_task(n_expert) * n_expert;
-    cpu.each_piece(dlogits.f32_mut(), len, |idx, dlogits| {
-        let rows = logits.f32()[idx * len..].chunks_exact(n_expert);
-        for (x, dx) in rows.zip(dlogits.chunks_exact_mut(n_expert)) {
-            cpu.simd(SoftmaxBackward { x, g: f, scale, dx });
-        }
-    });
-    dlogits
-}
-
-static ROWS: Kernel = Kernel {
-    entry: "balance_rows",
-    wgsl: include_str!("balance.wgsl"),
-    cuda: include_str!("balance.cu"),
-};
-static SUM: Kernel = Kernel { entry: "balance_sum", ..ROWS };
-static BACKWARD: Kernel = Kernel { entry: "balance_backward", ..ROWS };
-
-/// A number for each token, then their sum.
-fn forward_gpu(gpu: &Gpu, logits: &Tensor, f: &[f32]) -> Tensor {
-    let (n_tok, n_expert) = logits.dims2();
-    let (device, consts) = (logits.device(), [("N_EXPERT", n_expert)]);
-    let f = Tensor::from_f32(device, &[n_expert], f);
-    let mut parts = Tensor::uninit(device, &[n_tok]);
-    let mut loss = Tensor::uninit(device, &[1]);
-    let params = [n_tok.into(), (n_expert as f32 / n_tok.max(1) as f32).into()];
-    let mut args = [Arg::In(logits), Arg::In(&f), Arg::Out(&mut parts)];
-    let work = Work::groups(n_tok, row_threads(n_expert));
-    gpu.launch(&ROWS, work, &consts, &mut args, &params);
-    let mut args = [Arg::In(&parts), Arg::Out(&mut loss)];
-    gpu.launch(&SUM, Work::groups(1, 256), &consts, &mut args, &params);
-    loss
-}
-
-fn backward_gpu(gpu: &Gpu, logits: &Tensor, f: &[f32], dloss: &Tensor) -> Tensor {
-    let (n_tok, n_expert) = logits.dims2();
-    let f = Tensor::from_f32(logits.device(), &[n_expert], f);
     let mut dlogits = Tensor::uninit_as(logits, logits.shape());
-    let params = [n_tok.into(), (n_expert as f32 / n_tok.max(1) as f32).into()];
-    let mut args = [Arg::In(logits), Arg::In(&f), Arg::In(dloss), Arg::Out(&mut dlogits)];
-    let work = Work::groups(n_tok, row_threads(n_expert));
-    gpu.launch(&BACKWARD, work, &[("N_EXPERT", n_expert)], &mut args, &params);
+    match logits.device() {
+        Device::Cpu(cpu) => {
+            let scale = dloss.f32()[0] * n_expert as f32 / n_tok.max(1) as f32;
+            let len = rows_per_task(n_expert) * n_expert;
+            cpu.each_piece(dlogits.f32_mut(), len, |idx, dlogits| {
+                let rows = logits.f32()[idx * len..].chunks_exact(n_expert);
+                for (x, dx) in rows.zip(dlogits.chunks_exact_mut(n_expert)) {
+                    cpu.simd(SoftmaxBackward { x, g: f, scale, dx });
+                }
+            });
+        }
+        Device::Gpu(gpu) => {
+            let (f, factor) = operands(logits, f);
+            let mut args = bind([logits, &f, dloss], [&mut dlogits]);
+            let params = [n_tok.into(), factor.into()];
+            let work = Work::groups(n_tok, row_threads(n_expert));
+            gpu.launch(&BACKWARD, work, &[("N_EXPERT", n_expert)], &mut args, &params);
+        }
+    }
     dlogits
 }
 

@@ -1,5 +1,5 @@
 //! The one shared check of every op: its gradients against finite differences, the same bits on any
-//! number of threads, and the same numbers on every graphics processor that is found.
+//! number of threads, and the same numbers on every GPU that is found.
 //!
 //! The loss is the sum of all outputs under fixed random weights. Differences are taken with the
 //! four-point stencil `(8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h`, whose error falls with h^4, so
@@ -76,7 +76,7 @@ pub fn check_gradients(inputs: &[Input], op: impl Fn(&Tape, &[Var]) -> Vec<Var>)
     }
 }
 
-/// Graphics processors to check ops on, each with what its numbers may differ from ours by.
+/// GPUs to check ops on, each with what its numbers may differ from ours by.
 ///
 /// `ELAPID_REQUIRE` (see tests/it/devices.rs) makes a missing one a failure.
 pub fn devices() -> &'static [(Device, f32)] {
@@ -120,7 +120,7 @@ fn compare_above(what: &str, want: &[f32], got: &[f32], tolerance: f32, floor: f
     for (at, (&want, &got)) in want.iter().zip(got).enumerate() {
         // A NaN is never within bounds.
         let is_near = (got - want).abs() <= tolerance * (want.abs() + typical) || got == want;
-        assert!(is_near, "{what}, element {at}: {got} there, {want} on the processor");
+        assert!(is_near, "{what}, element {at}: {got} there, {want} on the CPU");
     }
 }
 

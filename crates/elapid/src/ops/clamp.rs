@@ -5,7 +5,7 @@
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Arg, Kernel, Work};
+use crate::tensor::gpu::{Kernel, Work, bind};
 
 const PIECE: usize = 1 << 15;
 
@@ -17,44 +17,39 @@ pub fn clamp(tape: &Tape, x: &Var, limit: f32) -> Var {
 }
 
 fn forward(x: &Tensor, limit: f32) -> Tensor {
-    let Device::Gpu(gpu) = x.device() else {
-        return each_pair(x, x, |x, _| x.clamp(-limit, limit));
-    };
-    let mut y = Tensor::uninit_as(x, x.shape());
-    let n = x.n_elem();
-    let mut args = [Arg::In(x), Arg::Out(&mut y)];
-    gpu.launch(&FORWARD, Work::each(n), &[], &mut args, &[n.into(), limit.into()]);
-    y
+    each(&FORWARD, [x], limit, |x, _| x.clamp(-limit, limit))
 }
 
 /// Inverts `forward`.
 fn backward(x: &Tensor, dy: &Tensor, limit: f32) -> Tensor {
-    let Device::Gpu(gpu) = x.device() else {
-        return each_pair(x, dy, |x, dy| if x.abs() <= limit { dy } else { 0.0 });
-    };
-    let mut dx = Tensor::uninit_as(x, x.shape());
-    let n = x.n_elem();
-    let mut args = [Arg::In(x), Arg::In(dy), Arg::Out(&mut dx)];
-    gpu.launch(&BACKWARD, Work::each(n), &[], &mut args, &[n.into(), limit.into()]);
-    dx
+    each(&BACKWARD, [x, dy], limit, |x, dy| if x.abs() <= limit { dy } else { 0.0 })
 }
 
-static FORWARD: Kernel = Kernel {
-    entry: "clamp_forward",
-    wgsl: include_str!("clamp.wgsl"),
-    cuda: include_str!("clamp.cu"),
-};
+static FORWARD: Kernel =
+    Kernel::new("clamp_forward", include_str!("clamp.wgsl"), include_str!("clamp.cu"));
 static BACKWARD: Kernel = Kernel { entry: "clamp_backward", ..FORWARD };
 
-fn each_pair(a: &Tensor, b: &Tensor, f: impl Fn(f32, f32) -> f32 + Send + Sync) -> Tensor {
-    let cpu = a.device().expect_cpu();
-    let mut y = Tensor::uninit(a.device(), a.shape());
-    cpu.each_piece(y.f32_mut(), PIECE, |idx, y| {
-        let (a, b) = (&a.f32()[idx * PIECE..], &b.f32()[idx * PIECE..]);
-        for ((y, &a), &b) in y.iter_mut().zip(a).zip(b) {
-            *y = f(a, b);
+/// By the kernel on a GPU; on the CPU `f` of the numbers of the first and the last input.
+fn each<const N: usize>(
+    kernel: &'static Kernel,
+    ins: [&Tensor; N],
+    limit: f32,
+    f: impl Fn(f32, f32) -> f32 + Send + Sync,
+) -> Tensor {
+    let (a, b, n) = (ins[0], ins[N - 1], ins[0].n_elem());
+    let mut y = Tensor::uninit_as(a, a.shape());
+    match a.device() {
+        Device::Cpu(cpu) => cpu.each_piece(y.f32_mut(), PIECE, |idx, y| {
+            let (a, b) = (&a.f32()[idx * PIECE..], &b.f32()[idx * PIECE..]);
+            for ((y, &a), &b) in y.iter_mut().zip(a).zip(b) {
+                *y = f(a, b);
+            }
+        }),
+        Device::Gpu(gpu) => {
+            let params = [n.into(), limit.into()];
+            gpu.launch(kernel, Work::each(n), &[], &mut bind(ins, [&mut y]), &params);
         }
-    });
+    }
     y
 }
 

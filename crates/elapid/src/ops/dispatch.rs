@@ -30,7 +30,7 @@ use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use crate::tensor::cpu::F32s;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Work};
+use crate::tensor::gpu::{Const, Kernel, Work, bind};
 use pulp::{Simd, WithSimd};
 
 /// Numbers a task writes, about.
@@ -40,34 +40,46 @@ fn rows_per_task(d: usize) -> usize {
     (PIECE / d.max(1)).max(1)
 }
 
+static GATHER: Kernel =
+    Kernel::new("dispatch_gather", include_str!("dispatch.wgsl"), include_str!("dispatch.cu"));
+static SUM: Kernel = Kernel { entry: "dispatch_sum", ..GATHER };
+static COMBINE_BACKWARD: Kernel = Kernel { entry: "dispatch_combine_backward", ..GATHER };
+
+/// Constants of all entries: the width of rows, rows of a token, what is there.
+fn consts(d: usize, routing: &Routing, has_weights: bool, has_y_sorted: bool) -> [Const; 4] {
+    let flags = [has_weights, has_y_sorted].map(usize::from);
+    [("D", d), ("N_USED", routing.n_used()), ("HAS_W", flags[0]), ("HAS_Y", flags[1])]
+}
+
 /// The rows of every expert: (n_tok, d) to (n_tok * n_used, d).
 pub fn gather(tape: &Tape, x: &Var, routing: &Routing) -> Var {
     let (_, d) = x.value().dims2();
     x.value().expect_shape("gather: x", &[routing.n_tok(), d]);
     let y = gather_forward(x.value(), routing);
     let routing = routing.clone();
-    tape.record("gather", &[x], y, move |dy| vec![Some(gather_backward(&dy, &routing))])
+    tape.record("gather", &[x], y, move |dy| vec![Some(sum_of_rows(&dy, &routing, None))])
 }
 
 fn gather_forward(x: &Tensor, routing: &Routing) -> Tensor {
-    let cpu = match x.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return gather_gpu(gpu, x, routing),
-    };
-    let (_, d) = x.dims2();
-    let mut y = Tensor::uninit(x.device(), &[routing.choices.len(), d]);
-    let len = rows_per_task(d);
-    cpu.each_piece(y.f32_mut(), len * d, |idx, y| {
-        for (row, y) in y.chunks_exact_mut(d).enumerate() {
-            y.copy_from_slice(&x.f32()[routing.token(idx * len + row) * d..][..d]);
+    let ((_, d), n_rows) = (x.dims2(), routing.choices.len());
+    let mut y = Tensor::uninit_as(x, &[n_rows, d]);
+    match x.device() {
+        Device::Cpu(cpu) => {
+            let len = rows_per_task(d);
+            cpu.each_piece(y.f32_mut(), len * d, |idx, y| {
+                for (row, y) in (idx * len..).zip(y.chunks_exact_mut(d)) {
+                    y.copy_from_slice(&x.f32()[routing.token(row) * d..][..d]);
+                }
+            });
         }
-    });
+        Device::Gpu(gpu) => {
+            let mut args = bind([x, &routing.tables().choices], [&mut y]);
+            let (work, consts) =
+                (Work::groups(n_rows, row_threads(d)), consts(d, routing, false, false));
+            gpu.launch(&GATHER, work, &consts, &mut args, &[n_rows.into()]);
+        }
+    }
     y
-}
-
-/// Inverts `gather_forward`.
-fn gather_backward(dy: &Tensor, routing: &Routing) -> Tensor {
-    sum_of_rows(dy, routing, None)
 }
 
 /// The weighted sum of what a token's experts made: (n_tok * n_used, d) to (n_tok, d).
@@ -75,7 +87,7 @@ pub fn combine(tape: &Tape, y_sorted: &Var, routing: &Routing) -> Var {
     let (_, d) = y_sorted.value().dims2();
     y_sorted.value().expect_shape("combine: y_sorted", &[routing.choices.len(), d]);
     let weights = &routing.weights;
-    let y = combine_forward(y_sorted.value(), routing);
+    let y = sum_of_rows(y_sorted.value(), routing, Some(weights.value()));
     let kept = weights.needs_grad().then(|| y_sorted.value().clone());
     let routing_kept = routing.clone();
     tape.record("combine", &[y_sorted, weights], y, move |dy| {
@@ -84,11 +96,7 @@ pub fn combine(tape: &Tape, y_sorted: &Var, routing: &Routing) -> Var {
     })
 }
 
-fn combine_forward(y_sorted: &Tensor, routing: &Routing) -> Tensor {
-    sum_of_rows(y_sorted, routing, Some(routing.weights.value()))
-}
-
-/// Inverts `combine_forward`; without `y_sorted` there is no gradient of the weights.
+/// The backward pass of `combine`; without `y_sorted` there is no gradient of the weights.
 ///
 /// Walks the sorted rows, so that the large tensors are read and written once and in order. The
 /// gradient of `y_sorted` is made even where only the weights want one, which happens in the first
@@ -98,123 +106,70 @@ fn combine_backward(
     y_sorted: Option<&Tensor>,
     routing: &Routing,
 ) -> (Tensor, Option<Tensor>) {
-    let cpu = match dy.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return combine_backward_gpu(gpu, dy, y_sorted, routing),
-    };
-    let ((_, d), n_used) = (dy.dims2(), routing.n_used());
-    let n_rows = routing.choices.len();
-    let mut dy_sorted = Tensor::uninit(dy.device(), &[n_rows, d]);
-    // The gradients of the weights, still in order of rows.
-    let mut dots = Tensor::uninit(dy.device(), &[n_rows]);
-    let len = rows_per_task(d);
-    let pieces = dy_sorted.f32_mut().chunks_mut(len * d).zip(dots.f32_mut().chunks_mut(len));
-    cpu.map(pieces.enumerate().collect(), |(idx, (dy_sorted, dots))| {
-        for (row, (dy_sorted, dot)) in dy_sorted.chunks_exact_mut(d).zip(dots).enumerate() {
-            let row = idx * len + row;
-            let choice = routing.choices[row] as usize;
-            *dot = cpu.simd(RowBackward {
-                weight: routing.weights.value().f32()[choice],
-                dy: &dy.f32()[choice / n_used * d..][..d],
-                y_sorted: y_sorted.map(|y_sorted| &y_sorted.f32()[row * d..][..d]),
-                dy_sorted,
+    let ((_, d), n_used, n_rows) = (dy.dims2(), routing.n_used(), routing.choices.len());
+    let weights = routing.weights.value();
+    let mut dy_sorted = Tensor::uninit_as(dy, &[n_rows, d]);
+    let mut dweights = y_sorted.map(|_| Tensor::uninit_as(weights, weights.shape()));
+    match dy.device() {
+        Device::Cpu(cpu) => {
+            let len = rows_per_task(d);
+            // The gradients of the weights, still in order of rows.
+            let mut dots = Tensor::uninit(dy.device(), &[n_rows]);
+            let dots_of_tasks = dots.f32_mut().chunks_mut(len);
+            let pieces = dy_sorted.f32_mut().chunks_mut(len * d).zip(dots_of_tasks);
+            cpu.map(pieces.enumerate().collect(), |(idx, (dy_sorted, dots))| {
+                let rows = dy_sorted.chunks_exact_mut(d).zip(dots);
+                for (row, (dy_sorted, dot)) in (idx * len..).zip(rows) {
+                    let choice = routing.choices[row] as usize;
+                    let (weight, dy) =
+                        (weights.f32()[choice], &dy.f32()[choice / n_used * d..][..d]);
+                    let y_sorted = y_sorted.map(|y_sorted| &y_sorted.f32()[row * d..][..d]);
+                    *dot = cpu.simd(RowBackward { weight, dy, y_sorted, dy_sorted });
+                }
             });
+            if let Some(dweights) = &mut dweights {
+                for (dweight, &row) in dweights.f32_mut().iter_mut().zip(&*routing.rows) {
+                    *dweight = dots.f32()[row as usize];
+                }
+            }
         }
-    });
-    let dweights = y_sorted.map(|_| {
-        let mut dweights = Tensor::uninit(dy.device(), &[routing.n_tok(), n_used]);
-        for (dweight, &row) in dweights.f32_mut().iter_mut().zip(&*routing.rows) {
-            *dweight = dots.f32()[row as usize];
+        Device::Gpu(gpu) => {
+            // A kernel wants something to bind.
+            let mut nothing = Tensor::uninit_as(weights, &[1]);
+            let ins = [dy, &routing.tables().choices, weights, y_sorted.unwrap_or(dy)];
+            let outs = [&mut dy_sorted, dweights.as_mut().unwrap_or(&mut nothing)];
+            let consts = consts(d, routing, true, y_sorted.is_some());
+            let work = Work::groups(n_rows, row_threads(d));
+            let mut args = bind(ins, outs);
+            gpu.launch(&COMBINE_BACKWARD, work, &consts, &mut args, &[n_rows.into()]);
         }
-        dweights
-    });
+    }
     (dy_sorted, dweights)
 }
 
 /// The sum over each token's sorted rows, in order of choice, under `weights` or plain.
 fn sum_of_rows(x: &Tensor, routing: &Routing, weights: Option<&Tensor>) -> Tensor {
-    let cpu = match x.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return sum_of_rows_gpu(gpu, x, routing, weights),
-    };
-    let ((_, d), n_used) = (x.dims2(), routing.n_used());
-    let mut y = Tensor::uninit(x.device(), &[routing.n_tok(), d]);
-    let len = rows_per_task(d);
-    cpu.each_piece(y.f32_mut(), len * d, |idx, y| {
-        for (tok, y) in (idx * len..).zip(y.chunks_exact_mut(d)) {
-            let choices = tok * n_used..(tok + 1) * n_used;
-            let weights = weights.map(|weights| &weights.f32()[choices.clone()]);
-            cpu.simd(SumOfRows { x: x.f32(), rows: &routing.rows[choices], weights, y });
-        }
-    });
-    y
-}
-
-static GATHER: Kernel = Kernel {
-    entry: "dispatch_gather",
-    wgsl: include_str!("dispatch.wgsl"),
-    cuda: include_str!("dispatch.cu"),
-};
-static SUM: Kernel = Kernel { entry: "dispatch_sum", ..GATHER };
-static COMBINE_BACKWARD: Kernel = Kernel { entry: "dispatch_combine_backward", ..GATHER };
-
-/// Constants of all entries: the width of rows, rows of a token, what is there.
-fn consts(
-    d: usize,
-    routing: &Routing,
-    weights: Option<&Tensor>,
-    y_sorted: Option<&Tensor>,
-) -> [Const; 4] {
-    let has = |it: Option<&Tensor>| usize::from(it.is_some());
-    let n_used = routing.n_used();
-    [("D", d), ("N_USED", n_used), ("HAS_W", has(weights)), ("HAS_Y", has(y_sorted))]
-}
-
-fn gather_gpu(gpu: &Gpu, x: &Tensor, routing: &Routing) -> Tensor {
-    let ((_, d), n_rows) = (x.dims2(), routing.choices.len());
-    let mut y = Tensor::uninit_as(x, &[n_rows, d]);
-    let tables = routing.tables();
-    let mut args = [Arg::In(x), Arg::In(&tables.choices), Arg::Out(&mut y)];
-    let work = Work::groups(n_rows, row_threads(d));
-    gpu.launch(&GATHER, work, &consts(d, routing, None, None), &mut args, &[n_rows.into()]);
-    y
-}
-
-fn sum_of_rows_gpu(gpu: &Gpu, x: &Tensor, routing: &Routing, weights: Option<&Tensor>) -> Tensor {
-    let ((_, d), n_tok) = (x.dims2(), routing.n_tok());
+    let ((_, d), n_tok, n_used) = (x.dims2(), routing.n_tok(), routing.n_used());
     let mut y = Tensor::uninit_as(x, &[n_tok, d]);
-    let rows = &routing.tables().rows;
-    let weights_or_any = weights.unwrap_or(x);
-    let mut args = [Arg::In(x), Arg::In(rows), Arg::In(weights_or_any), Arg::Out(&mut y)];
-    let work = Work::groups(n_tok, row_threads(d));
-    gpu.launch(&SUM, work, &consts(d, routing, weights, None), &mut args, &[n_tok.into()]);
+    match x.device() {
+        Device::Cpu(cpu) => {
+            let len = rows_per_task(d);
+            cpu.each_piece(y.f32_mut(), len * d, |idx, y| {
+                for (tok, y) in (idx * len..).zip(y.chunks_exact_mut(d)) {
+                    let choices = tok * n_used..(tok + 1) * n_used;
+                    let weights = weights.map(|weights| &weights.f32()[choices.clone()]);
+                    cpu.simd(SumOfRows { x: x.f32(), rows: &routing.rows[choices], weights, y });
+                }
+            });
+        }
+        Device::Gpu(gpu) => {
+            let mut args = bind([x, &routing.tables().rows, weights.unwrap_or(x)], [&mut y]);
+            let consts = consts(d, routing, weights.is_some(), false);
+            let work = Work::groups(n_tok, row_threads(d));
+            gpu.launch(&SUM, work, &consts, &mut args, &[n_tok.into()]);
+        }
+    }
     y
-}
-
-fn combine_backward_gpu(
-    gpu: &Gpu,
-    dy: &Tensor,
-    y_sorted: Option<&Tensor>,
-    routing: &Routing,
-) -> (Tensor, Option<Tensor>) {
-    let ((_, d), n_rows) = (dy.dims2(), routing.choices.len());
-    let weights = routing.weights.value();
-    let mut dy_sorted = Tensor::uninit_as(dy, &[n_rows, d]);
-    // A kernel wants something to bind.
-    let shape = if y_sorted.is_some() { weights.shape() } else { &[1] };
-    let mut dweights = Tensor::uninit_as(weights, shape);
-    let mut args = [
-        Arg::In(dy),
-        Arg::In(&routing.tables().choices),
-        Arg::In(weights),
-        Arg::In(y_sorted.unwrap_or(dy)),
-        Arg::Out(&mut dy_sorted),
-        Arg::Out(&mut dweights),
-    ];
-    let consts = consts(d, routing, Some(weights), y_sorted);
-    let work = Work::groups(n_rows, row_threads(d));
-    gpu.launch(&COMBINE_BACKWARD, work, &consts, &mut args, &[n_rows.into()]);
-    (dy_sorted, y_sorted.map(|_| dweights))
 }
 
 /// `y = sum over i of weights[i] * row rows[i] of x`; without weights each is one.
@@ -225,38 +180,37 @@ struct SumOfRows<'a> {
     y: &'a mut [f32],
 }
 
+impl SumOfRows<'_> {
+    /// `N` runs of `len` columns from `at` on, each at most a vector: rows are far apart, so each
+    /// visit takes a stretch.
+    #[inline(always)]
+    fn columns<S: Simd, const N: usize>(&mut self, simd: S, at: usize, len: usize) {
+        let mut sums = [F32s::zero(simd); N];
+        for (i, &row) in self.rows.iter().enumerate() {
+            let x = &self.x[row as usize * self.y.len() + at..][..N * len];
+            let weight = F32s::splat(simd, self.weights.map_or(1.0, |weights| weights[i]));
+            for v in 0..N {
+                sums[v] = weight.mul_add(F32s::load(simd, &x[v * len..][..len]), sums[v]);
+            }
+        }
+        let y = &mut self.y[at..][..N * len];
+        for v in 0..N {
+            sums[v].store(&mut y[v * len..][..len]);
+        }
+    }
+}
+
 impl WithSimd for SumOfRows<'_> {
     type Output = ();
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        /// Vectors summed side by side: the rows are far apart, so each visit takes a stretch.
-        const WIDE: usize = 4;
-        let SumOfRows { x, rows, weights, y } = self;
-        let (d, lanes) = (y.len(), F32s::<S>::LANES);
-        let weight = |i: usize| F32s::splat(simd, weights.map_or(1.0, |weights| weights[i]));
-        let mut stretches = y.chunks_exact_mut(WIDE * lanes);
-        let mut at = 0;
-        for y in stretches.by_ref() {
-            let mut sums = [F32s::zero(simd); WIDE];
-            for (i, &row) in rows.iter().enumerate() {
-                let (x, weight) = (&x[row as usize * d + at..][..WIDE * lanes], weight(i));
-                for j in 0..WIDE {
-                    sums[j] = weight.mul_add(F32s::load(simd, &x[j * lanes..][..lanes]), sums[j]);
-                }
-            }
-            for j in 0..WIDE {
-                sums[j].store(&mut y[j * lanes..][..lanes]);
-            }
-            at += WIDE * lanes;
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let (lanes, d) = (F32s::<S>::LANES, self.y.len());
+        let n_wide = d - d % (4 * lanes);
+        for at in (0..n_wide).step_by(4 * lanes) {
+            self.columns::<S, 4>(simd, at, lanes);
         }
-        for y in stretches.into_remainder().chunks_mut(lanes) {
-            let mut sum = F32s::zero(simd);
-            for (i, &row) in rows.iter().enumerate() {
-                let x = &x[row as usize * d + at..][..y.len()];
-                sum = weight(i).mul_add(F32s::load(simd, x), sum);
-            }
-            sum.store(y);
-            at += lanes;
+        for at in (n_wide..d).step_by(lanes) {
+            self.columns::<S, 1>(simd, at, lanes.min(d - at));
         }
     }
 }
@@ -391,8 +345,8 @@ mod tests {
             let routing = routing(device, 9, 5, 3);
             let [x, dy, y_sorted] = [&x, &dy, &y_sorted].map(|input| input.tensor(device));
             let (dy_sorted, dweights) = combine_backward(&dy, Some(&y_sorted), &routing);
-            let dx = gather_backward(&y_sorted, &routing);
-            let y = combine_forward(&y_sorted, &routing);
+            let dx = sum_of_rows(&y_sorted, &routing, None);
+            let y = sum_of_rows(&y_sorted, &routing, Some(routing.weights.value()));
             let all = [gather_forward(&x, &routing), dx, y, dy_sorted, dweights.unwrap()];
             all.map(|x| x.to_vec())
         };

@@ -10,12 +10,13 @@
 //! | `y`     | (n_tok, d_model)   |                                              |
 //!
 //! Backward sorts the tokens by id, so that each row is summed by one task in the order of tokens;
-//! on a graphics processor by one group, from lists that the host has made of the ids.
+//! on a GPU by one group, from lists that the host has made of the ids.
 
+use super::softmax::row_threads;
 use crate::tape::{Tape, Var};
 use crate::tensor::batch::Tokens;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Arg, Gpu, Kernel, Work};
+use crate::tensor::gpu::{Arg, Gpu, Kernel, Word, Work};
 use crate::tensor::{DType, Tensor};
 
 /// Rows one task works on.
@@ -57,31 +58,24 @@ fn backward(shape: &[usize], ids: &[u32], dy: &Tensor) -> Tensor {
     let mut by_id: Vec<u32> = (0..ids.len() as u32).collect();
     by_id.sort_by_key(|&tok| ids[tok as usize]);
     let mut dtable = Tensor::zeros(dy.device(), shape);
-    let cpu = match dy.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => {
-            backward_gpu(gpu, ids, &by_id, dy, &mut dtable);
-            return dtable;
-        }
-    };
-    cpu.each_piece(dtable.f32_mut(), N_ROWS * d_model, |idx, rows| {
-        let first = idx * N_ROWS;
-        let begin = by_id.partition_point(|&tok| (ids[tok as usize] as usize) < first);
-        for &tok in &by_id[begin..] {
-            let row = ids[tok as usize] as usize - first;
-            let Some(row) = rows.get_mut(row * d_model..(row + 1) * d_model) else { break };
-            let dy = &dy.f32()[tok as usize * d_model..];
-            row.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
-        }
-    });
+    match dy.device() {
+        Device::Cpu(cpu) => cpu.each_piece(dtable.f32_mut(), N_ROWS * d_model, |idx, rows| {
+            let first = idx * N_ROWS;
+            let start = by_id.partition_point(|&tok| (ids[tok as usize] as usize) < first);
+            for &tok in &by_id[start..] {
+                let row = ids[tok as usize] as usize - first;
+                let Some(row) = rows.get_mut(row * d_model..(row + 1) * d_model) else { break };
+                let dy = &dy.f32()[tok as usize * d_model..];
+                row.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
+            }
+        }),
+        Device::Gpu(gpu) => backward_gpu(gpu, ids, &by_id, dy, &mut dtable),
+    }
     dtable
 }
 
-static BACKWARD: Kernel = Kernel {
-    entry: "embedding_backward",
-    wgsl: include_str!("embedding.wgsl"),
-    cuda: include_str!("embedding.cu"),
-};
+static BACKWARD: Kernel =
+    Kernel::new("embedding_backward", include_str!("embedding.wgsl"), include_str!("embedding.cu"));
 
 /// Adds to the zeros of `dtable` the rows that have tokens.
 fn backward_gpu(gpu: &Gpu, ids: &[u32], by_id: &[u32], dy: &Tensor, dtable: &mut Tensor) {
@@ -102,16 +96,8 @@ fn backward_gpu(gpu: &Gpu, ids: &[u32], by_id: &[u32], dy: &Tensor, dtable: &mut
         }
         let bytes = window.start * 4 * d..window.end * 4 * d;
         let mut args = [Arg::In(&lists), Arg::In(dy), Arg::Window(dtable, bytes)];
-        let params = [
-            by_id.len().into(),
-            rows.len().into(),
-            first.into(),
-            end.into(),
-            window.start.into(),
-            d.into(),
-        ];
-        let threads = d.next_power_of_two().clamp(32, 256);
-        gpu.launch(&BACKWARD, Work::groups(end - first, threads), &[], &mut args, &params);
+        let params = [by_id.len(), rows.len(), first, end, window.start, d].map(Word::from);
+        gpu.launch(&BACKWARD, Work::groups(end - first, row_threads(d)), &[], &mut args, &params);
     }
 }
 

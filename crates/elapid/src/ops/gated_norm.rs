@@ -27,12 +27,12 @@
 //!
 //! Not here: the norm without a gate.
 
-use super::norm;
+use super::norm::sum_rows;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use crate::tensor::cpu::F32s;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Work};
+use crate::tensor::gpu::{Const, Gpu, Kernel, Work, bind};
 use pulp::{Simd, WithSimd};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,9 +57,6 @@ pub struct GatedNorm {
 /// Rows of a task: the partial sums of `dw` then take 1/32 of the bytes of `x`.
 const ROWS: usize = 32;
 
-/// Columns of a task that adds the partial sums of `dw`.
-const COLUMNS: usize = 1 << 10;
-
 /// The gated norm of `x` (n_tok, d_inner) with gate `z` and weight `w`.
 pub fn gated_norm(tape: &Tape, x: &Var, z: &Var, w: &Var, config: &GatedNorm) -> Var {
     let (_, d_inner) = x.value().dims2();
@@ -70,22 +67,11 @@ pub fn gated_norm(tape: &Tape, x: &Var, z: &Var, w: &Var, config: &GatedNorm) ->
         "gated norm: {d_inner} channels in {} groups",
         config.n_group
     );
-    let inputs = Inputs {
-        x: x.value().clone(),
-        z: z.value().clone(),
-        w: w.value().clone(),
-        config: *config,
-    };
+    let [x_value, z_value, w_value] = [x, z, w].map(|var| var.value().clone());
+    let inputs = Inputs { x: x_value, z: z_value, w: w_value, config: *config };
     let (y, r) = forward(&inputs);
-    let needs_dw = w.needs_grad();
-    tape.record("gated norm", &[x, z, w], y, move |dy| {
-        if let Device::Gpu(gpu) = dy.device() {
-            return backward_gpu(gpu, &inputs, &r, (&dy, needs_dw));
-        }
-        let (dx, dz, partial) = backward(&inputs, &r, &dy);
-        let dw = needs_dw.then(|| sum_rows(&partial));
-        vec![Some(dx), Some(dz), dw]
-    })
+    let wants_dw = w.needs_grad();
+    tape.record("gated norm", &[x, z, w], y, move |dy| backward(&inputs, &r, &dy, wants_dw))
 }
 
 struct Inputs {
@@ -112,65 +98,11 @@ impl Inputs {
     }
 }
 
-/// `y` and `r`.
-fn forward(inputs: &Inputs) -> (Tensor, Tensor) {
-    let Inputs { x, config, .. } = inputs;
-    let cpu = match x.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return forward_gpu(gpu, inputs),
-    };
-    let (n_tok, d_inner) = x.dims2();
-    let mut y = Tensor::uninit(x.device(), x.shape());
-    let mut r = Tensor::uninit(x.device(), &[n_tok, config.n_group]);
-    let ys = y.f32_mut().chunks_mut(ROWS * d_inner);
-    let rs = r.f32_mut().chunks_mut(ROWS * config.n_group);
-    cpu.map(ys.zip(rs).enumerate().collect(), |(idx, (y, r))| {
-        cpu.simd(Forward { rows: inputs.rows(idx), y, r });
-    });
-    (y, r)
-}
-
-/// Inverts `forward`: `dx`, `dz` and the sums of `dw` over the rows of each task.
-fn backward(inputs: &Inputs, r: &Tensor, dy: &Tensor) -> (Tensor, Tensor, Tensor) {
-    let Inputs { x, config, .. } = inputs;
-    let cpu = x.device().expect_cpu();
-    let (n_tok, d_inner) = x.dims2();
-    let mut dx = Tensor::uninit(x.device(), x.shape());
-    let mut dz = Tensor::uninit(x.device(), x.shape());
-    let mut partial = Tensor::uninit(x.device(), &[n_tok.div_ceil(ROWS), d_inner]);
-    let dxs = dx.f32_mut().chunks_mut(ROWS * d_inner);
-    let dzs = dz.f32_mut().chunks_mut(ROWS * d_inner);
-    let dws = partial.f32_mut().chunks_mut(d_inner);
-    let tasks = dxs.zip(dzs).zip(dws).enumerate().collect();
-    cpu.map(tasks, |(idx, ((dx, dz), dw))| {
-        let r = &r.f32()[idx * ROWS * config.n_group..];
-        let dy = &dy.f32()[idx * ROWS * d_inner..][..dx.len()];
-        dw.fill(0.0);
-        cpu.simd(Backward { rows: inputs.rows(idx), r, dy, dx, dz, dw });
-    });
-    (dx, dz, partial)
-}
-
-/// The sum of the rows, in their order.
-fn sum_rows(partial: &Tensor) -> Tensor {
-    let cpu = partial.device().expect_cpu();
-    let (_, d_inner) = partial.dims2();
-    let mut sum = Tensor::zeros(partial.device(), &[d_inner]);
-    cpu.each_piece(sum.f32_mut(), COLUMNS, |idx, sum| {
-        for row in partial.f32().chunks(d_inner) {
-            for (sum, part) in sum.iter_mut().zip(&row[idx * COLUMNS..]) {
-                *sum += part;
-            }
-        }
-    });
-    sum
-}
-
-static FORWARD: Kernel = Kernel {
-    entry: "gated_norm_forward",
-    wgsl: include_str!("gated_norm.wgsl"),
-    cuda: include_str!("gated_norm.cu"),
-};
+static FORWARD: Kernel = Kernel::new(
+    "gated_norm_forward",
+    include_str!("gated_norm.wgsl"),
+    include_str!("gated_norm.cu"),
+);
 static BACKWARD: Kernel = Kernel { entry: "gated_norm_backward", ..FORWARD };
 static DW: Kernel = Kernel { entry: "gated_norm_dw", ..FORWARD };
 static BACKWARD_ROWS: Kernel = Kernel { entry: "gated_norm_backward_rows", ..FORWARD };
@@ -198,72 +130,72 @@ fn launch_of(gpu: &Gpu, inputs: &Inputs) -> ([Const; 5], Work) {
     (consts, Work::groups(n_tok * n_group, threads))
 }
 
-fn forward_gpu(gpu: &Gpu, inputs: &Inputs) -> (Tensor, Tensor) {
+/// `y` and `r`.
+fn forward(inputs: &Inputs) -> (Tensor, Tensor) {
     let Inputs { x, z, w, config } = inputs;
-    let n_tok = x.dims2().0;
+    let (n_tok, d_inner) = x.dims2();
     let mut y = Tensor::activation(x.device(), x.shape());
     let mut r = Tensor::uninit(x.device(), &[n_tok, config.n_group]);
-    let (consts, work) = launch_of(gpu, inputs);
-    let work = match has_eights(gpu, inputs) {
-        true => Work::groups((n_tok * config.n_group).div_ceil(4), 128),
-        false => work,
-    };
-    let mut args = [Arg::In(x), Arg::In(z), Arg::In(w), Arg::Out(&mut y), Arg::Out(&mut r)];
-    gpu.launch(&FORWARD, work, &consts, &mut args, &[n_tok.into(), config.eps.into()]);
+    match x.device() {
+        Device::Cpu(cpu) => {
+            let ys = y.f32_mut().chunks_mut(ROWS * d_inner);
+            let rs = r.f32_mut().chunks_mut(ROWS * config.n_group);
+            cpu.map(ys.zip(rs).enumerate().collect(), |(idx, (y, r))| {
+                cpu.simd(Forward { rows: inputs.rows(idx), y, r });
+            });
+        }
+        Device::Gpu(gpu) => {
+            let (consts, mut work) = launch_of(gpu, inputs);
+            if has_eights(gpu, inputs) {
+                work = Work::groups((n_tok * config.n_group).div_ceil(4), 128);
+            }
+            let mut args = bind([x, z, w], [&mut y, &mut r]);
+            gpu.launch(&FORWARD, work, &consts, &mut args, &[n_tok.into(), config.eps.into()]);
+        }
+    }
     (y, r)
 }
 
-/// Inverts `forward_gpu`: the gradients of `x`, `z` and, if somebody wants it, `w`.
-fn backward_gpu(
-    gpu: &Gpu,
-    inputs: &Inputs,
-    r: &Tensor,
-    (dy, wants_dw): (&Tensor, bool),
-) -> Vec<Option<Tensor>> {
+/// Inverts `forward`: the gradients of `x`, `z` and, if somebody wants it, `w`.
+fn backward(inputs: &Inputs, r: &Tensor, dy: &Tensor, wants_dw: bool) -> Vec<Option<Tensor>> {
     let Inputs { x, z, w, config } = inputs;
     let (n_tok, d_inner) = x.dims2();
+    let n_parts = n_tok.div_ceil(ROWS);
     let mut dx = Tensor::uninit_as(x, x.shape());
     let mut dz = Tensor::uninit_as(z, z.shape());
-    let (consts, work) = launch_of(gpu, inputs);
-    let params = [n_tok.into(), config.eps.into()];
-    if has_eights(gpu, inputs) {
-        let n_parts = n_tok.div_ceil(ROWS);
-        let mut parts = Tensor::uninit(x.device(), &[n_parts, d_inner]);
-        let mut args = [
-            Arg::In(x),
-            Arg::In(z),
-            Arg::In(w),
-            Arg::In(r),
-            Arg::In(dy),
-            Arg::Out(&mut dx),
-            Arg::Out(&mut dz),
-            Arg::Out(&mut parts),
-        ];
-        let threads = (d_inner / config.n_group).div_ceil(8).next_multiple_of(32);
-        let work = Work::grid([config.n_group, n_parts, 1], threads);
-        gpu.launch(&BACKWARD_ROWS, work, &consts, &mut args, &params);
-        let dw = wants_dw.then(|| norm::sum_rows(&parts));
-        return vec![Some(dx), Some(dz), dw];
+    // The sums of `dw` over the rows of each task.
+    let mut parts = Tensor::uninit(x.device(), &[n_parts, d_inner]);
+    match x.device() {
+        Device::Cpu(cpu) => {
+            let dxs = dx.f32_mut().chunks_mut(ROWS * d_inner);
+            let dzs = dz.f32_mut().chunks_mut(ROWS * d_inner);
+            let tasks = dxs.zip(dzs).zip(parts.f32_mut().chunks_mut(d_inner));
+            cpu.map(tasks.enumerate().collect(), |(idx, ((dx, dz), dw))| {
+                let r = &r.f32()[idx * ROWS * config.n_group..];
+                let dy = &dy.f32()[idx * ROWS * d_inner..][..dx.len()];
+                dw.fill(0.0);
+                cpu.simd(Backward { rows: inputs.rows(idx), r, dy, dx, dz, dw });
+            });
+        }
+        Device::Gpu(gpu) => {
+            let (consts, work) = launch_of(gpu, inputs);
+            let params = [n_tok.into(), config.eps.into()];
+            if has_eights(gpu, inputs) {
+                let mut args = bind([x, z, w, r, dy], [&mut dx, &mut dz, &mut parts]);
+                let threads = (d_inner / config.n_group).div_ceil(8).next_multiple_of(32);
+                let work = Work::grid([config.n_group, n_parts, 1], threads);
+                gpu.launch(&BACKWARD_ROWS, work, &consts, &mut args, &params);
+            } else {
+                let mut args = bind([x, z, w, r, dy], [&mut dx, &mut dz]);
+                gpu.launch(&BACKWARD, work, &consts, &mut args, &params);
+                if wants_dw {
+                    let work = Work::grid([d_inner.div_ceil(256), n_parts, 1], 256);
+                    gpu.launch(&DW, work, &consts, &mut bind([x, z, r, dy], [&mut parts]), &params);
+                }
+            }
+        }
     }
-    let mut args = [
-        Arg::In(x),
-        Arg::In(z),
-        Arg::In(w),
-        Arg::In(r),
-        Arg::In(dy),
-        Arg::Out(&mut dx),
-        Arg::Out(&mut dz),
-    ];
-    gpu.launch(&BACKWARD, work, &consts, &mut args, &params);
-    let dw = wants_dw.then(|| {
-        let n_parts = n_tok.div_ceil(ROWS);
-        let mut parts = Tensor::uninit(x.device(), &[n_parts, d_inner]);
-        let mut args = [Arg::In(x), Arg::In(z), Arg::In(r), Arg::In(dy), Arg::Out(&mut parts)];
-        let work = Work::grid([d_inner.div_ceil(256), n_parts, 1], 256);
-        gpu.launch(&DW, work, &consts, &mut args, &params);
-        norm::sum_rows(&parts)
-    });
-    vec![Some(dx), Some(dz), dw]
+    vec![Some(dx), Some(dz), wants_dw.then(|| sum_rows(&parts))]
 }
 
 struct Forward<'a> {
@@ -376,7 +308,7 @@ mod tests {
     #[test]
     fn gradients() {
         // One number; groups narrower than a vector; tails; rows and columns past one task.
-        // On a graphics processor: eight numbers to a load, four or one, more than threads.
+        // On a GPU: eight numbers to a load, four or one, more than threads.
         let shapes = [
             (1, 1, 1),
             (1, 12, 4),

@@ -8,7 +8,7 @@
 
 use crate::tensor::Tensor;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Arg, Gpu, Kernel, Row, Work};
+use crate::tensor::gpu::{Arg, Gpu, Kernel, Row, Work, bind};
 
 /// Numbers of a task, or of a group of threads.
 const PIECE: usize = 1 << 14;
@@ -23,11 +23,8 @@ pub fn grad_norm<'a>(grads: impl Iterator<Item = &'a Tensor>) -> f64 {
     }
 }
 
-static SUM_SQUARES: Kernel = Kernel {
-    entry: "sum_squares",
-    wgsl: include_str!("grad_norm.wgsl"),
-    cuda: include_str!("grad_norm.cu"),
-};
+static SUM_SQUARES: Kernel =
+    Kernel::new("sum_squares", include_str!("grad_norm.wgsl"), include_str!("grad_norm.cu"));
 // For CUDA.
 static SUM_ALL: Kernel = Kernel { entry: "sum_squares_all", wgsl: "", ..SUM_SQUARES };
 
@@ -54,7 +51,7 @@ fn norm_gpu(gpu: &Gpu, grads: &[&Tensor]) -> f64 {
             let n = part.len();
             let n_groups = n.div_ceil(PIECE);
             let numbers = x.reshape(&[x.n_elem()]).rows(part);
-            let mut args = [Arg::In(&numbers), Arg::Out(&mut sums)];
+            let mut args = bind([&numbers], [&mut sums]);
             let work = Work::grid([n_groups, 1, 1], 256);
             let params = [n.into(), first.into()];
             gpu.launch(&SUM_SQUARES, work, &[("PIECE", PIECE)], &mut args, &params);

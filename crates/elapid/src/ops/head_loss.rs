@@ -19,13 +19,13 @@
 //!
 //! On a GPU everything stays there, the loss too; a group takes a row of logits.
 
-use super::linear::{Linear, Way};
+use super::linear::{Linear, Operands, Way};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use crate::tensor::batch::Targets;
 use crate::tensor::cpu::F32s;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
+use crate::tensor::gpu::{Arg, Caps, Const, Gpu, Kernel, Word, Work, bind};
 use crate::tensor::product::Rows;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
@@ -59,8 +59,8 @@ impl TokenLoss {
 /// Numbers of a chunk of logits: on the CPU 16 MiB, which keeps the products large; on GPUs more,
 /// since products of many tokens read the head seldom.
 const CHUNK: usize = 1 << 22;
-const CHUNK_WGPU: usize = 1 << 24;
-const CHUNK_CUDA: usize = 9 << 24;
+const CHUNK_GPU: usize = 1 << 24;
+const CHUNK_CORES: usize = 9 << 24;
 
 /// The weighted mean negative log-likelihood of the targets.
 pub fn head_loss(tape: &Tape, x: &Var, head: &Linear, factor: f32, targets: &Targets) -> Loss {
@@ -69,24 +69,27 @@ pub fn head_loss(tape: &Tape, x: &Var, head: &Linear, factor: f32, targets: &Tar
     let mut inputs = head.inputs();
     inputs.insert(0, x);
     let wants_grads = tape.is_recording() && inputs.iter().any(|input| input.needs_grad());
-    let Pass { loss, tokens, grads } = forward(x, head, factor, targets, wants_grads);
+    let (loss, tokens, grads) = forward(x, head, factor, targets, wants_grads);
     let loss = tape.record("head loss", &inputs, loss, move |dloss| backward(grads, &dloss));
     Loss { loss, tokens }
 }
 
-struct Pass {
-    loss: Tensor,
-    tokens: TokenLoss,
-    /// Gradients for a loss gradient of one, in the order of the inputs.
-    grads: Vec<Option<Tensor>>,
-}
+type Gradients = Vec<Option<Tensor>>;
 
-fn forward(x: &Var, head: &Linear, factor: f32, targets: &Targets, wants_grads: bool) -> Pass {
+/// The loss, what each token added to it, and the gradients for a loss gradient of one, in the
+/// order of the inputs.
+fn forward(
+    x: &Var,
+    head: &Linear,
+    factor: f32,
+    targets: &Targets,
+    wants_grads: bool,
+) -> (Tensor, TokenLoss, Gradients) {
     let device = x.value().device();
     let (n_tok, n_vocab) = (x.value().dims2().0, head.d_out());
     let learned = Learned::new(device, targets, factor, n_vocab);
     let n_chunk = n_chunk(device, n_tok, n_vocab).clamp(1, n_tok.max(1));
-    let operands = head.operands();
+    let operands = Operands::new(head);
     let mut grads = wants_grads.then(|| operands.grads());
     let mut dx = (wants_grads && x.needs_grad()).then(|| {
         let mut dx = Tensor::uninit_as(x.value(), x.value().shape());
@@ -109,8 +112,8 @@ fn forward(x: &Var, head: &Linear, factor: f32, targets: &Targets, wants_grads: 
         let input = operands.input(&learned.gather(x.value(), &chunk), first);
         let out = Rows { tensor: &mut logits, rows: 0..n };
         let pass = operands.forward(0..n_vocab, &input, out, Way::Many);
-        let softmax = Softmax { learned: &learned, chunk: &chunk, factor, wants_grads };
-        softmax.run(&mut logits, &mut dlogits, &mut tokens);
+        let buffers = [&mut logits, &mut dlogits];
+        learned.softmax(&chunk, (factor, wants_grads), buffers, &mut tokens);
         if let Some(grads) = &mut grads {
             let dy = if in_place { logits.rows(0..n) } else { dlogits.rows(0..n) };
             learned.each_dx(dx.as_mut(), &chunk, |dx| {
@@ -121,79 +124,21 @@ fn forward(x: &Var, head: &Linear, factor: f32, targets: &Targets, wants_grads: 
     let loss = learned.sum(&tokens.nll, targets.norm);
     let mut list = vec![dx];
     list.extend(grads.map(|grads| grads.into_list()).unwrap_or_default());
-    Pass { loss, tokens, grads: list }
+    (loss, tokens, list)
 }
 
 /// Scales what `forward` has prepared.
-fn backward(mut grads: Vec<Option<Tensor>>, dloss: &Tensor) -> Vec<Option<Tensor>> {
-    if let Device::Gpu(gpu) = dloss.device() {
-        grads.iter_mut().flatten().for_each(|grad| scale_gpu(gpu, grad, dloss));
-        return grads;
-    }
-    let dloss = dloss.f32()[0];
-    if dloss != 1.0 {
-        for grad in grads.iter_mut().flatten() {
-            let cpu = grad.device().expect_cpu().clone();
-            cpu.each_piece(grad.f32_mut(), 1 << 15, |_, piece| {
-                piece.iter_mut().for_each(|g| *g *= dloss);
-            });
+fn backward(mut grads: Gradients, dloss: &Tensor) -> Gradients {
+    for grad in grads.iter_mut().flatten() {
+        match dloss.device() {
+            Device::Gpu(gpu) => scale_gpu(gpu, grad, dloss),
+            Device::Cpu(_) if dloss.f32()[0] == 1.0 => {}
+            Device::Cpu(cpu) => cpu.each_piece(grad.f32_mut(), 1 << 15, |_, piece| {
+                piece.iter_mut().for_each(|g| *g *= dloss.f32()[0]);
+            }),
         }
     }
     grads
-}
-
-/// Per row of a chunk: negative log-likelihood and whether the target is the largest; with
-/// `wants_grads` the gradient of the logits, in place of f32 ones.
-struct Softmax<'a> {
-    learned: &'a Learned,
-    chunk: &'a Range<usize>,
-    factor: f32,
-    wants_grads: bool,
-}
-
-impl Softmax<'_> {
-    fn run(&self, logits: &mut Tensor, dlogits: &mut Tensor, tokens: &mut TokenLoss) {
-        let Softmax { learned, chunk, factor, wants_grads } = *self;
-        let cpu = match logits.device().clone() {
-            Device::Cpu(cpu) => cpu,
-            Device::Gpu(gpu) => return self.launch(&gpu, logits, dlogits, tokens),
-        };
-        let n_vocab = logits.dims2().1;
-        let rows = logits.f32_mut().chunks_exact_mut(n_vocab).zip(chunk.clone()).collect();
-        let found = cpu.map(rows, |(logits, at)| {
-            let dlogits = wants_grads.then(|| learned.factors[at]);
-            let target = learned.targets[at] as usize;
-            cpu.simd(SoftmaxRow { logits, factor, target, dlogits })
-        });
-        for (&row, (nll, top1)) in learned.rows[chunk.clone()].iter().zip(found) {
-            tokens.nll.f32_mut()[row as usize] = nll;
-            tokens.top1.f32_mut()[row as usize] = f32::from(top1);
-        }
-    }
-
-    fn launch(&self, gpu: &Gpu, logits: &mut Tensor, dlogits: &mut Tensor, tokens: &mut TokenLoss) {
-        let Softmax { learned, chunk, factor, wants_grads } = *self;
-        let (n, n_vocab) = (chunk.len(), logits.dims2().1);
-        let in_place = gpu.activation_dtype() == logits.dtype();
-        let mut args = [
-            Arg::In(&learned.lists),
-            Arg::Out(logits),
-            Arg::Out(dlogits),
-            Arg::Out(&mut tokens.nll),
-            Arg::Out(&mut tokens.top1),
-        ];
-        let sizes = [n, n_vocab, chunk.start, learned.rows.len()].map(Word::from);
-        let params = [sizes[0], sizes[1], sizes[2], sizes[3], factor.into()];
-        let held = (wants_grads && !in_place).then(|| work_held(gpu, n, n_vocab)).flatten();
-        if let Some((work, n_step)) = held {
-            gpu.launch(&HELD, work, &[("STEPS", n_step)], &mut args, &params);
-        } else {
-            let work = Work::groups(n, if gpu.as_cuda().is_some() { 1024 } else { 256 });
-            let flags = [("HAS_GRADS", wants_grads), ("IN_PLACE", in_place)];
-            let consts = flags.map(|(name, flag)| (name, usize::from(flag)));
-            gpu.launch(&ROWS, work, &consts, &mut args, &params);
-        }
-    }
 }
 
 struct SoftmaxRow<'a> {
@@ -248,11 +193,8 @@ impl WithSimd for SoftmaxRow<'_> {
     }
 }
 
-static ROWS: Kernel = Kernel {
-    entry: "head_loss_rows",
-    wgsl: include_str!("head_loss.wgsl"),
-    cuda: include_str!("head_loss.cu"),
-};
+static ROWS: Kernel =
+    Kernel::new("head_loss_rows", include_str!("head_loss.wgsl"), include_str!("head_loss.cu"));
 static HELD: Kernel = Kernel { entry: "head_loss_held", ..ROWS };
 static SUM: Kernel = Kernel { entry: "head_loss_sum", ..ROWS };
 static SCATTER: Kernel = Kernel { entry: "head_loss_scatter", ..ROWS };
@@ -266,7 +208,7 @@ fn n_chunk(device: &Device, n_tok: usize, n_vocab: usize) -> usize {
     let Device::Gpu(gpu) = device else {
         return (CHUNK / n_vocab.max(1)).clamp(16, 4096);
     };
-    let most = if gpu.as_cuda().is_some() { CHUNK_CUDA } else { CHUNK_WGPU };
+    let most = if gpu.caps().tensor_cores { CHUNK_CORES } else { CHUNK_GPU };
     let fits = gpu.binding_bytes_max() / 4 / n_vocab.max(1);
     let most = (most / n_vocab.max(1)).clamp(16, 8192).min(fits.max(1));
     if most < 128 {
@@ -284,14 +226,14 @@ const SHARED_MORE: usize = 2 << 10;
 
 /// How groups that hold a row take `n` rows, and in how many steps; none where it does not fit.
 fn work_held(gpu: &Gpu, n: usize, n_vocab: usize) -> Option<(Work, usize)> {
-    let device = gpu.as_cuda()?.device();
-    let (row_bytes, most) = (4 * n_vocab, device.shared_bytes_max as usize);
-    if !n_vocab.is_multiple_of(4) || row_bytes + SHARED_MORE > most {
+    let Caps { warps, shared_bytes_max: most, n_multiprocessors, .. } = *gpu.caps();
+    let row_bytes = 4 * n_vocab;
+    if !warps || !n_vocab.is_multiple_of(4) || row_bytes + SHARED_MORE > most {
         return None;
     }
     // As many groups as are there at once.
     let n_each = (most / (row_bytes + SHARED_MORE)).min(1024 / N_THREAD_HELD);
-    let work = Work::groups(n.min(n_each * device.n_multiprocessors as usize), N_THREAD_HELD);
+    let work = Work::groups(n.min(n_each * n_multiprocessors), N_THREAD_HELD);
     let n_step = n_vocab.div_ceil(4 * N_THREAD_HELD);
     Some((Work { shared: row_bytes as u32, ..work }, n_step))
 }
@@ -365,9 +307,49 @@ impl Learned {
             return;
         };
         let n = chunk.len() * d;
-        let mut args = [Arg::In(&self.lists), Arg::In(&part), Arg::Out(dx)];
+        let mut args = bind([&self.lists, &part], [dx]);
         let params = [n.into(), d.into(), chunk.start.into()];
         gpu.launch(&SCATTER, Work::each(n), &CONSTS, &mut args, &params);
+    }
+
+    /// Per row of a chunk: negative log-likelihood and whether the target is the largest; with
+    /// `wants_grads` the gradient of the logits, in place of f32 ones.
+    fn softmax(
+        &self,
+        chunk: &Range<usize>,
+        (factor, wants_grads): (f32, bool),
+        [logits, dlogits]: [&mut Tensor; 2],
+        tokens: &mut TokenLoss,
+    ) {
+        let (n, n_vocab) = (chunk.len(), logits.dims2().1);
+        let gpu = match logits.device().clone() {
+            Device::Gpu(gpu) => gpu,
+            Device::Cpu(cpu) => {
+                let rows = logits.f32_mut().chunks_exact_mut(n_vocab).zip(chunk.clone()).collect();
+                let found = cpu.map(rows, |(logits, at)| {
+                    let dlogits = wants_grads.then(|| self.factors[at]);
+                    let target = self.targets[at] as usize;
+                    cpu.simd(SoftmaxRow { logits, factor, target, dlogits })
+                });
+                for (&row, (nll, top1)) in self.rows[chunk.clone()].iter().zip(found) {
+                    tokens.nll.f32_mut()[row as usize] = nll;
+                    tokens.top1.f32_mut()[row as usize] = f32::from(top1);
+                }
+                return;
+            }
+        };
+        let in_place = gpu.activation_dtype() == logits.dtype();
+        let mut args = bind([&self.lists], [logits, dlogits, &mut tokens.nll, &mut tokens.top1]);
+        let sizes = [n, n_vocab, chunk.start, self.rows.len()].map(Word::from);
+        let params = [sizes[0], sizes[1], sizes[2], sizes[3], factor.into()];
+        let held = (wants_grads && !in_place).then(|| work_held(&gpu, n, n_vocab)).flatten();
+        if let Some((work, n_step)) = held {
+            return gpu.launch(&HELD, work, &[("STEPS", n_step)], &mut args, &params);
+        }
+        let work = Work::groups(n, if gpu.caps().warps { 1024 } else { 256 });
+        let flags = [("HAS_GRADS", wants_grads), ("IN_PLACE", in_place)];
+        let consts = flags.map(|(name, flag)| (name, usize::from(flag)));
+        gpu.launch(&ROWS, work, &consts, &mut args, &params);
     }
 
     fn sum(&self, nll: &Tensor, norm: f32) -> Tensor {
@@ -377,7 +359,7 @@ impl Learned {
             return Tensor::from_f32(nll.device(), &[1], &[(sum / norm as f64) as f32]);
         };
         let mut loss = Tensor::uninit(nll.device(), &[1]);
-        let mut args = [Arg::In(&self.lists), Arg::In(nll), Arg::Out(&mut loss)];
+        let mut args = bind([&self.lists, nll], [&mut loss]);
         let params = [self.rows.len().into(), norm.into()];
         gpu.launch(&SUM, Work::groups(1, 256), &CONSTS, &mut args, &params);
         loss
@@ -466,7 +448,7 @@ mod tests {
         }
     }
 
-    /// The processor and every other device.
+    /// The CPU and every other device.
     fn everywhere() -> Vec<Device> {
         let there = devices().iter().map(|it| it.0.clone());
         std::iter::once(Device::cpu(1).unwrap()).chain(there).collect()

@@ -33,7 +33,7 @@ use crate::ops::adamw::AdamW;
 use crate::tensor::Tensor;
 use crate::tensor::cpu::F32s;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Arg, Gpu, Kernel, Work};
+use crate::tensor::gpu::{Kernel, Work, bind};
 use crate::tensor::product::{Side, product};
 use pulp::{Simd, WithSimd};
 
@@ -62,12 +62,17 @@ pub fn muon(p: &mut Tensor, g: &Tensor, mu: &mut Tensor, config: &AdamW) {
     }
     let keep = (1.0 - lr * config.weight_decay) as f32;
     let step = -(lr * factor) as f32;
-    let cpu = match p.device().clone() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return combine_gpu(&gpu, p, keep, &update, step),
-    };
-    let pieces = p.f32_mut().chunks_mut(PIECE).zip(update.f32().chunks(PIECE));
-    cpu.map(pieces.collect(), |(y, x)| cpu.simd(Combine { y, keep, x, factor: step }));
+    match p.device().clone() {
+        Device::Cpu(cpu) => {
+            let pieces = p.f32_mut().chunks_mut(PIECE).zip(update.f32().chunks(PIECE));
+            cpu.map(pieces.collect(), |(y, x)| cpu.simd(Combine { y, keep, x, factor: step }));
+        }
+        Device::Gpu(gpu) => {
+            let n = p.n_elem();
+            let params = [n.into(), keep.into(), step.into()];
+            gpu.launch(&COMBINE, Work::each(n), &[], &mut bind([&update], [p]), &params);
+        }
+    }
 }
 
 /// Moves the momentum, and returns where it would be one step later.
@@ -76,10 +81,9 @@ fn look_ahead(g: &Tensor, mu: &mut Tensor, grad_scale: f64) -> Tensor {
     let cpu = match g.device() {
         Device::Cpu(cpu) => cpu,
         Device::Gpu(gpu) => {
-            let mut args = [Arg::In(g), Arg::Out(mu), Arg::Out(&mut n)];
             let (n_elem, new) = (g.n_elem(), (1.0 - MOMENTUM) as f32);
             let params = [n_elem.into(), new.into(), (grad_scale as f32).into()];
-            gpu.launch(&LOOK_AHEAD, Work::each(n_elem), &[], &mut args, &params);
+            gpu.launch(&LOOK_AHEAD, Work::each(n_elem), &[], &mut bind([g], [mu, &mut n]), &params);
             return n;
         }
     };
@@ -121,19 +125,9 @@ fn orthogonal(x: Tensor) -> Tensor {
     x
 }
 
-static COMBINE: Kernel = Kernel {
-    entry: "muon_combine",
-    wgsl: include_str!("muon.wgsl"),
-    cuda: include_str!("muon.cu"),
-};
+static COMBINE: Kernel =
+    Kernel::new("muon_combine", include_str!("muon.wgsl"), include_str!("muon.cu"));
 static LOOK_AHEAD: Kernel = Kernel { entry: "muon_look_ahead", ..COMBINE };
-
-/// `y = keep y + factor x`.
-fn combine_gpu(gpu: &Gpu, y: &mut Tensor, keep: f32, x: &Tensor, factor: f32) {
-    let n = x.n_elem();
-    let mut args = [Arg::In(x), Arg::Out(y)];
-    gpu.launch(&COMBINE, Work::each(n), &[], &mut args, &[n.into(), keep.into(), factor.into()]);
-}
 
 /// `y = keep y + factor x`
 struct Combine<'a> {

@@ -19,23 +19,27 @@
 //! Kept for backward: the normed input and one `r` per row. On a GPU `y` is computed again where it
 //! is needed.
 
-use crate::ops::scale::scaled_by;
+use super::scale::scaled_by;
+use super::softmax::row_threads;
+use super::{pieces_of, remade};
 use crate::tape::{Tape, Var};
 use crate::tensor::cpu::F32s;
 use crate::tensor::device::Device;
 use crate::tensor::gpu::product::IN_BF16;
-use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Work};
+use crate::tensor::gpu::{Const, Gpu, Kernel, Work, bind};
 use crate::tensor::{DType, Tensor};
 use pulp::{Simd, WithSimd};
 
 /// Rows one task works on; sums over rows are made per task, then over tasks in order.
 const N_ROWS: usize = 64;
 
+/// Columns of a task that sums rows.
+const N_COLUMNS: usize = 1 << 10;
+
 /// `norm(x)`, over rows of `d` numbers.
 pub fn rms_norm(tape: &Tape, x: &Var, w: Option<&Var>, d: usize, eps: f32) -> Var {
-    let w_value = w.map(|w| w.value().clone());
-    let (_, y, r) = forward(x.value(), None, w_value.as_ref(), (d, eps));
-    let x_value = x.value().clone();
+    let (x_value, w_value) = (x.value().clone(), w.map(|w| w.value().clone()));
+    let (_, y, r) = forward(&x_value, None, w_value.as_ref(), (d, eps));
     let inputs: Vec<&Var> = std::iter::once(x).chain(w).collect();
     let wants_dw = w.is_some_and(Var::needs_grad);
     let y = tape.record("norm", &inputs, y, move |dy| {
@@ -43,10 +47,9 @@ pub fn rms_norm(tape: &Tape, x: &Var, w: Option<&Var>, d: usize, eps: f32) -> Va
         let (dx, dw) = backward(&norm, &dy, None, wants_dw);
         if w_value.is_some() { vec![Some(dx), dw] } else { vec![Some(dx)] }
     });
-    match w {
-        Some(w) => remade(y, x.value(), w.value(), (d, eps)),
-        None => y,
-    }
+    let Some(w) = w else { return y };
+    let (x, w) = (x.value().clone(), w.value().clone());
+    remade(y, move || forward(&x, None, Some(&w), (d, eps)).1)
 }
 
 /// `(h + factor * branch, norm of it)`, over rows of `d` numbers.
@@ -72,17 +75,36 @@ pub fn add_norm(tape: &Tape, h: &Var, branch: &Var, factor: f32, w: &Var, eps: f
     let mut outputs = tape.record_many("add norm", &[h, branch, w], vec![sum, y], backward);
     let y = outputs.pop().expect("two outputs");
     let sum = outputs.pop().expect("two outputs");
-    let y = remade(y, sum.value(), w.value(), (d, eps));
-    (sum, y)
+    let (x, w) = (sum.value().clone(), w.value().clone());
+    (sum, remade(y, move || forward(&x, None, Some(&w), (d, eps)).1))
 }
 
-/// On a GPU the norm is computed again from its input, which is held anyway.
-fn remade(y: Var, x: &Tensor, w: &Tensor, size: (usize, f32)) -> Var {
-    if !y.needs_grad() || x.device().gpu().is_none() {
-        return y;
+static FORWARD: Kernel =
+    Kernel::new("norm_forward", include_str!("norm.wgsl"), include_str!("norm.cu"));
+static BACKWARD: Kernel = Kernel { entry: "norm_backward", ..FORWARD };
+static BACKWARD_ROWS: Kernel = Kernel { entry: "norm_backward_rows", wgsl: "", ..FORWARD };
+static DW: Kernel = Kernel { entry: "norm_dw", ..FORWARD };
+static SUM_ROWS: Kernel = Kernel { entry: "norm_sum_rows", ..FORWARD };
+
+/// Whether a warp takes a row: rows that fit its registers.
+fn is_warped(gpu: &Gpu, d: usize) -> bool {
+    gpu.caps().warps && d.is_multiple_of(8) && d <= 2048
+}
+
+/// Groups for rows of `d` numbers: one each, or one for four rows of warps.
+fn row_work(gpu: &Gpu, n_rows: usize, d: usize) -> Work {
+    match is_warped(gpu, d) {
+        true => Work::groups(n_rows.div_ceil(4), 128),
+        false => Work::groups(n_rows, row_threads(d)),
     }
-    let (x, w) = (x.clone(), w.clone());
-    y.remade_by(move || forward(&x, None, Some(&w), size).1)
+}
+
+/// Constants of all entries: the width of rows, whether there is a weight, and whether something is
+/// added: a branch in forward, another gradient in backward.
+fn consts(gpu: &Gpu, d: usize, w: Option<&Tensor>, added: Option<&Tensor>) -> [Const; 5] {
+    let has = |it: Option<&Tensor>| usize::from(it.is_some());
+    let warped = usize::from(is_warped(gpu, d));
+    [("D", d), ("HAS_W", has(w)), ("HAS_ADDED", has(added)), ("N_ROWS", N_ROWS), ("WARPED", warped)]
 }
 
 /// The sum, if there is a branch with its factor, the norm and the ratios, in one pass.
@@ -97,34 +119,35 @@ fn forward(
     if let Some(w) = w {
         w.expect_shape("norm: w", &[d]);
     }
-    let cpu = match x.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return forward_gpu(gpu, x, branch, w, (d, eps)),
-    };
-    let mut y = Tensor::uninit(x.device(), x.shape());
+    let mut y = Tensor::activation(x.device(), x.shape());
     let mut r = Tensor::uninit(x.device(), &[n_rows]);
-    let mut sum = branch.map(|_| Tensor::uninit(x.device(), x.shape()));
-    let len = N_ROWS * d;
-    let sums = sum.as_mut().map_or_else(Default::default, Tensor::f32_mut).chunks_mut(len);
-    let sums = sums.map(Some).chain(std::iter::repeat_with(|| None));
-    let pieces = y.f32_mut().chunks_mut(len).zip(r.f32_mut().chunks_mut(N_ROWS)).zip(sums);
-    cpu.map(pieces.enumerate().collect(), |(idx, ((y, r), sum))| {
-        let range = idx * len..idx * len + y.len();
-        let added = branch.zip(sum).map(|((branch, factor), sum)| Added {
-            branch: &branch.f32()[range.clone()],
-            factor,
-            sum,
-        });
-        cpu.simd(Forward {
-            x: &x.f32()[range.clone()],
-            added,
-            w: w.map(Tensor::f32),
-            d,
-            eps,
-            y,
-            r,
-        });
-    });
+    let mut sum = branch.map(|_| Tensor::uninit_as(x, x.shape()));
+    match x.device() {
+        Device::Cpu(cpu) => {
+            let len = N_ROWS * d;
+            let pieces = y.f32_mut().chunks_mut(len).zip(r.f32_mut().chunks_mut(N_ROWS));
+            let pieces = pieces.zip(pieces_of(sum.as_mut(), len)).enumerate().collect();
+            cpu.map(pieces, |(idx, ((y, r), sum))| {
+                let range = idx * len..idx * len + y.len();
+                let added = branch.zip(sum).map(|((branch, factor), sum)| {
+                    let branch = &branch.f32()[range.clone()];
+                    Added { branch, factor, sum }
+                });
+                let (x, w) = (&x.f32()[range], w.map(Tensor::f32));
+                cpu.simd(Forward { x, added, w, d, eps, y, r });
+            });
+        }
+        Device::Gpu(gpu) => {
+            // A kernel wants something to bind.
+            let mut nothing = Tensor::uninit_as(x, &[1]);
+            let (branch_or_x, factor) = branch.unwrap_or((x, 0.0));
+            let outs = [sum.as_mut().unwrap_or(&mut nothing), &mut y, &mut r];
+            let mut args = bind([x, branch_or_x, w.unwrap_or(x)], outs);
+            let consts = consts(gpu, d, w, branch.map(|it| it.0));
+            let params = [n_rows.into(), eps.into(), factor.into()];
+            gpu.launch(&FORWARD, row_work(gpu, n_rows, d).early(), &consts, &mut args, &params);
+        }
+    }
     (sum, y, r)
 }
 
@@ -143,188 +166,83 @@ fn backward(
     dsum: Option<&Tensor>,
     wants_dw: bool,
 ) -> (Tensor, Option<Tensor>) {
-    let device = norm.x.device();
-    let cpu = match device {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return backward_gpu(gpu, norm, dy, dsum, wants_dw),
-    };
-    let d = norm.d;
-    let mut dx = Tensor::uninit(device, norm.x.shape());
-    let n_tasks = (norm.x.n_elem() / d).div_ceil(N_ROWS);
-    let mut dw_parts = Tensor::uninit(device, &[if wants_dw { n_tasks } else { 0 }, d]);
-    let mut parts: Vec<Option<&mut [f32]>> = if wants_dw {
-        dw_parts.f32_mut().chunks_mut(d).map(Some).collect()
-    } else {
-        (0..n_tasks).map(|_| None).collect()
-    };
-    let pieces = dx.f32_mut().chunks_mut(N_ROWS * d).zip(parts.drain(..));
-    cpu.map(pieces.enumerate().collect(), |(idx, (dx, dw))| {
-        let range = idx * N_ROWS * d..idx * N_ROWS * d + dx.len();
-        cpu.simd(Backward {
-            x: &norm.x.f32()[range.clone()],
-            w: norm.w.map(Tensor::f32),
-            r: &norm.r.f32()[idx * N_ROWS..],
-            dy: &dy.f32()[range.clone()],
-            dsum: dsum.map(|dsum| &dsum.f32()[range.clone()]),
-            d,
-            dx,
-            dw,
-        });
-    });
-    let dw = wants_dw.then(|| sum_rows(&dw_parts));
-    (dx, dw)
+    let Normed { x, w, r, d } = *norm;
+    let n_parts = (x.n_elem() / d).div_ceil(N_ROWS);
+    let mut dx = Tensor::uninit_as(x, x.shape());
+    let mut parts = Tensor::uninit(x.device(), &if wants_dw { [n_parts, d] } else { [1, 1] });
+    match x.device() {
+        Device::Cpu(cpu) => {
+            let dws = pieces_of(wants_dw.then_some(&mut parts), d);
+            let pieces = dx.f32_mut().chunks_mut(N_ROWS * d).zip(dws).enumerate().collect();
+            cpu.map(pieces, |(idx, (dx, dw))| {
+                let range = idx * N_ROWS * d..idx * N_ROWS * d + dx.len();
+                let (w, r) = (w.map(Tensor::f32), &r.f32()[idx * N_ROWS..]);
+                let dsum = dsum.map(|dsum| &dsum.f32()[range.clone()]);
+                let (x, dy) = (&x.f32()[range.clone()], &dy.f32()[range]);
+                cpu.simd(Backward { x, w, r, dy, dsum, d, dx, dw });
+            });
+        }
+        Device::Gpu(gpu) => {
+            backward_gpu(gpu, norm, (dy, dsum), &mut dx, wants_dw.then_some(&mut parts));
+        }
+    }
+    (dx, wants_dw.then(|| sum_rows(&parts)))
+}
+
+/// Where a warp takes a row, one pass does all; it also makes the copy of an f32 `dx` in the format
+/// of products, which the linear map before wants.
+fn backward_gpu(
+    gpu: &Gpu,
+    norm: &Normed,
+    (dy, dsum): (&Tensor, Option<&Tensor>),
+    dx: &mut Tensor,
+    parts: Option<&mut Tensor>,
+) {
+    let Normed { x, w, r, d } = *norm;
+    let n_rows = x.n_elem() / d;
+    let n_parts = n_rows.div_ceil(N_ROWS);
+    let params = [n_rows.into()];
+    let mut consts = consts(gpu, d, w, dsum).to_vec();
+    let ins = [x, w.unwrap_or(x), r, dy, dsum.unwrap_or(dy)];
+    if is_warped(gpu, d) {
+        let has_copy = x.dtype() == DType::F32 && gpu.activation_dtype() == DType::BF16;
+        let wanted = [("WANTS_DW", parts.is_some()), ("HAS_COPY", has_copy)];
+        consts.extend(wanted.map(|(name, flag)| (name, usize::from(flag))));
+        let mut copy = Tensor::activation(x.device(), if has_copy { x.shape() } else { &[1] });
+        let mut nothing = Tensor::uninit(x.device(), &[1]);
+        let mut args = bind(ins, [dx, &mut copy, parts.unwrap_or(&mut nothing)]);
+        gpu.launch(&BACKWARD_ROWS, Work::groups(n_parts, 128), &consts, &mut args, &params);
+        if has_copy {
+            dx.keep_derived(IN_BF16, copy);
+        }
+        return;
+    }
+    gpu.launch(&BACKWARD, row_work(gpu, n_rows, d), &consts, &mut bind(ins, [dx]), &params);
+    if let Some(parts) = parts {
+        let work = Work::grid([d.div_ceil(256), n_parts, 1], 256);
+        gpu.launch(&DW, work, &consts, &mut bind([x, r, dy], [parts]), &params);
+    }
 }
 
 /// Sum over the first axis, in order: (n, d) to (d).
 pub(super) fn sum_rows(parts: &Tensor) -> Tensor {
     let (n_rows, d) = parts.dims2();
-    if let Device::Gpu(gpu) = parts.device() {
-        let mut sum = Tensor::uninit(parts.device(), &[d]);
-        let work = Work::groups(d.div_ceil(256), 256);
-        let mut args = [Arg::In(parts), Arg::Out(&mut sum)];
-        let consts = consts(gpu, d, None, None);
-        gpu.launch(&SUM_ROWS, work, &consts, &mut args, &[n_rows.into()]);
-        return sum;
-    }
-    let mut sum = Tensor::zeros(parts.device(), &[d]);
-    let total = sum.f32_mut();
-    for part in parts.f32().chunks_exact(d.max(1)) {
-        for (total, part) in total.iter_mut().zip(part) {
-            *total += part;
+    let mut sum = Tensor::uninit(parts.device(), &[d]);
+    match parts.device() {
+        Device::Cpu(cpu) => cpu.each_piece(sum.f32_mut(), N_COLUMNS, |idx, sum| {
+            sum.fill(0.0);
+            for row in parts.f32().chunks_exact(d) {
+                let row = &row[idx * N_COLUMNS..];
+                sum.iter_mut().zip(row).for_each(|(sum, part)| *sum += part);
+            }
+        }),
+        Device::Gpu(gpu) => {
+            let (work, consts) = (Work::groups(d.div_ceil(256), 256), consts(gpu, d, None, None));
+            let mut args = bind([parts], [&mut sum]);
+            gpu.launch(&SUM_ROWS, work, &consts, &mut args, &[n_rows.into()]);
         }
     }
     sum
-}
-
-static FORWARD: Kernel = Kernel {
-    entry: "norm_forward",
-    wgsl: include_str!("norm.wgsl"),
-    cuda: include_str!("norm.cu"),
-};
-static BACKWARD: Kernel = Kernel { entry: "norm_backward", ..FORWARD };
-// For CUDA.
-static BACKWARD_ROWS: Kernel = Kernel { entry: "norm_backward_rows", wgsl: "", ..FORWARD };
-static DW: Kernel = Kernel { entry: "norm_dw", ..FORWARD };
-static SUM_ROWS: Kernel = Kernel { entry: "norm_sum_rows", ..FORWARD };
-
-/// Groups for rows of `d` numbers: one each, or on CUDA one for four rows that fit registers.
-fn row_work(gpu: &Gpu, n_rows: usize, d: usize) -> Work {
-    match is_warped(gpu, d) {
-        true => Work::groups(n_rows.div_ceil(4), 128),
-        false => Work::groups(n_rows, d.next_power_of_two().clamp(32, 256)),
-    }
-}
-
-fn is_warped(gpu: &Gpu, d: usize) -> bool {
-    gpu.as_cuda().is_some() && d.is_multiple_of(8) && d <= 2048
-}
-
-/// The sum, if there is a branch with its factor, the norm and the ratios.
-fn forward_gpu(
-    gpu: &Gpu,
-    x: &Tensor,
-    branch: Option<(&Tensor, f32)>,
-    w: Option<&Tensor>,
-    (d, eps): (usize, f32),
-) -> (Option<Tensor>, Tensor, Tensor) {
-    let n_rows = x.n_elem() / d;
-    let shape = if branch.is_some() { x.shape() } else { &[1] };
-    let mut sum = Tensor::uninit_as(x, shape);
-    let mut y = Tensor::activation(x.device(), x.shape());
-    let mut r = Tensor::uninit(x.device(), &[n_rows]);
-    let (branch_value, factor) = branch.unwrap_or((x, 0.0));
-    let consts = consts(gpu, d, w, branch.map(|it| it.0));
-    let mut args = [
-        Arg::In(x),
-        Arg::In(branch_value),
-        Arg::In(w.unwrap_or(x)),
-        Arg::Out(&mut sum),
-        Arg::Out(&mut y),
-        Arg::Out(&mut r),
-    ];
-    let work = row_work(gpu, n_rows, d).early();
-    let params = [n_rows.into(), eps.into(), factor.into()];
-    gpu.launch(&FORWARD, work, &consts, &mut args, &params);
-    (branch.map(|_| sum), y, r)
-}
-
-/// Constants of all entries: the width of rows, whether there is a weight, and whether something is
-/// added: a branch in forward, another gradient in backward.
-fn consts(gpu: &Gpu, d: usize, w: Option<&Tensor>, added: Option<&Tensor>) -> [Const; 5] {
-    let has = |it: Option<&Tensor>| usize::from(it.is_some());
-    let warped = usize::from(is_warped(gpu, d));
-    [("D", d), ("HAS_W", has(w)), ("HAS_ADDED", has(added)), ("N_ROWS", N_ROWS), ("WARPED", warped)]
-}
-
-fn backward_gpu(
-    gpu: &Gpu,
-    norm: &Normed,
-    dy: &Tensor,
-    dsum: Option<&Tensor>,
-    wants_dw: bool,
-) -> (Tensor, Option<Tensor>) {
-    let Normed { x, w, r, d } = *norm;
-    if is_warped(gpu, d) {
-        return backward_rows(gpu, norm, dy, dsum, wants_dw);
-    }
-    let n_rows = x.n_elem() / d;
-    let mut dx = Tensor::uninit_as(x, x.shape());
-    let consts = consts(gpu, d, w, dsum);
-    let mut args = [
-        Arg::In(x),
-        Arg::In(w.unwrap_or(x)),
-        Arg::In(r),
-        Arg::In(dy),
-        Arg::In(dsum.unwrap_or(dy)),
-        Arg::Out(&mut dx),
-    ];
-    let work = row_work(gpu, n_rows, d);
-    gpu.launch(&BACKWARD, work, &consts, &mut args, &[n_rows.into()]);
-    let dw = wants_dw.then(|| {
-        let n_parts = n_rows.div_ceil(N_ROWS);
-        let mut parts = Tensor::uninit(x.device(), &[n_parts, d]);
-        let mut args = [Arg::In(x), Arg::In(r), Arg::In(dy), Arg::Out(&mut parts)];
-        let work = Work::grid([d.div_ceil(256), n_parts, 1], 256);
-        gpu.launch(&DW, work, &consts, &mut args, &[n_rows.into()]);
-        sum_rows(&parts)
-    });
-    (dx, dw)
-}
-
-/// The same on CUDA in one pass. Where `dx` is in f32, its copy in the format of products is made
-/// along with it: the linear map before wants it.
-fn backward_rows(
-    gpu: &Gpu,
-    norm: &Normed,
-    dy: &Tensor,
-    dsum: Option<&Tensor>,
-    wants_dw: bool,
-) -> (Tensor, Option<Tensor>) {
-    let Normed { x, w, r, d } = *norm;
-    let (device, n_rows) = (x.device(), x.n_elem() / d);
-    let has_copy = x.dtype() == DType::F32 && gpu.activation_dtype() == DType::BF16;
-    let n_parts = n_rows.div_ceil(N_ROWS);
-    let mut dx = Tensor::uninit_as(x, x.shape());
-    let mut copy = Tensor::activation(device, if has_copy { x.shape() } else { &[1] });
-    let mut parts = Tensor::uninit(device, &if wants_dw { [n_parts, d] } else { [1, 1] });
-    let mut args = [
-        Arg::In(x),
-        Arg::In(w.unwrap_or(x)),
-        Arg::In(r),
-        Arg::In(dy),
-        Arg::In(dsum.unwrap_or(dy)),
-        Arg::Out(&mut dx),
-        Arg::Out(&mut copy),
-        Arg::Out(&mut parts),
-    ];
-    let mut consts = consts(gpu, d, w, dsum).to_vec();
-    consts.extend([("WANTS_DW", usize::from(wants_dw)), ("HAS_COPY", usize::from(has_copy))]);
-    let work = Work::groups(n_parts, 128);
-    gpu.launch(&BACKWARD_ROWS, work, &consts, &mut args, &[n_rows.into()]);
-    if has_copy {
-        dx.keep_derived(IN_BF16, copy);
-    }
-    (dx, wants_dw.then(|| sum_rows(&parts)))
 }
 
 /// What is added to x before its norm, and where the sum goes.
@@ -390,12 +308,16 @@ fn add_row<S: Simd>(simd: S, h: &[f32], branch: &[f32], factor: f32, sum: &mut [
 fn scale_row<S: Simd>(simd: S, x: &[f32], w: Option<&[f32]>, r: f32, y: &mut [f32]) {
     let r = F32s::splat(simd, r);
     for at in (0..x.len()).step_by(F32s::<S>::LANES) {
-        let normed = F32s::load(simd, &x[at..]) * r;
-        let out = match w {
-            Some(w) => normed * F32s::load(simd, &w[at..]),
-            None => normed,
-        };
-        out.store(&mut y[at..]);
+        weighted(simd, F32s::load(simd, &x[at..]) * r, w, at).store(&mut y[at..]);
+    }
+}
+
+/// `x w` from number `at` of `w` on.
+#[inline(always)]
+fn weighted<S: Simd>(simd: S, x: F32s<S>, w: Option<&[f32]>, at: usize) -> F32s<S> {
+    match w {
+        Some(w) => x * F32s::load(simd, &w[at..]),
+        None => x,
     }
 }
 
@@ -425,11 +347,7 @@ impl WithSimd for Backward<'_> {
             let mut dot = F32s::zero(simd);
             for at in (0..d).step_by(F32s::<S>::LANES) {
                 let (x, dy) = (F32s::load(simd, &x[at..]), F32s::load(simd, &dy[at..]));
-                let wdy = match w {
-                    Some(w) => dy * F32s::load(simd, &w[at..]),
-                    None => dy,
-                };
-                dot = wdy.mul_add(x, dot);
+                dot = weighted(simd, dy, w, at).mul_add(x, dot);
                 if let Some(dw) = &mut dw {
                     (dy * x).mul_add(r, F32s::load(simd, &dw[at..])).store(&mut dw[at..]);
                 }
@@ -437,11 +355,7 @@ impl WithSimd for Backward<'_> {
             let pull = r * r * F32s::splat(simd, -dot.sum() / d as f32);
             for at in (0..d).step_by(F32s::<S>::LANES) {
                 let (x, dy) = (F32s::load(simd, &x[at..]), F32s::load(simd, &dy[at..]));
-                let wdy = match w {
-                    Some(w) => dy * F32s::load(simd, &w[at..]),
-                    None => dy,
-                };
-                let through = x.mul_add(pull, wdy);
+                let through = x.mul_add(pull, weighted(simd, dy, w, at));
                 let out = match dsum {
                     Some(dsum) => through.mul_add(r, F32s::load(simd, &dsum[at..])),
                     None => through * r,

@@ -31,7 +31,7 @@
 use crate::tape::{Tape, Var};
 use crate::tensor::cpu::F32s;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Arg, Gpu, Kernel, Work};
+use crate::tensor::gpu::{Gpu, Kernel, Work, bind};
 use crate::tensor::segment::{Segment, Segments};
 use crate::tensor::{DType, Tensor};
 use pulp::{Simd, WithSimd};
@@ -43,9 +43,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     None,
-    /// All positions squeezed together.
+    /// All positions squeezed together: frequencies are divided by `factor`.
     Linear {
-        /// Frequencies are divided by this.
         factor: f64,
     },
     /// Llama 3: low frequencies are divided, high ones kept, those between are blended.
@@ -73,7 +72,6 @@ pub enum RopeScaling {
         attention_factor: Option<f64>,
         /// With `mscale_all_dim` another rule for the amplitude.
         mscale: Option<f64>,
-        /// See `mscale`.
         mscale_all_dim: Option<f64>,
         /// Whether the ends of the ramp are rounded outward to whole pairs.
         truncate: bool,
@@ -197,11 +195,6 @@ impl RopeTable {
         &self.frequencies
     }
 
-    /// What cosines and sines are multiplied with.
-    pub fn amplitude(&self) -> f32 {
-        self.amplitude
-    }
-
     /// Numbers of each head that are turned.
     pub fn d_rotary(&self) -> usize {
         2 * self.frequencies.len()
@@ -209,28 +202,19 @@ impl RopeTable {
 
     /// The blocks that hold the positions of `segments`.
     fn blocks(&self, device: &Device, segments: &Segments) -> Blocks {
-        let cpu = device.host();
-        let mut used = Blocks::new();
-        let mut missing = Vec::new();
+        let n_ahead = segments.n_ahead();
+        let ranges = segments.iter().map(|segment| block_range(segment, n_ahead));
+        let mut used: Vec<usize> = ranges.flatten().collect();
+        used.sort_unstable();
+        used.dedup();
         // The lock is not held while threads work: one of them may come here for another call.
-        let known = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        for segment in segments.iter() {
-            for idx in block_range(segment, segments.n_ahead()) {
-                match known.get(&idx) {
-                    Some(block) => _ = used.insert(idx, block.clone()),
-                    None => missing.push(idx),
-                }
-            }
-        }
-        drop(known);
-        if !missing.is_empty() {
-            missing.sort_unstable();
-            missing.dedup();
-            let fresh = cpu.map(missing, |idx| (idx, self.block(idx)));
-            used.extend(fresh.iter().cloned());
-            self.blocks.lock().unwrap_or_else(PoisonError::into_inner).extend(fresh);
-        }
-        used
+        let known = || self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_missing = |idx: &usize| !known().contains_key(idx);
+        let missing = used.iter().copied().filter(is_missing).collect();
+        let fresh = device.host().map(missing, |idx| (idx, self.block(idx)));
+        let mut known = known();
+        known.extend(fresh);
+        used.into_iter().map(|idx| (idx, known[&idx].clone())).collect()
     }
 
     /// The same on a GPU; blocks that are there already stay where they are.
@@ -311,22 +295,27 @@ pub fn rope(tape: &Tape, x: &Var, table: &RopeTable, d_head: usize, segments: &S
     assert!(d_rotary <= d_head, "rope: d_rotary {d_rotary} in heads of {d_head}");
     assert!(width.is_multiple_of(d_head), "rope: width {width} in heads of {d_head}");
     assert_eq!(segments.n_tok(), n_tok, "rope: rows of the segments and of x");
-    if let Device::Gpu(gpu) = x.value().device() {
-        let dtype = x.value().dtype();
-        let turns = GpuTurns { dtype, ..GpuTurns::new(gpu, table, d_head, segments) };
-        let y = turns.turn(gpu, x.value(), Direction::Forward);
-        let gpu = gpu.clone();
-        let backward = move |dy: Tensor| vec![Some(turns.turn(&gpu, &dy, Direction::Backward))];
-        return tape.record("rope", &[x], y, backward);
-    }
-    let turns = Turns {
-        blocks: table.blocks(x.value().device(), segments),
-        d_rotary,
-        d_head,
-        segments: segments.clone(),
+    let device = x.value().device();
+    let Device::Gpu(gpu) = device else {
+        let blocks = table.blocks(device, segments);
+        let turns = Turns { blocks, d_rotary, d_head, segments: segments.clone() };
+        let y = turned(x.value().clone(), &turns, 1.0);
+        return tape.record("rope", &[x], y, move |dy| vec![Some(turned(dy, &turns, -1.0))]);
     };
-    let y = forward(x.value(), &turns);
-    tape.record("rope", &[x], y, move |dy| vec![Some(backward(dy, &turns))])
+    let (uploaded, positions) = (table.upload(gpu, segments), segments.positions(device));
+    let turns = GpuTurns { uploaded, positions, d_head, d_rotary };
+    let mut y = Tensor::activation(device, x.value().shape());
+    turns.turn(gpu, x.value(), 1.0, &mut y);
+    let (gpu, dtype) = (gpu.clone(), x.value().dtype());
+    tape.record("rope", &[x], y, move |dy| {
+        // A gradient is stored as what it is the gradient of.
+        let mut dx = match dtype {
+            DType::F32 => Tensor::uninit(dy.device(), dy.shape()),
+            _ => Tensor::activation(dy.device(), dy.shape()),
+        };
+        turns.turn(&gpu, &dy, -1.0, &mut dx);
+        vec![Some(dx)]
+    })
 }
 
 /// What forward and backward share.
@@ -347,24 +336,7 @@ impl Turns {
     }
 }
 
-/// Which way to turn.
-#[derive(Clone, Copy)]
-enum Direction {
-    Forward,
-    Backward,
-}
-
-impl Direction {
-    fn sign(self) -> f32 {
-        match self {
-            Direction::Forward => 1.0,
-            Direction::Backward => -1.0,
-        }
-    }
-}
-
-static TURN: Kernel =
-    Kernel { entry: "rope_turn", wgsl: include_str!("rope.wgsl"), cuda: include_str!("rope.cu") };
+static TURN: Kernel = Kernel::new("rope_turn", include_str!("rope.wgsl"), include_str!("rope.cu"));
 
 /// What forward and backward share on a GPU.
 struct GpuTurns {
@@ -373,29 +345,13 @@ struct GpuTurns {
     positions: Tensor,
     d_head: usize,
     d_rotary: usize,
-    /// Of what is turned.
-    dtype: DType,
 }
 
 impl GpuTurns {
-    fn new(gpu: &Gpu, table: &RopeTable, d_head: usize, segments: &Segments) -> GpuTurns {
-        GpuTurns {
-            uploaded: table.upload(gpu, segments),
-            positions: segments.positions(&Device::Gpu(gpu.clone())),
-            d_head,
-            d_rotary: table.d_rotary(),
-            dtype: gpu.activation_dtype(),
-        }
-    }
-
-    fn turn(&self, gpu: &Gpu, x: &Tensor, direction: Direction) -> Tensor {
-        let (n_tok, width) = x.dims2();
-        let (d_head, half) = (self.d_head, self.d_rotary / 2);
-        // A gradient is stored as what it is the gradient of.
-        let mut y = match (direction, self.dtype) {
-            (Direction::Backward, DType::F32) => Tensor::uninit(x.device(), x.shape()),
-            _ => Tensor::activation(x.device(), x.shape()),
-        };
+    /// `sign`: as in `turned`.
+    fn turn(&self, gpu: &Gpu, x: &Tensor, sign: f32, y: &mut Tensor) {
+        let GpuTurns { uploaded, positions, d_head, d_rotary } = self;
+        let ((n_tok, width), half) = (x.dims2(), d_rotary / 2);
         let n_head = width / d_head;
         // A thread takes eight numbers of some heads, where it can and widths allow it.
         let is_wide = half.is_multiple_of(8) && d_head.is_multiple_of(8) && gpu.caps().wide_loads;
@@ -404,53 +360,36 @@ impl GpuTurns {
         // Else one for each pair and for each number that passes through.
         let n = n_tok * n_head * (d_head - half) / (n_wide * n_heads);
         let consts = [
-            ("D_HEAD", d_head),
-            ("D_ROTARY", self.d_rotary),
+            ("D_HEAD", *d_head),
+            ("D_ROTARY", *d_rotary),
             ("N_HEAD", n_head),
             ("BLOCK", BLOCK),
             ("WIDE", n_wide),
             ("HEADS", n_heads),
         ];
-        let Uploaded { table, slots, .. } = &self.uploaded;
-        let positions = &self.positions;
-        let mut args =
-            [Arg::In(x), Arg::In(positions), Arg::In(slots), Arg::In(table), Arg::Out(&mut y)];
-        let params = [n.into(), direction.sign().into()];
-        gpu.launch(&TURN, Work::each(n).early(), &consts, &mut args, &params);
-        y
+        let mut args = bind([x, positions, &uploaded.slots, &uploaded.table], [y]);
+        let work = Work::each(n).early();
+        gpu.launch(&TURN, work, &consts, &mut args, &[n.into(), sign.into()]);
     }
 }
 
-fn forward(x: &Tensor, turns: &Turns) -> Tensor {
-    let mut y = Tensor::uninit(x.device(), x.shape());
-    turn(&mut y, Some(x), turns, Direction::Forward);
-    y
-}
-
-/// Inverts `forward`.
-fn backward(mut dy: Tensor, turns: &Turns) -> Tensor {
-    if dy.is_unique() {
-        turn(&mut dy, None, turns, Direction::Backward);
-        return dy;
-    }
-    let mut dx = Tensor::uninit(dy.device(), dy.shape());
-    turn(&mut dx, Some(&dy), turns, Direction::Backward);
-    dx
-}
-
-/// Turns `y`, or `x` into `y`.
-fn turn(y: &mut Tensor, x: Option<&Tensor>, turns: &Turns, direction: Direction) {
-    let cpu = y.device().expect_cpu().clone();
-    let (_, width) = y.dims2();
-    let sign = direction.sign();
+/// Turns rows, in place where nobody else has them; `sign` is 1 forward, -1 backward.
+fn turned(mut x: Tensor, turns: &Turns, sign: f32) -> Tensor {
+    let cpu = x.device().expect_cpu().clone();
+    let (_, width) = x.dims2();
+    let (mut y, from) = match x.is_unique() {
+        true => (x, None),
+        false => (Tensor::uninit(x.device(), x.shape()), Some(x)),
+    };
     cpu.each_piece(y.f32_mut(), PIECE * width, |idx, y| {
-        if let Some(x) = x {
+        if let Some(x) = &from {
             y.copy_from_slice(&x.f32()[idx * PIECE * width..][..y.len()]);
         }
         let rows = idx * PIECE..idx * PIECE + y.len() / width;
         let turns_of_rows: Vec<&[f32]> = rows.map(|row| turns.of_row(row)).collect();
         cpu.simd(Turn { y, width, d_head: turns.d_head, turns: &turns_of_rows, sign });
     });
+    y
 }
 
 /// Turns rows in place.
@@ -520,7 +459,7 @@ mod tests {
         for at in 0..x.len() {
             let (row, i) = (at / width, at % d_head);
             let angle = |pair: usize| positions[row] as f64 * table.frequencies()[pair] as f64;
-            let a = table.amplitude() as f64;
+            let a = table.amplitude as f64;
             let want = if i < half {
                 a * (angle(i).cos() * x[at] as f64 - angle(i).sin() * x[at + half] as f64)
             } else if i < 2 * half {
@@ -660,9 +599,9 @@ mod tests {
             segments: segments.clone(),
         };
         let dy = Input::normal(1, &[3, 12], 1.0).tensor(&device);
-        let dx_shared = backward(dy.clone(), &turns);
+        let dx_shared = turned(dy.clone(), &turns, -1.0);
         assert!(dx_shared.f32() != dy.f32());
-        assert_eq!(backward(dy, &turns).f32(), dx_shared.f32());
+        assert_eq!(turned(dy, &turns, -1.0).f32(), dx_shared.f32());
     }
 
     fn expect_frequencies(table: &RopeTable, want: impl Fn(f64) -> f64) {
@@ -679,7 +618,7 @@ mod tests {
         let scaling = RopeScaling::Linear { factor: 3.0 };
         let table = Rope { base: 5e5, d_rotary: 64, scaling }.table();
         expect_frequencies(&table, |i| plain_frequency(i) / 3.0);
-        assert_eq!(table.amplitude(), 1.0);
+        assert_eq!(table.amplitude, 1.0);
     }
 
     #[test]
@@ -704,7 +643,7 @@ mod tests {
             assert!((got as f64 - want).abs() < 5e-6 * want, "pair {i}: {got}, not {want}");
         }
         assert!(n_of_kind.iter().all(|n| *n > 0), "every kind is met: {n_of_kind:?}");
-        assert_eq!(table.amplitude(), 1.0);
+        assert_eq!(table.amplitude, 1.0);
     }
 
     #[test]
@@ -739,7 +678,7 @@ mod tests {
                 let plain = base.powf(-2.0 * i / 64.0);
                 plain / 4.0 * ramp + plain * (1.0 - ramp)
             });
-            assert_eq!(table.amplitude(), (0.1 * 4f64.ln() + 1.0) as f32);
+            assert_eq!(table.amplitude, (0.1 * 4f64.ln() + 1.0) as f32);
         }
     }
 
@@ -756,7 +695,7 @@ mod tests {
                 mscale_all_dim,
                 truncate: true,
             };
-            Rope { base: 1e4, d_rotary: 64, scaling }.table().amplitude()
+            Rope { base: 1e4, d_rotary: 64, scaling }.table().amplitude
         };
         let g = |factor: f64, mscale: f64| 0.1 * mscale * factor.ln() + 1.0;
         assert_eq!(amplitude(Some(1.25), Some(0.7), Some(0.3), 40.0), 1.25);

@@ -40,11 +40,11 @@
 //! moving tokens to experts and back (`dispatch`); the balance loss (`balance`); updating
 //! `choice_bias`.
 
-use crate::ops::softmax::{Sigmoid, Softmax, SoftmaxBackward, row_threads};
+use crate::ops::softmax::{Sigmoid, Softmax, SoftmaxBackward, row_threads, sigmoid};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Work};
+use crate::tensor::gpu::{Kernel, Work, bind};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -98,12 +98,13 @@ pub struct Routing {
     pub rows: Arc<[u32]>,
     /// Expert e has the sorted rows `offsets[e]..offsets[e + 1]` (n_expert + 1).
     pub offsets: Arc<[usize]>,
-    /// Copies for the kernels of a graphics processor.
+    /// Copies for the kernels of a GPU.
     tables: Option<Arc<Tables>>,
 }
 
-/// `choices` and `rows` of a `Routing` on a graphics processor.
+/// Lists of a `Routing` on a GPU.
 pub(super) struct Tables {
+    experts: Tensor,
     pub choices: Tensor,
     pub rows: Tensor,
 }
@@ -128,7 +129,7 @@ impl Routing {
     }
 
     pub(super) fn tables(&self) -> &Tables {
-        self.tables.as_ref().expect("a routing of a graphics processor")
+        self.tables.as_ref().expect("a routing of a GPU")
     }
 
     /// The sorted rows of an expert.
@@ -157,82 +158,70 @@ pub fn route(tape: &Tape, logits: &Var, router: &Router, choice_bias: Option<&Te
             && (1..=router.n_group_used * per_group).contains(&router.n_used),
         "router: {router:?} does not fit {n_expert} experts"
     );
-    let choice_bias = choice_bias.map(|bias| {
+    let device = logits.value().device();
+    // The host compares the logits, wherever they are: it alone can say how many rows each expert
+    // has. Weights are made where the logits are.
+    let host = device.host_device();
+    let on_host = |x: &Tensor| Tensor::from_f32(&host, x.shape(), &x.to_vec());
+    let bias = choice_bias.map(|bias| {
         bias.expect_shape("router: choice_bias", &[n_expert]);
-        bias.to_f32()
+        on_host(bias)
     });
-    if let Device::Gpu(gpu) = logits.value().device() {
-        return route_gpu(gpu, tape, logits, router, choice_bias.as_ref());
-    }
-    let (experts, weights) = forward(logits.value(), router, choice_bias.as_ref());
+    let (experts, weights) = match device {
+        Device::Cpu(_) => forward(logits.value(), router, bias.as_ref()),
+        Device::Gpu(_) => forward(&on_host(logits.value()), router, bias.as_ref()),
+    };
     let experts: Arc<[u32]> = experts.into();
     let (choices, rows, offsets) = sort(&experts, n_expert);
-    let (logits_value, experts_kept) = (logits.value().clone(), experts.clone());
-    let router = router.clone();
-    let weights = tape.record("route", &[logits], weights, move |dweights| {
-        vec![Some(backward(&logits_value, &router, &experts_kept, &dweights))]
+    let tables = device.gpu().map(|_| {
+        let lists = [&experts, &choices, &rows];
+        let [experts, choices, rows] = lists.map(|list| Tensor::from_u32(device, list));
+        Arc::new(Tables { experts, choices, rows })
     });
-    Routing { experts, weights, choices, rows, offsets, tables: None }
-}
-
-static FORWARD: Kernel = Kernel {
-    entry: "router_forward",
-    wgsl: include_str!("router.wgsl"),
-    cuda: include_str!("router.cu"),
-};
-static BACKWARD: Kernel = Kernel { entry: "router_backward", ..FORWARD };
-
-/// The same on a graphics processor: logits come to the host, which alone can say how many rows
-/// each expert has, and are compared there as everywhere; weights are made where the logits are.
-fn route_gpu(
-    gpu: &Gpu,
-    tape: &Tape,
-    logits: &Var,
-    router: &Router,
-    choice_bias: Option<&Tensor>,
-) -> Routing {
-    let (n_tok, n_expert) = logits.value().dims2();
-    let host = Device::Cpu(gpu.host().clone());
-    let on_host = |x: &Tensor| Tensor::from_f32(&host, x.shape(), &x.to_vec());
-    let (experts, _) = forward(&on_host(logits.value()), router, choice_bias.map(on_host).as_ref());
-    let (choices, rows, offsets) = sort(&experts, n_expert);
-    let device = logits.value().device();
-    let tables = Tables {
-        choices: Tensor::from_u32(device, &choices),
-        rows: Tensor::from_u32(device, &rows),
+    let weights = match &tables {
+        Some(tables) => {
+            let mut weights = Tensor::uninit(device, &[n_tok, router.n_used]);
+            launch(&FORWARD, router, [logits.value(), &tables.experts], &mut weights);
+            weights
+        }
+        None => weights,
     };
-    let experts_there = Tensor::from_u32(device, &experts);
-    let mut weights = Tensor::uninit(device, &[n_tok, router.n_used]);
-    let work = Work::groups(n_tok, row_threads(n_expert));
-    let params = [n_tok.into(), router.scale.into()];
-    let consts = consts(router, n_expert);
-    let mut args = [Arg::In(logits.value()), Arg::In(&experts_there), Arg::Out(&mut weights)];
-    gpu.launch(&FORWARD, work, &consts, &mut args, &params);
-    let (gpu, logits_value) = (gpu.clone(), logits.value().clone());
+    let kept = (logits.value().clone(), router.clone(), experts.clone(), tables.clone());
     let weights = tape.record("route", &[logits], weights, move |dweights| {
-        let mut dlogits = Tensor::uninit_as(&logits_value, logits_value.shape());
-        let mut args = [
-            Arg::In(&logits_value),
-            Arg::In(&experts_there),
-            Arg::In(&dweights),
-            Arg::Out(&mut dlogits),
-        ];
-        gpu.launch(&BACKWARD, work, &consts, &mut args, &params);
+        let (logits, router, experts, tables) = kept;
+        let Some(tables) = tables else {
+            return vec![Some(backward(&logits, &router, &experts, &dweights))];
+        };
+        let mut dlogits = Tensor::uninit_as(&logits, logits.shape());
+        launch(&BACKWARD, &router, [&logits, &tables.experts, &dweights], &mut dlogits);
         vec![Some(dlogits)]
     });
-    let tables = Some(Arc::new(tables));
-    Routing { experts: experts.into(), weights, choices, rows, offsets, tables }
+    Routing { experts, weights, choices, rows, offsets, tables }
 }
 
-/// Constants of both entries.
-fn consts(router: &Router, n_expert: usize) -> [Const; 3] {
+static FORWARD: Kernel =
+    Kernel::new("router_forward", include_str!("router.wgsl"), include_str!("router.cu"));
+static BACKWARD: Kernel = Kernel { entry: "router_backward", ..FORWARD };
+
+/// A group of threads for each row of the logits, the first of `ins`.
+fn launch<const N: usize>(
+    kernel: &'static Kernel,
+    router: &Router,
+    ins: [&Tensor; N],
+    out: &mut Tensor,
+) {
+    let Some(gpu) = ins[0].device().gpu() else { return };
+    let (n_tok, n_expert) = ins[0].dims2();
     let kind = match (router.score, router.normalise) {
         (Score::Softmax, false) => 0,
         (Score::Softmax, true) | (Score::SoftmaxOfChosen, _) => 1,
         (Score::Sigmoid, false) => 2,
         (Score::Sigmoid, true) => 3,
     };
-    [("KIND", kind), ("N_EXPERT", n_expert), ("N_USED", router.n_used)]
+    let consts = [("KIND", kind), ("N_EXPERT", n_expert), ("N_USED", router.n_used)];
+    let work = Work::groups(n_tok, row_threads(n_expert));
+    let params = [n_tok.into(), router.scale.into()];
+    gpu.launch(kernel, work, &consts, &mut bind(ins, [out]), &params);
 }
 
 /// Experts and weights of all choices.
@@ -342,10 +331,6 @@ fn weigh_backward(router: &Router, l: &[f32], n: &[f32], g: &mut [f32]) {
             g.iter_mut().zip(n).for_each(|(g, n)| *g = n * (*g - mean));
         }
     }
-}
-
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
 }
 
 fn gather(x: &[f32], chosen: &[u32], y: &mut [f32]) {

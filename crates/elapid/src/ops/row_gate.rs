@@ -9,11 +9,11 @@
 //! | `x`    | (n_tok, d)   |
 //! | `gate` | (n_tok, 1)   |
 
-use crate::ops::softmax::row_threads;
+use crate::ops::softmax::{row_threads, sigmoid};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Arg, Gpu, Kernel, Work};
+use crate::tensor::gpu::{Kernel, Work, bind};
 
 /// Rows one task works on.
 const N_ROWS: usize = 32;
@@ -29,70 +29,50 @@ pub fn row_gate(tape: &Tape, x: &Var, gate: &Var) -> Var {
     })
 }
 
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
-}
-
 fn forward(x: &Tensor, gate: &Tensor) -> Tensor {
-    let cpu = match x.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return forward_gpu(gpu, x, gate),
-    };
-    let (_, d) = x.dims2();
-    let mut y = Tensor::uninit(x.device(), x.shape());
-    cpu.each_piece(y.f32_mut(), N_ROWS * d, |idx, y| {
-        let x = &x.f32()[idx * N_ROWS * d..];
-        for (row, (y, x)) in y.chunks_exact_mut(d).zip(x.chunks_exact(d)).enumerate() {
-            let s = sigmoid(gate.f32()[idx * N_ROWS + row]);
-            y.iter_mut().zip(x).for_each(|(y, x)| *y = s * x);
+    let (n, (_, d)) = (x.n_elem(), x.dims2());
+    let mut y = Tensor::uninit_as(x, x.shape());
+    match x.device() {
+        Device::Cpu(cpu) => cpu.each_piece(y.f32_mut(), N_ROWS * d, |idx, y| {
+            let x = &x.f32()[idx * N_ROWS * d..];
+            for (row, (y, x)) in y.chunks_exact_mut(d).zip(x.chunks_exact(d)).enumerate() {
+                let s = sigmoid(gate.f32()[idx * N_ROWS + row]);
+                y.iter_mut().zip(x).for_each(|(y, x)| *y = s * x);
+            }
+        }),
+        Device::Gpu(gpu) => {
+            let mut args = bind([x, gate], [&mut y]);
+            gpu.launch(&FORWARD, Work::each(n), &[("D", d)], &mut args, &[n.into()]);
         }
-    });
+    }
     y
 }
 
 /// Inverts `forward` for the gate; for x it is `forward` itself.
 fn backward_gate(x: &Tensor, gate: &Tensor, dy: &Tensor) -> Tensor {
-    let cpu = match x.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return backward_gate_gpu(gpu, x, gate, dy),
-    };
-    let (_, d) = x.dims2();
-    let mut dgate = Tensor::uninit(x.device(), gate.shape());
-    cpu.each_piece(dgate.f32_mut(), N_ROWS, |idx, dgate| {
-        for (row, dgate) in dgate.iter_mut().enumerate() {
-            let tok = idx * N_ROWS + row;
-            let s = sigmoid(gate.f32()[tok]);
-            let (x, dy) = (&x.f32()[tok * d..][..d], &dy.f32()[tok * d..][..d]);
-            let dot: f32 = x.iter().zip(dy).map(|(x, dy)| x * dy).sum();
-            *dgate = s * (1.0 - s) * dot;
-        }
-    });
-    dgate
-}
-
-static FORWARD: Kernel = Kernel {
-    entry: "row_gate_forward",
-    wgsl: include_str!("row_gate.wgsl"),
-    cuda: include_str!("row_gate.cu"),
-};
-static BACKWARD: Kernel = Kernel { entry: "row_gate_backward", ..FORWARD };
-
-fn forward_gpu(gpu: &Gpu, x: &Tensor, gate: &Tensor) -> Tensor {
-    let (n, (_, d)) = (x.n_elem(), x.dims2());
-    let mut y = Tensor::uninit_as(x, x.shape());
-    let mut args = [Arg::In(x), Arg::In(gate), Arg::Out(&mut y)];
-    gpu.launch(&FORWARD, Work::each(n), &[("D", d)], &mut args, &[n.into()]);
-    y
-}
-
-fn backward_gate_gpu(gpu: &Gpu, x: &Tensor, gate: &Tensor, dy: &Tensor) -> Tensor {
     let (n_rows, d) = x.dims2();
     let mut dgate = Tensor::uninit_as(gate, gate.shape());
-    let mut args = [Arg::In(x), Arg::In(gate), Arg::In(dy), Arg::Out(&mut dgate)];
-    let work = Work::groups(n_rows, row_threads(d));
-    gpu.launch(&BACKWARD, work, &[("D", d)], &mut args, &[n_rows.into()]);
+    match x.device() {
+        Device::Cpu(cpu) => cpu.each_piece(dgate.f32_mut(), N_ROWS, |idx, dgate| {
+            for (tok, dgate) in (idx * N_ROWS..).zip(dgate) {
+                let s = sigmoid(gate.f32()[tok]);
+                let (x, dy) = (&x.f32()[tok * d..][..d], &dy.f32()[tok * d..][..d]);
+                let dot: f32 = x.iter().zip(dy).map(|(x, dy)| x * dy).sum();
+                *dgate = s * (1.0 - s) * dot;
+            }
+        }),
+        Device::Gpu(gpu) => {
+            let mut args = bind([x, gate, dy], [&mut dgate]);
+            let work = Work::groups(n_rows, row_threads(d));
+            gpu.launch(&BACKWARD, work, &[("D", d)], &mut args, &[n_rows.into()]);
+        }
+    }
     dgate
 }
+
+static FORWARD: Kernel =
+    Kernel::new("row_gate_forward", include_str!("row_gate.wgsl"), include_str!("row_gate.cu"));
+static BACKWARD: Kernel = Kernel { entry: "row_gate_backward", ..FORWARD };
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,7 @@
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Arg, Gpu, Kernel, Work};
+use crate::tensor::gpu::{Kernel, Work, bind};
 
 /// Rows one task works on.
 const N_ROWS: usize = 64;
@@ -33,38 +33,29 @@ pub(crate) fn scaled_by(x: &Tensor, factor: f32) -> Tensor {
 }
 
 fn scaled(x: &Tensor, factors: &[f32]) -> Tensor {
-    let (_, d) = x.dims2();
+    let (n, (_, d)) = (x.n_elem(), x.dims2());
     assert_eq!(d, factors.len(), "scale: columns");
-    let cpu = match x.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return scaled_gpu(gpu, x, factors),
-    };
-    let mut y = Tensor::uninit(x.device(), x.shape());
-    cpu.each_piece(y.f32_mut(), N_ROWS * d, |idx, y| {
-        let x = &x.f32()[idx * N_ROWS * d..];
-        for (y, x) in y.chunks_exact_mut(d).zip(x.chunks_exact(d)) {
-            for ((y, x), factor) in y.iter_mut().zip(x).zip(factors) {
-                *y = factor * x;
-            }
-        }
-    });
-    y
-}
-
-static SCALE: Kernel = Kernel {
-    entry: "scale_columns",
-    wgsl: include_str!("scale.wgsl"),
-    cuda: include_str!("scale.cu"),
-};
-
-fn scaled_gpu(gpu: &Gpu, x: &Tensor, factors: &[f32]) -> Tensor {
     let mut y = Tensor::uninit_as(x, x.shape());
-    let factors = Tensor::from_f32(x.device(), &[factors.len()], factors);
-    let (n, d) = (x.n_elem(), factors.n_elem());
-    let mut args = [Arg::In(x), Arg::In(&factors), Arg::Out(&mut y)];
-    gpu.launch(&SCALE, Work::each(n), &[("D", d)], &mut args, &[n.into()]);
+    match x.device() {
+        Device::Cpu(cpu) => cpu.each_piece(y.f32_mut(), N_ROWS * d, |idx, y| {
+            let x = &x.f32()[idx * N_ROWS * d..];
+            for (y, x) in y.chunks_exact_mut(d).zip(x.chunks_exact(d)) {
+                for ((y, x), factor) in y.iter_mut().zip(x).zip(factors) {
+                    *y = factor * x;
+                }
+            }
+        }),
+        Device::Gpu(gpu) => {
+            let factors = Tensor::from_f32(x.device(), &[d], factors);
+            let mut args = bind([x, &factors], [&mut y]);
+            gpu.launch(&SCALE, Work::each(n), &[("D", d)], &mut args, &[n.into()]);
+        }
+    }
     y
 }
+
+static SCALE: Kernel =
+    Kernel::new("scale_columns", include_str!("scale.wgsl"), include_str!("scale.cu"));
 
 #[cfg(test)]
 mod tests {

@@ -5,7 +5,7 @@
 //! dx = p (g - sum of g p),  g the gradient of p
 //! ```
 //!
-//! On a graphics processor both stand within the kernels of those ops.
+//! On a GPU both stand within the kernels of those ops.
 //!
 //! Not here: the softmax inside attention and inside the loss, which never write p down.
 //! (tidy: allow unchecked: a kernel of ops that are checked)
@@ -13,9 +13,13 @@
 use crate::tensor::cpu::F32s;
 use pulp::{Simd, WithSimd};
 
-/// Threads of a group that takes a row of `d` numbers, on a graphics processor.
+/// Threads of a group that takes a row of `d` numbers, on a GPU.
 pub(super) fn row_threads(d: usize) -> usize {
     d.next_power_of_two().clamp(32, 256)
+}
+
+pub(super) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 /// `y = softmax(x)`
@@ -28,30 +32,26 @@ impl WithSimd for Softmax<'_> {
     type Output = ();
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        softmax(simd, self.x, self.y);
-    }
-}
-
-#[inline(always)]
-fn softmax<S: Simd>(simd: S, x: &[f32], y: &mut [f32]) {
-    let lanes = F32s::<S>::LANES;
-    let (whole, tail) = x.split_at(x.len() / lanes * lanes);
-    let mut largest = F32s::splat(simd, f32::NEG_INFINITY);
-    for at in (0..whole.len()).step_by(lanes) {
-        largest = largest.max(F32s::load(simd, &whole[at..]));
-    }
-    // A short load would put zeros among the logits.
-    let largest = tail.iter().copied().fold(largest.max_lane(), f32::max);
-    let largest = F32s::splat(simd, largest);
-    let y = &mut y[..x.len()];
-    let mut sum = F32s::zero(simd);
-    for at in (0..x.len()).step_by(lanes) {
-        (F32s::load(simd, &x[at..]) - largest).exp().store(&mut y[at..]);
-        sum = sum + F32s::load(simd, &y[at..]);
-    }
-    let inverse = F32s::splat(simd, 1.0 / sum.sum());
-    for at in (0..x.len()).step_by(lanes) {
-        (F32s::load(simd, &y[at..]) * inverse).store(&mut y[at..]);
+        let Softmax { x, y } = self;
+        let lanes = F32s::<S>::LANES;
+        let (whole, tail) = x.split_at(x.len() / lanes * lanes);
+        let mut largest = F32s::splat(simd, f32::NEG_INFINITY);
+        for at in (0..whole.len()).step_by(lanes) {
+            largest = largest.max(F32s::load(simd, &whole[at..]));
+        }
+        // A short load would put zeros among the logits.
+        let largest = tail.iter().copied().fold(largest.max_lane(), f32::max);
+        let largest = F32s::splat(simd, largest);
+        let y = &mut y[..x.len()];
+        let mut sum = F32s::zero(simd);
+        for at in (0..x.len()).step_by(lanes) {
+            (F32s::load(simd, &x[at..]) - largest).exp().store(&mut y[at..]);
+            sum = sum + F32s::load(simd, &y[at..]);
+        }
+        let inverse = F32s::splat(simd, 1.0 / sum.sum());
+        for at in (0..x.len()).step_by(lanes) {
+            (F32s::load(simd, &y[at..]) * inverse).store(&mut y[at..]);
+        }
     }
 }
 
@@ -68,7 +68,7 @@ impl WithSimd for SoftmaxBackward<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let SoftmaxBackward { x, g, scale, dx } = self;
-        softmax(simd, x, dx);
+        Softmax { x, y: dx }.with_simd(simd);
         let mut mean = F32s::zero(simd);
         for at in (0..x.len()).step_by(F32s::<S>::LANES) {
             mean = F32s::load(simd, &dx[at..]).mul_add(F32s::load(simd, &g[at..]), mean);

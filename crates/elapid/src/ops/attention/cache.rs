@@ -13,8 +13,8 @@
 //! is larger than f16 can hold becomes the largest it can. A block of Q8_0 with a number that is
 //! not finite has no meaning.
 //!
-//! On a graphics processor there are no pages, see `rows.rs`: keys and values are kept in what
-//! activations are stored in, and are read as f32.
+//! On a GPU there are no pages, see `rows.rs`: keys and values are kept in what activations are
+//! stored in, and are read as f32.
 
 use super::gpu::New;
 use super::rows::GpuRows;
@@ -97,37 +97,16 @@ pub enum Side {
     Values,
 }
 
-/// Keys and values of up to `PAGE` tokens.
-struct Page {
-    keys: Buffer,
-    values: Buffer,
-    /// Rows there is room for.
-    n_row: usize,
-}
+/// Keys and values of up to `PAGE` tokens, by `Side`.
+struct Page([Buffer; 2]);
 
 impl Page {
-    fn new(device: &Device, n_row: usize, row_bytes: usize) -> Page {
-        let cpu = device.expect_cpu();
-        let take = || cpu.pool().take(n_row * row_bytes);
-        Page { keys: take(), values: take(), n_row }
-    }
-
-    fn side(&self, side: Side) -> &[u8] {
-        match side {
-            Side::Keys => self.keys.bytes(),
-            Side::Values => self.values.bytes(),
-        }
-    }
-
-    fn side_mut(&mut self, side: Side) -> &mut [u8] {
-        match side {
-            Side::Keys => self.keys.bytes_mut(),
-            Side::Values => self.values.bytes_mut(),
-        }
+    fn new(device: &Device, n_bytes: usize) -> Page {
+        Page([(); 2].map(|()| device.expect_cpu().pool().take(n_bytes)))
     }
 
     fn n_bytes(&self) -> usize {
-        self.keys.bytes().len() + self.values.bytes().len()
+        self.0.iter().map(|side| side.bytes().len()).sum()
     }
 }
 
@@ -139,19 +118,19 @@ pub struct KvCache {
     kind: CacheType,
     /// Numbers of a row.
     width: usize,
-    /// As many as `n_tok` tokens need, all but the last of them full; none on a graphics processor.
+    /// As many as `n_tok` tokens need, all but the last of them full; none on a GPU.
     pages: Vec<Arc<Page>>,
-    /// What a graphics processor has instead.
+    /// What a GPU has instead.
     on_gpu: GpuRows,
     n_tok: usize,
 }
 
 impl KvCache {
     /// Nothing yet; to be kept in f32.
+    #[cfg(test)]
     pub fn new(device: &Device, n_kv_head: usize, d_head: usize) -> KvCache {
-        let (device, width) = (device.clone(), n_kv_head * d_head);
-        let (kind, pages, on_gpu) = (CacheType::F32, Vec::new(), GpuRows::default());
-        KvCache { device, kind, width, pages, on_gpu, n_tok: 0 }
+        KvCache::with_type(device, n_kv_head, d_head, CacheType::F32)
+            .expect("any row is kept in f32")
     }
 
     /// Nothing yet; to be kept as `kind`, if rows of this width can be.
@@ -162,11 +141,8 @@ impl KvCache {
         kind: CacheType,
     ) -> Result<KvCache> {
         if kind != CacheType::F32 && device.gpu().is_some() {
-            let problem = format!(
-                "a graphics processor keeps keys and values as it keeps activations, not as {}",
-                kind.name()
-            );
-            return Err(Error::input(problem, "leave out the cache type, or use `--device cpu`"));
+            let problem = format!("the cache type {} is only supported on the CPU", kind.name());
+            return Err(Error::input(problem, "leave out the cache type, or use the CPU"));
         }
         if kind == CacheType::Q8_0 && !(n_kv_head * d_head).is_multiple_of(N_BLOCK) {
             let problem = format!(
@@ -176,7 +152,8 @@ impl KvCache {
             );
             return Err(Error::input(problem, "use the cache type `f16` for this model"));
         }
-        Ok(KvCache { kind, ..KvCache::new(device, n_kv_head, d_head) })
+        let (device, width) = (device.clone(), n_kv_head * d_head);
+        Ok(KvCache { device, kind, width, pages: Vec::new(), on_gpu: GpuRows::default(), n_tok: 0 })
     }
 
     /// How it is stored.
@@ -215,16 +192,17 @@ impl KvCache {
             let numbers = rows.start * self.width..(rows.start + n_row) * self.width;
             let page = self.open(used + n_row);
             let bytes = used * row..(used + n_row) * row;
-            kind.encode(&keys[numbers.clone()], &mut page.keys.bytes_mut()[bytes.clone()]);
-            kind.encode(&values[numbers], &mut page.values.bytes_mut()[bytes]);
+            for (side, rows) in page.0.iter_mut().zip([keys, values]) {
+                kind.encode(&rows[numbers.clone()], &mut side.bytes_mut()[bytes.clone()]);
+            }
             self.n_tok += n_row;
             rows.start += n_row;
         }
     }
 
-    /// Adds rows that are on the same graphics processor, and makes room for `n_ahead` more.
+    /// Adds rows that are on the same GPU, and makes room for `n_ahead` more.
     pub(super) fn append_rows(&mut self, new: &New, n_ahead: usize) {
-        let Device::Gpu(gpu) = &self.device else { panic!("rows of a graphics processor") };
+        let Device::Gpu(gpu) = &self.device else { panic!("rows of a GPU") };
         if !new.rows.is_empty() {
             self.on_gpu.append(gpu, new, self.n_tok, n_ahead);
             self.n_tok += new.rows.len();
@@ -242,13 +220,13 @@ impl KvCache {
         self.n_tok += 1;
     }
 
-    /// Where keys and values are on a graphics processor.
+    /// Where keys and values are on a GPU.
     pub(crate) fn places(&self) -> Option<[u64; 2]> {
         self.on_gpu.places()
     }
 
-    /// All keys and values on a graphics processor.
-    pub(super) fn on_gpu(&self) -> Option<(Tensor, Tensor)> {
+    /// All keys and values on a GPU.
+    pub(super) fn on_gpu(&self) -> Option<[Tensor; 2]> {
         self.on_gpu.tensors(self.n_tok)
     }
 
@@ -260,7 +238,7 @@ impl KvCache {
         }
         let mut out = Vec::with_capacity(rows.len() * self.width);
         let mut scratch = vec![0.0; PAGE * self.width];
-        for run in page_runs(rows) {
+        for run in runs(rows, PAGE) {
             let n = run.len() * self.width;
             out.extend_from_slice(&self.view(side, run, 0..self.width, &mut scratch).data[..n]);
         }
@@ -275,15 +253,15 @@ impl KvCache {
     fn open(&mut self, n_row: usize) -> &mut Page {
         let (row, used) = (self.row_bytes(), self.n_tok % PAGE);
         let fresh =
-            || Page::new(&self.device, n_row.next_power_of_two().clamp(N_ROW_MIN, PAGE), row);
+            || Page::new(&self.device, n_row.next_power_of_two().clamp(N_ROW_MIN, PAGE) * row);
         if used == 0 {
             self.pages.push(Arc::new(fresh()));
         }
         let last = self.pages.last_mut().expect("a page for the next token");
-        if Arc::get_mut(last).is_none_or(|page| page.n_row < n_row) {
+        if Arc::get_mut(last).is_none_or(|page| page.0[0].bytes().len() < n_row * row) {
             let mut page = fresh();
-            for side in [Side::Keys, Side::Values] {
-                page.side_mut(side)[..used * row].copy_from_slice(&last.side(side)[..used * row]);
+            for (new, old) in page.0.iter_mut().zip(&last.0) {
+                new.bytes_mut()[..used * row].copy_from_slice(&old.bytes()[..used * row]);
             }
             *last = Arc::new(page);
         }
@@ -301,7 +279,7 @@ impl KvCache {
     ) -> View<'a> {
         let (page, first, n_row) = (&self.pages[rows.start / PAGE], rows.start % PAGE, rows.len());
         assert!(first + n_row <= PAGE, "cache: rows {rows:?} of one page");
-        let bytes = page.side(side);
+        let bytes = page.0[side as usize].bytes();
         if self.kind == CacheType::F32 {
             let data: &[f32] = bytemuck::cast_slice(bytes);
             return View { data: &data[first * self.width + columns.start..], stride: self.width };
@@ -311,13 +289,9 @@ impl KvCache {
         let stride = columns.end.next_multiple_of(block) - from;
         let (skip, run) = (self.kind.n_bytes(from), self.kind.n_bytes(stride));
         let row = self.row_bytes();
-        if stride == self.width {
-            self.decode(&bytes[first * row..(first + n_row) * row], &mut scratch[..n_row * stride]);
-        } else {
-            for (row_idx, out) in scratch.chunks_exact_mut(stride).take(n_row).enumerate() {
-                let at = (first + row_idx) * row + skip;
-                self.decode(&bytes[at..at + run], out);
-            }
+        for (row_idx, out) in scratch.chunks_exact_mut(stride).take(n_row).enumerate() {
+            let at = (first + row_idx) * row + skip;
+            self.decode(&bytes[at..at + run], out);
         }
         View { data: &scratch[columns.start - from..], stride }
     }
@@ -335,11 +309,6 @@ impl KvCache {
 /// Numbers of scratch that a row of `n_column` columns may take in `KvCache::view`.
 pub(super) fn scratch_width(n_column: usize) -> usize {
     n_column.next_multiple_of(N_BLOCK) + N_BLOCK
-}
-
-/// Cuts rows where pages end.
-pub(super) fn page_runs(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    runs(rows, PAGE)
 }
 
 /// Cuts rows at the multiples of `len`.

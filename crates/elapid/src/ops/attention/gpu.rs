@@ -18,14 +18,11 @@
 
 use super::*;
 use crate::tensor::DType;
-use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
+use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Word, Work, bind};
 use crate::tensor::segment::Table;
 
-static FORWARD: Kernel = Kernel {
-    entry: "attention_forward",
-    wgsl: include_str!("attention.wgsl"),
-    cuda: include_str!("attention.cu"),
-};
+static FORWARD: Kernel =
+    Kernel::new("attention_forward", include_str!("attention.wgsl"), include_str!("attention.cu"));
 static STATS: Kernel = Kernel { entry: "attention_stats", ..FORWARD };
 static DQ: Kernel = Kernel { entry: "attention_dq", ..FORWARD };
 static DKV: Kernel = Kernel { entry: "attention_dkv", ..FORWARD };
@@ -34,11 +31,8 @@ static FORWARD_CORES: Kernel =
     Kernel { entry: "attention_forward_cores", wgsl: "", cuda: include_str!("cores.cu") };
 static DQ_CORES: Kernel = Kernel { entry: "attention_dq_cores", ..FORWARD_CORES };
 static DKV_CORES: Kernel = Kernel { entry: "attention_dkv_cores", ..FORWARD_CORES };
-static APPEND: Kernel = Kernel {
-    entry: "attention_append",
-    wgsl: include_str!("step.wgsl"),
-    cuda: include_str!("step.cu"),
-};
+static APPEND: Kernel =
+    Kernel::new("attention_append", include_str!("step.wgsl"), include_str!("step.cu"));
 static STEP: Kernel = Kernel { entry: "attention_step", ..APPEND };
 static MERGE: Kernel = Kernel { entry: "attention_merge", ..APPEND };
 
@@ -87,21 +81,26 @@ impl Cores {
     fn backward_bytes(&self, m_tiles: usize) -> usize {
         (2 * N_OWN * m_tiles + 4 * self.n_other[1]) * self.d_head * 2 + 4 * self.n_other[1] * 4
     }
+}
 
-    fn work(&self, n_block: usize, n_head: usize, shared: usize) -> Work {
-        let work = Work::grid([n_block, n_head, 1], N_THREAD_CORES);
-        Work { shared: shared as u32, ..work }
-    }
-
-    fn forward_consts(&self, config: &Attention, cached: usize) -> [Const; 6] {
-        let [a, b, c, d] = consts(config, cached);
-        [a, b, c, d, ("M_TILES", self.m_tiles), ("OTHER", self.n_other[0])]
-    }
-
-    fn backward_consts(&self, config: &Attention, m_tiles: usize) -> [Const; 6] {
-        let [a, b, c, d] = consts(config, 0);
-        [a, b, c, d, ("M_TILES", m_tiles), ("OTHER", self.n_other[1])]
-    }
+/// Starts a kernel, or the one for tensor cores with these tiles, others and bytes, with a group
+/// for each block and head.
+fn launch(
+    gpu: &Gpu,
+    kernels: [&'static Kernel; 2],
+    cores: Option<[usize; 3]>,
+    (groups, mut consts, params): ([usize; 3], Vec<Const>, &[Word]),
+    mut args: Vec<Arg>,
+) {
+    let (kernel, work) = match cores {
+        Some([m_tiles, n_other, shared]) => {
+            consts.extend([("M_TILES", m_tiles), ("OTHER", n_other)]);
+            let work = Work::grid(groups, N_THREAD_CORES);
+            (kernels[1], Work { shared: shared as u32, ..work })
+        }
+        None => (kernels[0], Work::grid(groups, N_THREAD)),
+    };
+    gpu.launch(kernel, work, &consts, &mut args, params);
 }
 
 /// `y` and `log_sum` of whole sequences.
@@ -119,7 +118,7 @@ pub(super) fn forward(
         let n_own = Cores::new(gpu, config, &qkv).map_or(N_OWN, |cores| cores.n_own());
         let blocks = block_table(device, segments, n_own);
         let (n_block, params) = (blocks.n_elem() / 4, params(config, n_tok, [0; 3]));
-        let groups = Groups { blocks: &blocks, n_block, cached: 0, params };
+        let groups = (Some(&blocks), n_block, params);
         launch_forward(gpu, config, qkv, groups, [&mut y, &mut log_sum]);
     }
     (y, log_sum)
@@ -139,36 +138,21 @@ fn n_rounds(config: &Attention, n_tok: usize) -> (usize, usize) {
     (forward, n_blocks * n_group * (2 * along + 68 * runs + 12))
 }
 
-/// The groups of a launch of forward.
-struct Groups<'a> {
-    blocks: &'a Tensor,
-    n_block: usize,
-    cached: usize,
-    params: [Word; 7],
-}
-
+/// `blocks`: none with a cache.
 fn launch_forward(
     gpu: &Gpu,
     config: &Attention,
     [q, k, v]: [&Tensor; 3],
-    groups: Groups,
+    (blocks, n_block, params): (Option<&Tensor>, usize, [Word; 7]),
     [y, log_sum]: [&mut Tensor; 2],
 ) {
-    let Groups { blocks, n_block, cached, params } = groups;
     let cores = Cores::new(gpu, config, &[q, k, v]);
-    let ins = [Arg::In(q), Arg::In(k), Arg::In(v), Arg::In(blocks)];
-    let mut args: Vec<Arg> = ins.into_iter().chain([Arg::Out(y), Arg::Out(log_sum)]).collect();
-    match cores {
-        Some(cores) => {
-            let work = cores.work(n_block, config.n_head, cores.forward_bytes());
-            let consts = cores.forward_consts(config, cached);
-            gpu.launch(&FORWARD_CORES, work, &consts, &mut args, &params);
-        }
-        None => {
-            let work = Work::grid([n_block, config.n_head, 1], N_THREAD);
-            gpu.launch(&FORWARD, work, &consts(config, cached), &mut args, &params);
-        }
-    }
+    let cores = cores.map(|it| [it.m_tiles, it.n_other[0], it.forward_bytes()]);
+    let consts = consts(config, usize::from(blocks.is_none()));
+    let task = ([n_block, config.n_head, 1], consts, &params[..]);
+    // Where there are no blocks to look up anything may stand in their place.
+    let args = bind([q, k, v, blocks.unwrap_or(q)], [y, log_sum]);
+    launch(gpu, [&FORWARD, &FORWARD_CORES], cores, task, args);
 }
 
 /// Inverts `forward`.
@@ -185,7 +169,7 @@ pub(super) fn backward(
     let (plain, params) = (consts(config, 0), params(config, n_tok, [0; 3]));
     let cores = Cores::new(gpu, config, &[q, k, v, dy]);
     let mut stats = Tensor::uninit(q.device(), &[2, config.n_head, n_tok]);
-    let mut args = [Arg::In(dy), Arg::In(y), Arg::In(log_sum), Arg::Out(&mut stats)];
+    let mut args = bind([dy, y, log_sum], [&mut stats]);
     // Up to a warp takes each.
     let lanes = match (gpu.caps().warps, config.d_head) {
         (false, _) => 1,
@@ -194,28 +178,19 @@ pub(super) fn backward(
     };
     let n = n_tok * config.n_head * lanes;
     gpu.launch(&STATS, Work::each(n), &plain, &mut args, &params);
-    let launch = |kernels: [&'static Kernel; 2], m_tiles: usize, n_head: usize, outs: Vec<Arg>| {
+    let start = |kernels: [&'static Kernel; 2], m_tiles: usize, n_head: usize, outs: Vec<Arg>| {
         let blocks = block_table(q.device(), segments, N_OWN * m_tiles);
-        let ins = [q, k, v, &blocks, dy, &stats].map(Arg::In);
-        let mut args: Vec<Arg> = ins.into_iter().chain(outs).collect();
-        match cores {
-            Some(cores) => {
-                let bytes = cores.backward_bytes(m_tiles);
-                let work = cores.work(blocks.n_elem() / 4, n_head, bytes);
-                let consts = cores.backward_consts(config, m_tiles);
-                gpu.launch(kernels[1], work, &consts, &mut args, &params);
-            }
-            None => {
-                let work = Work::grid([blocks.n_elem() / 4, n_head, 1], N_THREAD);
-                gpu.launch(kernels[0], work, &plain, &mut args, &params);
-            }
-        }
+        let mut args = bind([q, k, v, &blocks, dy, &stats], []);
+        args.extend(outs);
+        let cores = cores.map(|it| [m_tiles, it.n_other[1], it.backward_bytes(m_tiles)]);
+        let task = ([blocks.n_elem() / 4, n_head, 1], plain.clone(), &params[..]);
+        launch(gpu, kernels, cores, task, args);
     };
     let [wants_dq, wants_dk, wants_dv] = wanted;
     let dq = wants_dq.then(|| {
         let mut dq = Tensor::uninit_as(q, q.shape());
         let m_tiles = cores.map_or(1, |cores| cores.m_tiles);
-        launch([&DQ, &DQ_CORES], m_tiles, config.n_head, vec![Arg::Out(&mut dq)]);
+        start([&DQ, &DQ_CORES], m_tiles, config.n_head, vec![Arg::Out(&mut dq)]);
         dq
     });
     if !wants_dk && !wants_dv {
@@ -223,7 +198,7 @@ pub(super) fn backward(
     }
     let (mut dk, mut dv) = (Tensor::uninit_as(k, k.shape()), Tensor::uninit_as(v, v.shape()));
     let outs = vec![Arg::Out(&mut dk), Arg::Out(&mut dv)];
-    launch([&DKV, &DKV_CORES], 1, config.n_kv_head, outs);
+    start([&DKV, &DKV_CORES], 1, config.n_kv_head, outs);
     [dq, wants_dk.then_some(dk), wants_dv.then_some(dv)]
 }
 
@@ -243,7 +218,7 @@ pub(super) fn forward_cached(
         let n_past = cache.n_tok();
         let new = New { k, v, rows: segment.rows(), positions: &positions };
         cache.append_rows(&new, segments.n_ahead());
-        let Some((keys, values)) = cache.on_gpu() else { continue };
+        let Some([keys, values]) = cache.on_gpu() else { continue };
         let qkv = [q, &keys, &values];
         if segment.n_tok <= N_STEP_MAX {
             let past = n_past..n_past + segments.n_ahead() + 1;
@@ -254,9 +229,7 @@ pub(super) fn forward_cached(
         let params = params(config, segments.n_tok(), [segment.start, segment.n_tok, n_past]);
         let n_own = Cores::new(gpu, config, &qkv).map_or(N_OWN, |cores| cores.n_own());
         let n_block = segment.n_tok.div_ceil(n_own);
-        // There are no blocks to look up: anything may stand in their place.
-        let groups = Groups { blocks: q, n_block, cached: 1, params };
-        launch_forward(gpu, config, qkv, groups, [&mut y, &mut log_sum]);
+        launch_forward(gpu, config, qkv, (None, n_block, params), [&mut y, &mut log_sum]);
     }
     y
 }
@@ -291,13 +264,11 @@ fn step(
     let scale = (config.scale * LOG2_E).into();
     let params = [segment.start.into(), n_new.into(), window(config), scale, n_split.into()];
     let consts = step_consts(n_head, n_kv_head, d_head);
-    let ins = [Arg::In(q), Arg::In(keys), Arg::In(values), Arg::In(positions)];
-    let mut args: Vec<Arg> = ins.into_iter().chain([Arg::Out(&mut parts)]).collect();
+    let mut args = bind([q, keys, values, positions], [&mut parts]);
     let work = Work::grid([n_split, n_kv_head, n_new], 256).early();
     gpu.launch(&STEP, work, &consts, &mut args, &params);
-    let mut args = [Arg::In(&parts), Arg::Out(y)];
     let work = Work::grid([n_head, n_new, 1], 64).early();
-    gpu.launch(&MERGE, work, &consts, &mut args, &params);
+    gpu.launch(&MERGE, work, &consts, &mut bind([&parts], [y]), &params);
 }
 
 /// Rows of keys and of values that go to a cache.
@@ -313,8 +284,7 @@ pub(super) struct New<'a> {
 pub(super) fn append(gpu: &Gpu, new: &New, [keys, values]: [&mut Tensor; 2]) {
     let (width, rows) = (new.k.shape()[1], &new.rows);
     let params = [rows.start.into(), rows.len().into(), Word(0), Word(0), Word(0)];
-    let ins = [Arg::In(new.k), Arg::In(new.v), Arg::In(new.positions)];
-    let mut args: Vec<Arg> = ins.into_iter().chain([Arg::Out(keys), Arg::Out(values)]).collect();
+    let mut args = bind([new.k, new.v, new.positions], [keys, values]);
     let work = Work::each(rows.len() * width).early();
     gpu.launch(&APPEND, work, &step_consts(1, 1, width), &mut args, &params);
 }
@@ -323,9 +293,10 @@ fn step_consts(n_head: usize, n_kv_head: usize, d_head: usize) -> [Const; 3] {
     [("D", d_head), ("N_HEAD", n_head), ("N_KV_HEAD", n_kv_head)]
 }
 
-fn consts(config: &Attention, cached: usize) -> [Const; 4] {
-    let [d_head, n_head, n_kv_head] = step_consts(config.n_head, config.n_kv_head, config.d_head);
-    [d_head, n_head, n_kv_head, ("CACHED", cached)]
+fn consts(config: &Attention, cached: usize) -> Vec<Const> {
+    let mut list = step_consts(config.n_head, config.n_kv_head, config.d_head).to_vec();
+    list.push(("CACHED", cached));
+    list
 }
 
 fn window(config: &Attention) -> Word {

@@ -45,6 +45,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
+use super::columns;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use crate::tensor::cpu::{Cpu, Dot, F32s, Mat, MatMut, Scope};
@@ -56,8 +57,8 @@ use std::ops::Range;
 
 use backward::{Saved, backward};
 pub use cache::{CacheType, KvCache, PAGE, Side};
-use cache::{page_runs, runs, scratch_width};
-use step::{Few, step};
+use cache::{runs, scratch_width};
+use step::step;
 
 /// The sizes of an attention.
 #[derive(Clone, Debug, PartialEq)]
@@ -166,8 +167,8 @@ struct Sequence<'a> {
 /// Where keys and values are.
 #[derive(Clone, Copy)]
 enum Rows<'a> {
-    /// One after the other: (n_tok, n_kv_head * d_head) each.
-    Flat { keys: &'a [f32], values: &'a [f32] },
+    /// By `Side`, one row after the other: (n_tok, n_kv_head * d_head) each.
+    Flat([&'a [f32]; 2]),
     /// In the pages of a cache.
     Pages(&'a KvCache),
 }
@@ -175,11 +176,11 @@ enum Rows<'a> {
 impl<'a> Sequence<'a> {
     /// Cuts a block of keys into runs of rows that lie together.
     fn runs(&self, keys: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
-        let (whole, paged) = match self.rows {
-            Rows::Flat { .. } => (Some(keys.clone()), 0..0),
-            Rows::Pages(_) => (None, keys.clone()),
+        let len = match self.rows {
+            Rows::Flat(_) => usize::MAX,
+            Rows::Pages(_) => PAGE,
         };
-        whole.into_iter().chain(page_runs(paged))
+        runs(keys.clone(), len)
     }
 
     /// Numbers of scratch that `kv_rows` needs for rows of one head.
@@ -196,7 +197,7 @@ fn sequences<'a>(k: &'a Tensor, v: &'a Tensor, segments: &Segments) -> Vec<Seque
     let width = k.shape()[1];
     let sequence = |&segment: &Segment| {
         let rows = segment.start * width..(segment.start + segment.n_tok) * width;
-        let rows = Rows::Flat { keys: &k.f32()[rows.clone()], values: &v.f32()[rows] };
+        let rows = Rows::Flat([k, v].map(|side| &side.f32()[rows.clone()]));
         Sequence { segment, rows, n_past: 0 }
     };
     segments.iter().map(sequence).collect()
@@ -220,10 +221,8 @@ fn forward_cached(
     caches: &mut [&mut KvCache],
 ) -> Tensor {
     let width = config.kv_width();
-    let is_few = |segment: &Segment| segment.n_tok <= N_STEP_MAX;
-    let n_many = segments.iter().filter(|segment| !is_few(segment)).map(|segment| segment.n_tok);
     let mut y = Tensor::uninit(q.device(), q.shape());
-    let mut log_sum = Tensor::uninit(q.device(), &[n_many.sum(), config.n_head]);
+    let mut log_sum = Tensor::uninit(q.device(), &[q.shape()[0], config.n_head]);
     let (mut ys, mut log_sums) = (y.f32_mut(), log_sum.f32_mut());
     let (mut few, mut many) = (Vec::new(), Vec::new());
     for (&segment, cache) in segments.iter().zip(caches) {
@@ -231,9 +230,9 @@ fn forward_cached(
         let rows = segment.start * width..(segment.start + segment.n_tok) * width;
         cache.append(&k.f32()[rows.clone()], &v.f32()[rows]);
         let cache: &KvCache = cache;
-        if is_few(&segment) {
+        if segment.n_tok <= N_STEP_MAX {
             let y = ys.split_off_mut(..segment.n_tok * config.q_width()).expect("rows of y");
-            few.push(Few { segment, cache, n_past, y });
+            few.push((segment, cache, n_past, y));
         } else {
             let sequence = Sequence { segment, rows: Rows::Pages(cache), n_past };
             many.push(Part::cut(config, sequence, &mut ys, &mut log_sums));
@@ -253,15 +252,12 @@ struct Part<'a> {
 
 impl<'a> Part<'a> {
     /// Takes the rows of a sequence from the front of what is left.
-    fn cut<'b>(
+    fn cut(
         config: &Attention,
         sequence: Sequence<'a>,
-        y: &mut &'b mut [f32],
-        log_sum: &mut &'b mut [f32],
-    ) -> Part<'a>
-    where
-        'b: 'a,
-    {
+        y: &mut &'a mut [f32],
+        log_sum: &mut &'a mut [f32],
+    ) -> Part<'a> {
         let n_tok = sequence.segment.n_tok;
         let y = y.split_off_mut(..n_tok * config.q_width()).expect("rows of y");
         let log_sum = log_sum.split_off_mut(..n_tok * config.n_head).expect("sums");
@@ -307,12 +303,9 @@ impl<'a> Queries<'a> {
         let Attention { d_head, .. } = *self.config;
         let width = self.config.kv_width();
         let first = self.head / self.config.n_group() * d_head;
-        let (data, stride) = match (self.sequence.rows, side) {
-            (Rows::Flat { keys, .. }, Side::Keys) => (&keys[run.start * width + first..], width),
-            (Rows::Flat { values, .. }, Side::Values) => {
-                (&values[run.start * width + first..], width)
-            }
-            (Rows::Pages(cache), side) => {
+        let (data, stride) = match self.sequence.rows {
+            Rows::Flat(sides) => (&sides[side as usize][run.start * width + first..], width),
+            Rows::Pages(cache) => {
                 let view = cache.view(side, run.clone(), first..first + d_head, scratch);
                 (view.data, view.stride)
             }
@@ -375,7 +368,7 @@ fn forward_blocks(q: &Tensor, config: &Attention, parts: Vec<Part>) {
             let n_query = log_sum.len() / config.n_head;
             let log_sums = log_sum.chunks_mut(n_group * n_query);
             for (kv_head, (y, log_sum)) in
-                by_kv_head(config, y, config.q_width()).zip(log_sums).enumerate()
+                by_kv_head(config, y, config.q_width()).into_iter().zip(log_sums).enumerate()
             {
                 let (first, head) = (idx * N_QUERY, kv_head * n_group);
                 let queries = Queries { config, sequence: part.sequence, first, n_query, head };
@@ -386,19 +379,13 @@ fn forward_blocks(q: &Tensor, config: &Attention, parts: Vec<Part>) {
     cpu.map(blocks, |block| forward_block(q, block));
 }
 
-/// Cuts rows of heads into the runs of each key-value head.
+/// Cuts rows of `width` numbers into the runs of each key-value head.
 fn by_kv_head<'a>(
     config: &Attention,
     rows: &'a mut [f32],
     width: usize,
-) -> impl Iterator<Item = Vec<&'a mut [f32]>> {
-    let n_row = rows.len() / width;
-    let mut runs: Vec<Vec<&mut [f32]>> = Vec::new();
-    runs.resize_with(config.n_kv_head, || Vec::with_capacity(n_row));
-    for (idx, run) in rows.chunks_mut(width / config.n_kv_head).enumerate() {
-        runs[idx % config.n_kv_head].push(run);
-    }
-    runs.into_iter()
+) -> Vec<Vec<&'a mut [f32]>> {
+    columns(rows, (width, width), width / config.n_kv_head)
 }
 
 fn forward_block(q: &Tensor, mut block: Block) {

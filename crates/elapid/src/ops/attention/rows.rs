@@ -1,7 +1,7 @@
-//! Keys and values of one sequence on a graphics processor: a run of rows each, with room for more.
+//! Keys and values of one sequence on a GPU: a run of rows each, with room for more.
 //!
 //! Clones share the run. Each of them sees the rows up to its own length, so that the one that has
-//! all of them goes on where it is, and snapshots of one growing sequence cost nothing; the others
+//! all of them grows where it is, and snapshots of one growing sequence cost nothing; the others
 //! take a copy when they grow. Numbers are stored as activations are.
 
 use super::gpu::{New, append};
@@ -17,9 +17,8 @@ const N_ROW_MORE: usize = 64;
 pub(super) struct GpuRows(Option<Arc<Mutex<Held>>>);
 
 struct Held {
-    /// (room, n_kv_head * d_head) each.
-    keys: Tensor,
-    values: Tensor,
+    /// By `Side`: (room, n_kv_head * d_head).
+    sides: [Tensor; 2],
     /// Rows that somebody has written.
     n_written: usize,
 }
@@ -34,9 +33,8 @@ impl GpuRows {
         let n_after = n_tok + new.rows.len();
         self.open(gpu, new.k, n_tok, n_after + n_ahead);
         if let Some(mut held) = self.held() {
-            let Held { keys, values, n_written } = &mut *held;
-            *n_written = n_after;
-            append(gpu, new, [keys, values]);
+            held.n_written = n_after;
+            append(gpu, new, held.sides.each_mut());
         }
     }
 
@@ -45,7 +43,7 @@ impl GpuRows {
     pub fn can_step(&self, n_tok: usize) -> bool {
         let is_alone = self.0.as_ref().is_some_and(|held| Arc::strong_count(held) == 1);
         let is_open = |held: MutexGuard<Held>| {
-            n_tok < held.keys.shape()[0] && (is_alone || held.n_written == n_tok)
+            n_tok < held.sides[0].shape()[0] && (is_alone || held.n_written == n_tok)
         };
         self.held().is_some_and(is_open)
     }
@@ -59,14 +57,14 @@ impl GpuRows {
 
     /// Where keys and values are.
     pub fn places(&self) -> Option<[u64; 2]> {
-        self.held().map(|held| [&held.keys, &held.values].map(Tensor::cuda_address))
+        self.held().map(|held| held.sides.each_ref().map(Tensor::cuda_address))
     }
 
     /// Makes room for `n_after` rows where nobody else's are.
     fn open(&mut self, gpu: &Gpu, k: &Tensor, n_tok: usize, n_after: usize) {
         let is_alone = self.0.as_ref().is_some_and(|held| Arc::strong_count(held) == 1);
         let before = self.held();
-        let room = before.as_ref().map_or(0, |held| held.keys.shape()[0]);
+        let room = before.as_ref().map_or(0, |held| held.sides[0].shape()[0]);
         let is_last = before.as_ref().is_some_and(|held| held.n_written == n_tok);
         if n_after <= room && (is_alone || is_last) {
             return;
@@ -83,10 +81,10 @@ impl GpuRows {
         }
         let more = n_after.max(room + room / 2).next_multiple_of(N_ROW_MORE);
         let shape = [more.min(n_row_max).max(n_after), width];
-        let fresh = || Tensor::activation(device, &shape);
-        let held = Held { keys: fresh(), values: fresh(), n_written: n_tok };
+        let sides = [(); 2].map(|()| Tensor::activation(device, &shape));
+        let held = Held { sides, n_written: n_tok };
         if let Some(before) = before.filter(|_| n_tok > 0) {
-            for (old, new) in [(&before.keys, &held.keys), (&before.values, &held.values)] {
+            for (old, new) in before.sides.iter().zip(&held.sides) {
                 let (old, new) = (old.gpu_buffer().0, new.gpu_buffer().0);
                 gpu.copy((old, 0), (new, 0), n_tok * row_bytes);
             }
@@ -95,23 +93,20 @@ impl GpuRows {
     }
 
     /// The first `n_tok` keys and values.
-    pub fn tensors(&self, n_tok: usize) -> Option<(Tensor, Tensor)> {
-        self.held().map(|held| (held.keys.rows(0..n_tok), held.values.rows(0..n_tok)))
+    pub fn tensors(&self, n_tok: usize) -> Option<[Tensor; 2]> {
+        self.held().map(|held| held.sides.each_ref().map(|side| side.rows(0..n_tok)))
     }
 
     /// Some of them, brought over.
     #[cfg(test)]
     pub fn read(&self, side: Side, rows: Range<usize>) -> Vec<f32> {
         let Some(held) = self.held() else { return Vec::new() };
-        match side {
-            Side::Keys => held.keys.rows(rows).to_vec(),
-            Side::Values => held.values.rows(rows).to_vec(),
-        }
+        held.sides[side as usize].rows(rows).to_vec()
     }
 
     /// A number of its own, and the bytes.
     pub fn part(&self) -> Option<(usize, usize)> {
         let number = Arc::as_ptr(self.0.as_ref()?) as usize;
-        self.held().map(|held| (number, held.keys.n_bytes() + held.values.n_bytes()))
+        self.held().map(|held| (number, held.sides.iter().map(Tensor::n_bytes).sum()))
     }
 }

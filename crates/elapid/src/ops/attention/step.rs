@@ -6,15 +6,9 @@
 
 use super::*;
 
-/// Some new tokens of one sequence, whose keys and values are in the cache already.
-pub(super) struct Few<'a> {
-    pub segment: Segment,
-    pub cache: &'a KvCache,
-    /// Tokens before the first new one.
-    pub n_past: usize,
-    /// Their rows of the result.
-    pub y: &'a mut [f32],
-}
+/// New tokens of one sequence, whose keys and values are in the cache already, the tokens before
+/// them, and their rows of the result.
+pub(super) type Few<'a> = (Segment, &'a KvCache, usize, &'a mut [f32]);
 
 /// One new token and some of the keys it sees, of one page.
 struct Reading<'a> {
@@ -31,7 +25,7 @@ pub(super) fn step(q: &Tensor, config: &Attention, parts: Vec<Few>) {
     let q_width = config.q_width();
     let mut readings = Vec::new();
     let mut rows = Vec::new();
-    for Few { segment, cache, n_past, y } in parts {
+    for (segment, cache, n_past, y) in parts {
         for (tok, y) in y.chunks_mut(q_width).enumerate() {
             let q = &q.f32()[(segment.start + tok) * q_width..][..q_width];
             let n_before = readings.len();

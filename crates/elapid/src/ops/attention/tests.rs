@@ -103,7 +103,7 @@ fn gradients() {
         (sizes(6, 2, 19, Some(4)), vec![33, 2, 40]),
         (sizes(2, 2, 16, None), vec![N_KEY + N_QUERY + 3]),
         (sizes(1, 1, 8, Some(N_KEY)), vec![2 * N_KEY + 70]),
-        // Past the edges of the tiles of graphics processors.
+        // Past the edges of the tiles of GPUs.
         (sizes(2, 1, 64, None), vec![1, 63, 64, 65, 130]),
         (sizes(3, 1, 80, Some(33)), vec![66, 31]),
         (sizes(2, 2, 128, Some(70)), vec![100, 32]),
@@ -671,7 +671,7 @@ fn with_a_cache_any_pieces_equal_the_whole_sequence_on_every_device() {
 
 /// Heads so wide that differences drown in the noise of a sum of so many numbers.
 #[test]
-fn wide_heads_have_the_gradients_that_the_processor_gives() {
+fn wide_heads_have_the_gradients_that_the_cpu_gives() {
     let host = Device::cpu(1).unwrap();
     for (config, n_tok) in [(sizes(2, 1, 256, None), 70), (sizes(1, 1, 300, Some(9)), 20)] {
         let inputs = inputs(&config, n_tok, 1.0);
@@ -752,7 +752,7 @@ fn sequences_give_the_same_bits_whatever_is_beside_them_on_every_device() {
 }
 
 #[test]
-fn clones_on_a_graphics_processor_share_until_one_writes_over_the_other() {
+fn clones_on_a_gpu_share_until_one_writes_over_the_other() {
     for (device, _) in devices() {
         let config = sizes(2, 1, 8, None);
         let qkv = inputs(&config, 300, 1.0).map(|x| x.tensor(device));
@@ -762,7 +762,7 @@ fn clones_on_a_graphics_processor_share_until_one_writes_over_the_other() {
         let snapshot = trunk.clone();
         let keys_of = |cache: &KvCache| cache.read(Side::Keys, 0..cache.n_tok());
         let kept = keys_of(&snapshot);
-        // The trunk has all rows and goes on where they are; the fork would write over them.
+        // The trunk has all rows and grows where they are; the fork would write over them.
         run_cached(&rows(&qkv, 20..30), &config, &mut [&mut trunk]);
         assert!(trunk.pages().eq(snapshot.pages()));
         let mut fork = snapshot.clone();

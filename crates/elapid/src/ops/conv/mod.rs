@@ -20,16 +20,15 @@
 //! | window   | (d_conv - 1, channels) | the inputs just before a segment, last newest |
 //!
 //! Inputs before a segment are its window, or zeros; the window is a constant for the gradient.
-//! Kept for backward: `x` and the windows. `pre` is computed again, and on a graphics processor `y`
-//! for whoever needs it on the way back.
-//!
-//! On graphics processors: gpu.rs.
+//! Kept for backward: `x` and the windows. `pre` is computed again, and on a GPU (gpu.rs) `y` where
+//! the backward pass needs it.
 //!
 //! Not here: the gated product that follows the short convolution of some hybrids.
 
 mod gpu;
 
-use crate::ops::norm::sum_rows;
+use super::norm::sum_rows;
+use super::{own, pieces_of, remade, transpose};
 use crate::tape::{Tape, Var};
 use crate::tensor::cpu::F32s;
 use crate::tensor::device::Device;
@@ -48,22 +47,18 @@ pub enum Activation {
     Silu,
 }
 
-/// The operands of `causal_conv`.
+/// The operands of `causal_conv`; shapes in the module's header.
 pub struct Conv<'a> {
-    /// (n_tok, channels)
     pub x: &'a Var,
-    /// (channels, d_conv)
     pub w: &'a Var,
-    /// (channels)
     pub bias: Option<&'a Var>,
-    /// What follows the sum.
     pub activation: Activation,
 }
 
 /// Rows one task works on; sums over rows are made per task, then over tasks in order.
 const N_ROWS: usize = 32;
-/// Products that make a task of single steps worth starting.
-const N_STEP: usize = 1 << 14;
+/// Below this many products, starting threads costs more than it saves.
+const PARALLEL_MIN: usize = 1 << 15;
 
 /// Convolves each segment.
 ///
@@ -89,11 +84,12 @@ pub fn causal_conv(
     }
     let inputs = || [conv.x, conv.w].into_iter().chain(conv.bias);
     let is_recorded = tape.is_recording() && inputs().any(Var::needs_grad);
-    let windows = match windows {
-        Some(windows) if !is_recorded && segments.iter().all(|segment| segment.n_tok == 1) => {
-            return Var::constant(step(conv, windows));
+    let is_step = !is_recorded && segments.iter().all(|segment| segment.n_tok == 1);
+    let windows = match (conv.x.value().device(), windows) {
+        (Device::Gpu(gpu), Some(windows)) if is_step => {
+            return Var::constant(step_gpu(gpu, conv, windows));
         }
-        windows => windows,
+        (_, windows) => windows,
     };
     let mut job = Job {
         x: conv.x.value().clone(),
@@ -125,8 +121,7 @@ pub fn causal_conv(
     };
     let again = job.clone();
     let y = tape.record("conv", &inputs, y, move |dy| backward(&job, &dy, &wanted));
-    let is_remade = y.needs_grad() && again.x.device().gpu().is_some();
-    if is_remade { y.remade_by(move || forward(&again)) } else { y }
+    remade(y, move || forward(&again))
 }
 
 /// Everything `forward` and `backward` read.
@@ -136,7 +131,7 @@ struct Job {
     bias: Option<Tensor>,
     activation: Activation,
     segments: Segments,
-    /// One per segment; on a graphics processor none where all are zero.
+    /// One per segment; on a GPU none where all are zero.
     windows: Vec<Tensor>,
 }
 
@@ -206,20 +201,14 @@ fn taps(w: &Tensor) -> Tensor {
     taps
 }
 
-/// `to[col][row] = from[row][col]`, for rows of `n_cols` numbers.
-fn transpose(from: &[f32], n_cols: usize, to: &mut [f32]) {
-    let n_rows = from.len() / n_cols;
-    for (col, to) in to.chunks_exact_mut(n_rows).enumerate() {
-        for (to, row) in to.iter_mut().zip(from.chunks_exact(n_cols)) {
-            *to = row[col];
-        }
-    }
-}
-
-/// Cuts the rows of `y` between the pieces.
-fn cut<'a>(mut y: &'a mut [f32], pieces: &[Piece], channels: usize) -> Vec<&'a mut [f32]> {
-    let cut_one = |piece: &Piece| y.split_off_mut(..piece.rows.len() * channels);
-    pieces.iter().map(cut_one).map(|part| part.expect("pieces cover the rows")).collect()
+/// Cuts the rows of a tensor that may be absent between the pieces.
+fn cut<'a>(
+    y: Option<&'a mut Tensor>,
+    pieces: &[Piece],
+    channels: usize,
+) -> Vec<Option<&'a mut [f32]>> {
+    let mut y = y.map_or_else(Default::default, Tensor::f32_mut);
+    pieces.iter().map(|piece| y.split_off_mut(..piece.rows.len() * channels)).collect()
 }
 
 fn forward(job: &Job) -> Tensor {
@@ -227,69 +216,51 @@ fn forward(job: &Job) -> Tensor {
         Device::Cpu(cpu) => cpu,
         Device::Gpu(gpu) => return forward_gpu(gpu, job),
     };
-    let channels = job.x.dims2().1;
+    let (channels, d_conv) = job.w.dims2();
     let mut y = Tensor::uninit(job.x.device(), job.x.shape());
-    let (pieces, taps) = (job.pieces(N_ROWS), taps(&job.w));
-    let tasks = pieces.iter().zip(cut(y.f32_mut(), &pieces, channels)).collect();
-    cpu.map(tasks, |(piece, y)| {
+    let (pieces, taps) = (job.pieces(N_ROWS), job.w.derived(Derivation::Taps, taps));
+    let tasks = pieces.iter().zip(cut(Some(&mut y), &pieces, channels));
+    let run = |(piece, y): (&Piece, Option<&mut [f32]>)| {
+        let y = y.expect("pieces cover the rows");
         cpu.simd(Forward { source: job.source(piece, &taps), first: piece.rows.start, y });
-    });
-    y
-}
-
-/// As `forward`, for one token of each segment: windows move on where they are. The turned weight
-/// is made once and kept beside it.
-fn step(conv: &Conv, windows: &mut [&mut Tensor]) -> Tensor {
-    let x = conv.x.value();
-    let cpu = match x.device() {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return step_gpu(gpu, conv, windows),
     };
-    let (channels, d_conv) = conv.w.value().dims2();
-    let taps = conv.w.value().derived(Derivation::Taps, taps);
-    let bias = conv.bias.map(|bias| bias.value().f32());
-    let mut y = Tensor::uninit(x.device(), x.shape());
-    let rows = x.f32().chunks_exact(channels).zip(y.f32_mut().chunks_exact_mut(channels));
-    let tasks = rows.zip(windows).map(|((x, y), window)| {
-        // Other handles keep the old numbers.
-        if !window.is_unique() {
-            **window = window.to_f32();
-        }
-        let window = window.f32_mut();
-        Step { x, taps: taps.f32(), bias, activation: conv.activation, window, y }
-    });
-    if tasks.len() * channels * d_conv < 2 * N_STEP {
-        tasks.for_each(|task| cpu.simd(task));
+    if job.x.n_elem() * d_conv < PARALLEL_MIN {
+        tasks.for_each(run);
     } else {
-        cpu.map(tasks.collect(), |task| cpu.simd(task));
+        cpu.map(tasks.collect(), run);
     }
     y
 }
 
 /// Inverts `forward`.
 fn backward(job: &Job, dy: &Tensor, wanted: &Wanted) -> Vec<Option<Tensor>> {
+    let (dx, sums) = match job.x.device() {
+        Device::Cpu(_) => backward_cpu(job, dy, wanted),
+        Device::Gpu(gpu) => backward_gpu(gpu, job, dy, wanted),
+    };
+    let (dw, dbias) = sums.unzip();
+    let mut grads = vec![dx, dw];
+    if job.bias.is_some() {
+        grads.push(dbias);
+    }
+    grads
+}
+
+/// Gradients by `x`, and by `w` and the bias.
+type Grads = (Option<Tensor>, Option<(Tensor, Tensor)>);
+
+fn backward_cpu(job: &Job, dy: &Tensor, wanted: &Wanted) -> Grads {
     let device = job.x.device();
-    let cpu = match device {
-        Device::Cpu(cpu) => cpu,
-        Device::Gpu(gpu) => return backward_gpu(gpu, job, dy, wanted),
-    };
+    let cpu = device.expect_cpu();
     let (channels, d_conv) = job.w.dims2();
-    let (pieces, taps) = (job.pieces(N_ROWS), taps(&job.w));
+    let (pieces, taps) = (job.pieces(N_ROWS), job.w.derived(Derivation::Taps, taps));
     let mut dx = wanted.x.then(|| Tensor::uninit(device, job.x.shape()));
-    let dxs: Vec<Option<&mut [f32]>> = match &mut dx {
-        Some(dx) => cut(dx.f32_mut(), &pieces, channels).into_iter().map(Some).collect(),
-        None => pieces.iter().map(|_| None).collect(),
-    };
     // Of each piece, a row for each tap and one for the bias.
     let width = (d_conv + 1) * channels;
-    let mut parts = Tensor::uninit(device, &[if wanted.sums { pieces.len() } else { 0 }, width]);
-    let sums: Vec<Option<&mut [f32]>> = if wanted.sums {
-        parts.f32_mut().chunks_mut(width).map(Some).collect()
-    } else {
-        pieces.iter().map(|_| None).collect()
-    };
-    let tasks = pieces.iter().zip(dxs).zip(sums).collect();
-    cpu.map(tasks, |((piece, dx), sums)| {
+    let mut parts = wanted.sums.then(|| Tensor::uninit(device, &[pieces.len(), width]));
+    let outs =
+        cut(dx.as_mut(), &pieces, channels).into_iter().zip(pieces_of(parts.as_mut(), width));
+    cpu.map(pieces.iter().zip(outs).collect(), |(piece, (dx, sums))| {
         let mut dpre = Tensor::uninit(device, &[d_conv, channels]);
         cpu.simd(Backward {
             source: job.source(piece, &taps),
@@ -301,20 +272,14 @@ fn backward(job: &Job, dy: &Tensor, wanted: &Wanted) -> Vec<Option<Tensor>> {
             sums,
         });
     });
-    let (dw, dbias) = if wanted.sums {
+    let sums = parts.map(|parts| {
         let sums = sum_rows(&parts);
         let (dtaps, dbias) = sums.f32().split_at(d_conv * channels);
         let mut dw = Tensor::uninit(device, job.w.shape());
         transpose(dtaps, channels, dw.f32_mut());
-        (Some(dw), Some(Tensor::from_f32(device, &[channels], dbias)))
-    } else {
-        (None, None)
-    };
-    let mut grads = vec![dx, dw];
-    if job.bias.is_some() {
-        grads.push(dbias);
-    }
-    grads
+        (dw, Tensor::from_f32(device, &[channels], dbias))
+    });
+    (dx, sums)
 }
 
 /// What the kernels of one piece read.
@@ -383,64 +348,6 @@ impl WithSimd for Forward<'_> {
                 };
                 out.store(&mut y[ch..]);
             }
-        }
-    }
-}
-
-/// One token of one segment.
-struct Step<'a> {
-    x: &'a [f32],
-    /// (d_conv, channels)
-    taps: &'a [f32],
-    bias: Option<&'a [f32]>,
-    activation: Activation,
-    /// (d_conv - 1, channels)
-    window: &'a mut [f32],
-    y: &'a mut [f32],
-}
-
-impl Step<'_> {
-    /// `len` channels from `ch` on, at most a vector.
-    #[inline(always)]
-    fn vector<S: Simd>(&mut self, simd: S, ch: usize, len: usize) {
-        let channels = self.x.len();
-        let mut pre = match self.bias {
-            Some(bias) => F32s::load(simd, &bias[ch..ch + len]),
-            None => F32s::zero(simd),
-        };
-        let n_behind = self.window.len() / channels;
-        for tap in 0..n_behind {
-            let at = tap * channels + ch;
-            let input = F32s::load(simd, &self.window[at..at + len]);
-            pre = F32s::load(simd, &self.taps[at..at + len]).mul_add(input, pre);
-            if tap > 0 {
-                input.store(&mut self.window[at - channels..at - channels + len]);
-            }
-        }
-        let (at, x) = (n_behind * channels + ch, F32s::load(simd, &self.x[ch..ch + len]));
-        pre = F32s::load(simd, &self.taps[at..at + len]).mul_add(x, pre);
-        if n_behind > 0 {
-            x.store(&mut self.window[at - channels..at - channels + len]);
-        }
-        let out = match self.activation {
-            Activation::None => pre,
-            Activation::Silu => pre * pre.sigmoid(),
-        };
-        out.store(&mut self.y[ch..ch + len]);
-    }
-}
-
-impl WithSimd for Step<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn with_simd<S: Simd>(mut self, simd: S) {
-        let (lanes, channels) = (F32s::<S>::LANES, self.x.len());
-        let n_whole = channels - channels % lanes;
-        for ch in (0..n_whole).step_by(lanes) {
-            self.vector(simd, ch, lanes);
-        }
-        if n_whole < channels {
-            self.vector(simd, n_whole, channels - n_whole);
         }
     }
 }
@@ -642,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_at_the_edges_of_pieces_and_groups_of_a_graphics_processor() {
+    fn gradients_at_the_edges_of_pieces_and_groups_of_a_gpu() {
         let n = gpu::N_ROWS;
         // Channels in fours and not, past a group of threads.
         for (lengths, channels) in [(&[n - 1, n, n + 1, 2 * n + 3][..], 8), (&[3, 70], 260)] {
@@ -690,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_take_several_segments_with_windows_as_the_processor_does() {
+    fn devices_take_several_segments_with_windows_as_the_cpu_does() {
         let (lengths, channels, d_conv) = ([1, 1, 70, 2], 12, 4);
         for lengths in [&lengths[..], &[1, 1, 1]] {
             let n_tok = lengths.iter().sum();
@@ -810,15 +717,14 @@ mod tests {
     }
 
     #[test]
-    fn a_step_writes_a_window_that_is_nobody_elses_where_it_is_and_sees_new_weights() {
+    fn a_step_sees_new_weights() {
         let device = Device::cpu(1).unwrap();
         let mut inputs: Vec<Tensor> = inputs(2, 19, 4).iter().map(|x| x.tensor(&device)).collect();
         let mut window = windows(&device, 1, 4, 19);
         for round in 0..2 {
-            let (place, entry) = (window[0].bytes().as_ptr(), window[0].to_f32());
+            let entry = window[0].to_f32();
             let own = [inputs[0].rows(0..1), inputs[1].clone(), inputs[2].clone()];
             let y = run(&own, Activation::None, &[1], &mut window);
-            assert_eq!(window[0].bytes().as_ptr(), place);
             drop(own);
             let whole = run(&inputs, Activation::None, &[2], &mut [entry]);
             assert_eq!(y.f32(), whole.rows(0..1).f32(), "round {round}");

@@ -5,7 +5,7 @@ use crate::ops::norm::sum_rows;
 use crate::tensor::Tensor;
 use crate::tensor::cpu::F32s;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Work};
+use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Work, bind};
 use crate::tensor::product::Rows;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
@@ -15,11 +15,8 @@ pub(super) const N_ROWS: usize = 64;
 /// Numbers of an element-wise task.
 const PIECE: usize = 1 << 14;
 
-pub(super) static BIAS: Kernel = Kernel {
-    entry: "linear_bias",
-    wgsl: include_str!("linear.wgsl"),
-    cuda: include_str!("linear.cu"),
-};
+pub(super) static BIAS: Kernel =
+    Kernel::new("linear_bias", include_str!("linear.wgsl"), include_str!("linear.cu"));
 static SCALE: Kernel = Kernel { entry: "linear_scale", ..BIAS };
 static SUBTRACT: Kernel = Kernel { entry: "linear_subtract", ..BIAS };
 static SUM: Kernel = Kernel { entry: "linear_sum", ..BIAS };
@@ -157,10 +154,9 @@ pub(super) fn add_column_sums(
         let n_parts = rows.len().div_ceil(N_ROWS);
         let mut parts = Tensor::uninit(dy.device(), &[n_parts, d]);
         let work = Work::grid([d.div_ceil(256), n_parts, 1], 256);
-        let mut args = [Arg::In(&part), Arg::In(&z), Arg::Out(&mut parts)];
-        gpu.launch(&SUM, work, &consts, &mut args, &[rows.len().into()]);
+        gpu.launch(&SUM, work, &consts, &mut bind([&part, &z], [&mut parts]), &[rows.len().into()]);
         let norms = scaled.map_or(&parts, |(_, norms)| norms);
-        let mut args = [Arg::In(&parts), Arg::In(norms), Arg::Out(out)];
+        let mut args = bind([&parts, norms], [out]);
         let work = Work::groups(d.div_ceil(256), 256);
         gpu.launch(&SUM_INTO, work, &consts, &mut args, &[n_parts.into(), first.into()]);
     }

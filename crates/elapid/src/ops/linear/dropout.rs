@@ -8,7 +8,7 @@
 use super::columns::{BIAS, Put, each_window};
 use crate::tensor::Tensor;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Arg, Gpu, Kernel, Word, Work};
+use crate::tensor::gpu::{Arg, Kernel, Word, Work};
 use crate::tensor::product::Rows;
 use crate::tensor::rng::Rng;
 use pulp::{Simd, WithSimd};
@@ -39,49 +39,29 @@ impl Dropout {
     /// mask.
     pub(super) fn run(&self, first_row: usize, x: &Tensor, mut y: Rows, put: Put) {
         let (_, d) = x.dims2();
-        let cpu = match x.device() {
-            Device::Cpu(cpu) => cpu,
-            Device::Gpu(gpu) => return self.launch(gpu, first_row, x, y, put),
-        };
-        let (key, stream, dropped, factor) = self.mask();
-        let rng = Rng::new(key, stream);
-        cpu.each_piece(y.f32_mut(), N_ROWS * d, |idx, y| {
-            let x = &x.f32()[idx * N_ROWS * d..][..y.len()];
-            let first_row = first_row + idx * N_ROWS;
-            cpu.simd(Drop { rng, dropped, factor, first_row, d, x, y, put });
-        });
-    }
-
-    /// The same by a kernel.
-    fn launch(&self, gpu: &Gpu, first_row: usize, x: &Tensor, mut y: Rows, put: Put) {
-        let (_, d) = x.dims2();
-        let (key, stream, dropped, factor) = self.mask();
-        each_window(gpu, &mut y, |y, rows, bytes, lead| {
-            let x = x.rows(rows.clone());
-            let [low, high] = [|n: u64| Word(n as u32), |n: u64| Word((n >> 32) as u32)];
-            let params = [
-                low(key),
-                high(key),
-                low(stream),
-                high(stream),
-                rows.len().into(),
-                (first_row + rows.start).into(),
-                lead.into(),
-                dropped.into(),
-                factor.into(),
-            ];
-            let work = Work::each(rows.len() * d.div_ceil(128) * 16);
-            let mut args = [Arg::In(&x), Arg::Window(y, bytes)];
-            gpu.launch(&DROPOUT, work, &put.consts(d), &mut args, &params);
-        });
-    }
-
-    /// What the mask is made of: seed and stream of its random bits, below what sixteen of them
-    /// leave a number out, and what those that stay are multiplied by.
-    fn mask(&self) -> (u64, u64, u32, f32) {
+        // Of sixteen random bits those below `dropped` leave a number out; the others are scaled.
         let dropped = (self.rate as f64 * 65536.0).round().clamp(0.0, 65535.0) as u32;
         let factor = (65536.0 / (65536 - dropped) as f64) as f32;
-        (Rng::new(self.seed, self.stream).bits(self.counter), self.stream, dropped, factor)
+        let key = Rng::new(self.seed, self.stream).bits(self.counter);
+        match x.device() {
+            Device::Cpu(cpu) => cpu.each_piece(y.f32_mut(), N_ROWS * d, |idx, y| {
+                let (rng, x) =
+                    (Rng::new(key, self.stream), &x.f32()[idx * N_ROWS * d..][..y.len()]);
+                let first_row = first_row + idx * N_ROWS;
+                cpu.simd(Drop { rng, dropped, factor, first_row, d, x, y, put });
+            }),
+            Device::Gpu(gpu) => each_window(gpu, &mut y, |y, rows, bytes, lead| {
+                let x = x.rows(rows.clone());
+                let seeds = [key, self.stream].into_iter();
+                let seeds = seeds.flat_map(|n| [n as u32, (n >> 32) as u32]).map(Word);
+                let sizes = [rows.len(), first_row + rows.start, lead].map(Word::from);
+                let last = [dropped.into(), factor.into()];
+                let params: Vec<Word> = seeds.chain(sizes).chain(last).collect();
+                let work = Work::each(rows.len() * d.div_ceil(128) * 16);
+                let mut args = [Arg::In(&x), Arg::Window(y, bytes)];
+                gpu.launch(&DROPOUT, work, &put.consts(d), &mut args, &params);
+            }),
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use super::columns::{BIAS, consts};
 use crate::tape::Var;
 use crate::tensor::Tensor;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Arg, Kernel, Work};
+use crate::tensor::gpu::{Kernel, Work, bind};
 use crate::tensor::product::{Side, for_products, product};
 use std::ops::Range;
 
@@ -139,15 +139,7 @@ pub(super) fn norms(
         Norms::Followed(squares) => (squares, &[]),
         Norms::Fixed(norms) => (norms, &["FIXED"]),
     };
-    let mut args = [
-        Arg::In(known),
-        Arg::In(m),
-        Arg::In(b),
-        Arg::In(wa),
-        Arg::In(&baa),
-        Arg::Out(&mut norms),
-        Arg::Out(&mut factors),
-    ];
+    let mut args = bind([known, m, b, wa, &baa], [&mut norms, &mut factors]);
     let params = [rows.len().into(), rows.start.into(), adapter.scale.into()];
     gpu.launch(&NORMS, Work::each(rows.len()), &consts(rank, has), &mut args, &params);
     (norms, factors)

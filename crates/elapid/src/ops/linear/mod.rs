@@ -44,6 +44,7 @@ pub(super) use self::operands::{Operands, Way};
 
 use self::narrow::Narrow;
 use self::operands::{Input, Pass};
+use super::remade;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use crate::tensor::add::add_into;
@@ -125,8 +126,9 @@ impl Linear {
         self.arithmetic == Arithmetic::Quick && !tape.is_recording() && is_here && quick::can(self)
     }
 
-    pub(super) fn operands(&self) -> Operands {
-        Operands::new(self)
+    /// All of its rows as one output.
+    fn whole(&self) -> Pieces<'_> {
+        (self, cut(&[self.d_out()]))
     }
 }
 
@@ -137,34 +139,41 @@ pub fn linear(tape: &Tape, x: &Var, linear: &Linear) -> Var {
 
 /// Several maps of the same input.
 pub fn linear_each(tape: &Tape, x: &Var, linears: &[Linear]) -> Vec<Var> {
+    let maps: Vec<Pieces> = linears.iter().map(Linear::whole).collect();
     if x.value().device().gpu().is_some() {
-        let maps: Vec<_> = linears.iter().map(|it| (it, cut(&[it.d_out()]))).collect();
-        return record(tape, x, &maps);
+        record(tape, x, &maps)
+    } else if linears.iter().all(|linear| linear.is_quick(tape)) {
+        quickly(x, &maps)
+    } else {
+        linears.iter().map(|it| linear(tape, x, it)).collect()
     }
-    if !linears.iter().all(|linear| linear.is_quick(tape)) {
-        return linears.iter().map(|it| linear(tape, x, it)).collect();
-    }
-    let tokens = 0..x.value().dims2().0;
-    let part = |linear| Part { linear, rows: 0..linear.d_out(), tokens: tokens.clone() };
-    let parts: Vec<Part> = linears.iter().map(part).collect();
-    quick::quick(x.value(), &parts).into_iter().map(Var::constant).collect()
 }
 
 /// The same, its columns cut into outputs of these widths.
 pub fn linear_split(tape: &Tape, x: &Var, linear: &Linear, widths: &[usize]) -> Vec<Var> {
     assert_eq!(widths.iter().sum::<usize>(), linear.d_out(), "linear: widths {widths:?}");
+    let maps = [(linear, cut(widths))];
     // Pieces of a matrix whose rows are in another order are always exact.
-    if linear.is_quick(tape) && (linear.order.is_none() || widths.len() == 1) {
-        let tokens = 0..x.value().dims2().0;
-        let part = |rows| Part { linear, rows, tokens: tokens.clone() };
-        let parts: Vec<Part> = cut(widths).into_iter().map(part).collect();
-        return quick::quick(x.value(), &parts).into_iter().map(Var::constant).collect();
+    match linear.is_quick(tape) && (linear.order.is_none() || widths.len() == 1) {
+        true => quickly(x, &maps),
+        false => record(tape, x, &maps),
     }
-    record(tape, x, &[(linear, cut(widths))])
 }
 
 /// A map, and rows of its weight that are an output of their own.
 type Pieces<'a> = (&'a Linear, Vec<Range<usize>>);
+
+fn quickly(x: &Var, maps: &[Pieces]) -> Vec<Var> {
+    let tokens = 0..x.value().dims2().0;
+    let each = maps.iter().flat_map(|(linear, pieces)| pieces.iter().map(|rows| (*linear, rows)));
+    let part = |(linear, rows): (_, &Range<usize>)| Part {
+        linear,
+        rows: rows.clone(),
+        tokens: tokens.clone(),
+    };
+    let parts: Vec<Part> = each.map(part).collect();
+    quick::quick(x.value(), &parts).into_iter().map(Var::constant).collect()
+}
 
 /// Maps of one input as one op.
 fn record(tape: &Tape, x: &Var, maps: &[Pieces]) -> Vec<Var> {
@@ -181,14 +190,14 @@ fn record(tape: &Tape, x: &Var, maps: &[Pieces]) -> Vec<Var> {
     let mut outputs = tape.record_adding("linear", &inputs, outputs, move |dys, so_far| {
         backward(kept, &x_kept.get(), wants_dx, dys, so_far)
     });
-    if is_gpu && tape.is_recording() {
-        let mut at = 0;
-        for (linear, pieces) in maps {
-            if is_wide(linear) && pieces.len() == 1 {
-                outputs[at] = remade(outputs[at].clone(), x, linear);
-            }
-            at += pieces.len();
+    let mut at = 0;
+    for (linear, pieces) in maps {
+        if is_wide(linear) && pieces.len() == 1 {
+            let (linear, x) = ((*linear).clone(), x.kept());
+            let make = move || Computed::new(&x.get(), &linear.whole()).0.remove(0);
+            outputs[at] = remade(outputs[at].clone(), make);
         }
+        at += pieces.len();
     }
     outputs
 }
@@ -247,7 +256,7 @@ struct Computed {
 impl Computed {
     /// The outputs of a map, and the rest.
     fn new(x: &Tensor, (linear, pieces): &Pieces) -> (Vec<Tensor>, Computed) {
-        let (operands, n_tok) = (linear.operands(), x.dims2().0);
+        let (operands, n_tok) = (Operands::new(linear), x.dims2().0);
         let mut input = operands.input(x, 0);
         let forward = |rows: &Range<usize>| {
             let mut y = Tensor::activation(x.device(), &[n_tok, rows.len()]);
@@ -269,9 +278,7 @@ impl Computed {
 
 /// The map of a single row: parts of its result follow each other in memory.
 fn one_row(x: &Tensor, (linear, pieces): &Pieces) -> Vec<Var> {
-    let d_out = linear.d_out();
-    let (mut y, _) = Computed::new(x, &(linear, std::iter::once(0..d_out).collect()));
-    let column = y.remove(0).reshape(&[d_out, 1]);
+    let column = Computed::new(x, &linear.whole()).0.remove(0).reshape(&[linear.d_out(), 1]);
     let part = |rows: &Range<usize>| column.rows(rows.clone()).reshape(&[1, rows.len()]);
     pieces.iter().map(|rows| Var::constant(part(rows))).collect()
 }
@@ -280,16 +287,6 @@ fn one_row(x: &Tensor, (linear, pieces): &Pieces) -> Vec<Var> {
 fn is_wide(linear: &Linear) -> bool {
     let (d_out, d_in) = linear.weight.value().dims2();
     16 * d_in <= d_out && linear.adapter.is_none()
-}
-
-/// `y`, the whole output of a map of x, computed again in the backward pass.
-fn remade(y: Var, x: &Var, linear: &Linear) -> Var {
-    let (linear, x) = (linear.clone(), x.kept());
-    y.remade_by(move || {
-        let (mut y, _) =
-            Computed::new(&x.get(), &(&linear, std::iter::once(0..linear.d_out()).collect()));
-        y.remove(0)
-    })
 }
 
 /// `y[i..j] = x[i..j] @ w_e^T + ...` for each expert e and its rows `offsets[e]..offsets[e + 1]`.
@@ -317,7 +314,7 @@ pub fn linear_grouped(tape: &Tape, x: &Var, offsets: &[usize], experts: &[Linear
         }
         return Var::constant(y);
     }
-    let operands: Vec<Operands> = experts.iter().map(Linear::operands).collect();
+    let operands: Vec<Operands> = experts.iter().map(Operands::new).collect();
     let run = |(rows, operands): (&Range<usize>, &Operands)| -> Option<(Input, Pass)> {
         if rows.is_empty() {
             return None;

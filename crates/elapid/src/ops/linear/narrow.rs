@@ -25,7 +25,7 @@ impl Narrow {
     pub fn of(x: &Tensor, pieces: &[Range<usize>]) -> Option<Narrow> {
         let (gpu, width) = (x.device().gpu()?, pieces.last()?.end);
         let is_many = Way::of(x.dims2().0) == Way::Many;
-        let can = gpu.as_cuda().is_some() && is_many && width <= N_NARROW;
+        let can = gpu.caps().tensor_cores && is_many && width <= N_NARROW;
         let widths = match pieces {
             [a, b] => [a.len(), b.len(), 0],
             [a, b, c] => [a.len(), b.len(), c.len()],

@@ -124,7 +124,7 @@ impl Grads {
 }
 
 impl Operands {
-    pub(super) fn new(linear: &Linear) -> Operands {
+    pub(in crate::ops) fn new(linear: &Linear) -> Operands {
         let mut operands = Operands::as_stored(linear);
         if let Some(order) = &linear.order {
             operands.weight = operands.weight.gather(order);
@@ -226,17 +226,16 @@ impl Operands {
     /// `y = x @ w^T + bias` by products that add it; returns whether the device has them.
     fn product_bias(&self, rows: &Range<usize>, x: &Tensor, y: &mut Rows) -> bool {
         let Some(bias) = &self.linear.bias else { return false };
-        if x.device().gpu().is_none_or(|gpu| gpu.as_cuda().is_none()) {
+        if x.device().gpu().is_none_or(|gpu| !gpu.caps().tensor_cores) {
             return false;
         }
         let bias = bias.value();
         let is_same = bias.dtype() == y.tensor.dtype();
         let bias = if is_same { bias.clone() } else { for_products(bias) };
         let mut has_all = true;
-        self.each_panel(rows.clone(), x.dims2().0, |panel, w| {
-            let cols = panel.start - rows.start..panel.end - rows.start;
+        self.each_panel(rows.clone(), x.dims2().0, |cols, w| {
+            let epilogue = Epilogue::Bias(&bias, rows.start + cols.start);
             let out = Block { tensor: y.tensor, rows: y.rows.clone(), cols };
-            let epilogue = Epilogue::Bias(&bias, panel.start);
             has_all = has_all && product_with(epilogue, out, Side::Plain(x), Side::Transposed(w));
         });
         has_all
@@ -252,8 +251,7 @@ impl Operands {
             };
             return gpu.few(y, beta, 1.0, x, &w);
         }
-        self.each_panel(rows.clone(), x.dims2().0, |panel, w| {
-            let cols = panel.start - rows.start..panel.end - rows.start;
+        self.each_panel(rows, x.dims2().0, |cols, w| {
             let out = Block { tensor: y.tensor, rows: y.rows.clone(), cols };
             product(out, beta, 1.0, Side::Plain(x), Side::Transposed(w));
         });
@@ -282,8 +280,7 @@ impl Operands {
         // Of the decoded rows; a kernel that does not read them wants something to bind.
         let n_wa = if is_followed { d_out } else { 1 };
         let mut wa = Tensor::uninit(a.device(), &[n_wa, a.shape()[0]]);
-        self.each_panel(rows.clone(), n_tok, |panel, w| {
-            let cols = panel.start - rows.start..panel.end - rows.start;
+        self.each_panel(rows.clone(), n_tok, |cols, w| {
             let out = Block { tensor: &mut z, rows: 0..n_tok, cols: cols.clone() };
             product(out, 0.0, 1.0, Side::Plain(input.seen()), Side::Transposed(w));
             if is_followed {
@@ -395,8 +392,8 @@ impl Operands {
 
     /// `dx = beta dx + dy @ w`.
     fn product_back(&self, rows: &Range<usize>, dy: &Tensor, mut beta: f32, mut dx: Rows) {
-        self.each_panel(rows.clone(), dy.dims2().0, |panel, w| {
-            let dy = Side::Columns(dy, panel.start - rows.start, panel.len());
+        self.each_panel(rows.clone(), dy.dims2().0, |cols, w| {
+            let dy = Side::Columns(dy, cols.start, cols.len());
             product(dx.again(), beta, 1.0, dy, Side::Plain(w));
             beta = 1.0;
         });
@@ -438,8 +435,9 @@ impl Operands {
         dropout.run(input.first_row, &seen, dx, Put::Add);
     }
 
-    /// Calls `f` with runs of weight rows as products take them on the right, for `n_tok` tokens:
-    /// all at once if stored so, or if the cast of an f32 weight is kept.
+    /// Calls `f` with runs of weight rows as products take them on the right, for `n_tok` tokens,
+    /// and their places among `rows`: all at once if stored so, or if the cast of an f32 weight is
+    /// kept.
     fn each_panel(
         &self,
         rows: Range<usize>,
@@ -449,7 +447,7 @@ impl Operands {
         let (device, stored, d_in) =
             (self.weight.device(), self.weight.dtype(), self.weight.shape()[1]);
         if stored == device.activation_dtype() || stored == DType::F32 {
-            return f(rows.clone(), &for_products(&self.weight).rows(rows));
+            return f(0..rows.len(), &for_products(&self.weight).rows(rows));
         }
         let n_rows = match device {
             Device::Cpu(_) => {
@@ -464,7 +462,8 @@ impl Operands {
         let mut scratch = None;
         for start in rows.clone().step_by(n_rows) {
             let panel = start..rows.end.min(start + n_rows);
-            f(panel.clone(), &self.decoded(panel, &mut scratch));
+            let cols = panel.start - rows.start..panel.end - rows.start;
+            f(cols, &self.decoded(panel, &mut scratch));
         }
     }
 

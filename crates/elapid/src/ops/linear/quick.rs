@@ -9,6 +9,7 @@
 
 use super::operands::{Operands, Way};
 use super::{Linear, Part};
+use crate::ops::transpose;
 use crate::tensor::cpu::{Mat, MatMut, Scope};
 use crate::tensor::product::{Side, product};
 use crate::tensor::quant::BlockType;
@@ -47,36 +48,33 @@ pub(super) fn quick(x: &Tensor, parts: &[Part]) -> Vec<Tensor> {
     list
 }
 
-/// The inputs in the forms that the matrices ask for.
+/// The inputs, also in the forms that the matrices ask for.
 struct Forms<'a> {
     x: &'a Tensor,
-    groups: Option<Rounded>,
-    eights: Option<Rounded>,
+    rounded: Vec<(Rounding, Rounded)>,
 }
 
 impl<'a> Forms<'a> {
     fn new(x: &'a Tensor, parts: &[Part]) -> Forms<'a> {
         let (_, d_in) = x.dims2();
-        let form = |rounding: Rounding| {
-            let wanted = parts.iter().any(|part| rounding_of(part.linear) == Some(rounding));
-            wanted.then(|| Rounded::new(x.f32(), d_in, rounding))
+        let is_wanted = |&rounding: &Rounding| {
+            parts.iter().any(|part| rounding_of(part.linear) == Some(rounding))
         };
-        Forms { x, groups: form(Rounding::Groups), eights: form(Rounding::Eights) }
+        let wanted = [Rounding::Groups, Rounding::Eights].into_iter().filter(is_wanted);
+        let form = |rounding| (rounding, Rounded::new(x.f32(), d_in, rounding));
+        Forms { x, rounded: wanted.map(form).collect() }
     }
 
     /// What a part asks for.
     fn of(&self, part: &Part) -> Inputs<'_> {
-        let rounded = match rounding_of(part.linear) {
-            Some(Rounding::Groups) => self.groups.as_ref(),
-            Some(Rounding::Eights) => self.eights.as_ref(),
-            None => None,
-        };
-        let (_, d_in) = self.x.dims2();
-        let range = part.tokens.start * d_in..part.tokens.end * d_in;
-        rounded.map_or_else(
-            || Inputs::Floats(&self.x.f32()[range]),
-            |rounded| rounded.of(&part.tokens),
-        )
+        let rounding = rounding_of(part.linear);
+        match self.rounded.iter().find(|form| Some(form.0) == rounding) {
+            Some((_, rounded)) => rounded.of(&part.tokens),
+            None => {
+                let (_, d_in) = self.x.dims2();
+                Inputs::Floats(&self.x.f32()[part.tokens.start * d_in..part.tokens.end * d_in])
+            }
+        }
     }
 }
 
@@ -98,15 +96,6 @@ fn stored(weight: &Tensor, rows: Range<usize>) -> Rows<'_> {
         DType::Block(block) => Rows::Blocks(block, bytes),
         DType::U32 => panic!("a matrix of whole numbers"),
     }
-}
-
-/// A piece of work: some rows of a matrix, and where their results go.
-struct Task<'a> {
-    weight: Rows<'a>,
-    inputs: Inputs<'a>,
-    n_tok: usize,
-    /// (n_row, n_tok)
-    y: &'a mut [f32],
 }
 
 /// (n_tok, d_out) for each map.
@@ -132,18 +121,18 @@ fn few(parts: &[Part], inputs: &Forms) -> Vec<Tensor> {
         for (idx, y) in y.f32_mut().chunks_mut((per_task * n_tok).max(1)).enumerate() {
             let first = part.rows.start + idx * per_task;
             let weight = stored(weight, first..first + y.len() / n_tok);
-            tasks.push(Task { weight, inputs: inputs.of(part), n_tok, y });
+            tasks.push((weight, inputs.of(part), n_tok, y));
         }
     }
     let set = Set::best();
-    cpu.share_out(tasks, |task| set.products(task.weight, task.inputs, task.n_tok, task.y));
+    cpu.share_out(tasks, |(weight, inputs, n_tok, y)| set.products(weight, inputs, n_tok, y));
     let turned = list.into_iter().zip(parts).map(|(y, part)| {
         let n_tok = part.tokens.len();
         if n_tok == 1 {
             return y.reshape(&[1, part.rows.len()]);
         }
         let mut out = Tensor::uninit(x.device(), &[n_tok, part.rows.len()]);
-        transpose(y.f32(), part.rows.len(), out.f32_mut());
+        transpose(y.f32(), n_tok, out.f32_mut());
         out
     });
     turned.collect()
@@ -152,16 +141,6 @@ fn few(parts: &[Part], inputs: &Forms) -> Vec<Tensor> {
 /// Whether a matrix has to be decoded to be multiplied.
 fn is_decoded(weight: &Tensor) -> bool {
     matches!(weight.dtype(), DType::Block(block) if Rounding::of(block).is_none())
-}
-
-/// `x`, of `n_row` rows, with rows and columns exchanged.
-fn transpose(x: &[f32], n_row: usize, y: &mut [f32]) {
-    let n_col = x.len() / n_row.max(1);
-    for (row, x) in x.chunks_exact(n_col.max(1)).enumerate() {
-        for (col, x) in x.iter().enumerate() {
-            y[col * n_row + row] = *x;
-        }
-    }
 }
 
 /// (n_tok, d_out) of one map, for many tokens.

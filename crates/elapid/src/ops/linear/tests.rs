@@ -164,7 +164,7 @@ fn a_row_of_a_group_has_the_same_bits_there_too() {
 }
 
 #[test]
-fn numbers_of_any_size_come_out_as_on_the_processor() {
+fn numbers_of_any_size_come_out_as_on_the_cpu() {
     let cpu = Device::cpu(2).unwrap();
     // From 1e-6 to 1e6, each row of its own size.
     let (n_tok, d_in, d_out) = (65, 70, 67);

@@ -1,4 +1,4 @@
-// The way back of the selective scan; goes with scan.cu. In scan_backward_all a block walks its
+// The backward pass of the selective scan; goes with scan.cu. In scan_backward_all a block walks its
 // piece from the last sub-chunk to the first: it makes the states of SUB rows again from those in
 // `held`, all in registers, then takes the rows from behind. A row past the end has a step of zero,
 // which changes nothing.

@@ -53,8 +53,8 @@ impl WithSimd for Backward<'_> {
         let da = take(&mut scratch, n_state);
         let sums = take(&mut scratch, 2 * width);
         let mut held = Held::new(source, &mut scratch);
-        source.rates(simd, steps.rates);
-        source.enter(&mut starts[..n_state]);
+        source.piece(Some(source.all.rates), steps.rates);
+        source.piece(source.entry, &mut starts[..n_state]);
         for sum in [&mut *g, &mut *da, &mut *sums] {
             sum.fill(0.0);
         }
@@ -64,7 +64,8 @@ impl WithSimd for Backward<'_> {
             let (before, after) = starts[first / CHUNK * n_state..].split_at_mut(n_state);
             after[..n_state].copy_from_slice(before);
             for at in source.tiles::<S>() {
-                steps.walk(source, &toks, at).advance(simd, &mut after[..n_state]);
+                let walk = steps.walk(source, &toks, at);
+                walk.forward(simd, &mut after[..n_state], held.out);
             }
         }
         for first in (0..n_tok).step_by(CHUNK).rev() {
@@ -81,13 +82,13 @@ impl WithSimd for Backward<'_> {
             add_lanes(simd, source, &toks, &held, grads.shared);
         }
         let (dskip, dbias) = sums.split_at(width);
-        for (ch, sums) in grads.sums.chunks_exact_mut(source.d_state + 2).enumerate() {
-            for n in 0..source.d_state {
+        for (ch, sums) in grads.sums.chunks_exact_mut(source.all.d_state + 2).enumerate() {
+            for n in 0..source.all.d_state {
                 let at = n * width + ch;
                 sums[n] = da[at] * steps.rates[at] * std::f32::consts::LN_2;
             }
-            sums[source.d_state] = dskip[ch];
-            sums[source.d_state + 1] = dbias[ch];
+            sums[source.all.d_state] = dskip[ch];
+            sums[source.all.d_state + 1] = dbias[ch];
         }
     }
 }
@@ -135,8 +136,8 @@ impl<'a> Held<'a> {
             q_rate: take(scratch, n_tok * source.width),
             h: take(scratch, (n_tok + 1) * TILE * LANES_MAX),
             decay: take(scratch, n_tok * TILE * LANES_MAX),
-            db: take(scratch, n_tok * source.n_pad * LANES_MAX),
-            dc: take(scratch, n_tok * source.n_pad * LANES_MAX),
+            db: take(scratch, n_tok * source.all.n_pad * LANES_MAX),
+            dc: take(scratch, n_tok * source.all.n_pad * LANES_MAX),
         }
     }
 }
@@ -154,7 +155,7 @@ pub(super) fn begin_chunk<S: Simd>(
         for (row, tok) in toks.clone().enumerate() {
             let at = row * source.width + ch;
             let dy = get_row(simd, source.row(dy, tok), ch);
-            match source.gate {
+            match source.all.gate {
                 Some(gate) => {
                     let gate = get_row(simd, source.row(gate, tok), ch);
                     let one = gate.same(1.0);
@@ -180,11 +181,11 @@ pub(super) fn finish_chunk<S: Simd>(
     let width = source.width;
     let (dskips, dbiases) = sums.split_at_mut(width);
     for ch in source.vectors::<S>() {
-        let skip = get_row(simd, source.skip, ch);
+        let skip = get_row(simd, source.own(source.all.skip), ch);
         let (mut dskip, mut dbias) = (get(simd, dskips, ch), get(simd, dbiases, ch));
         for (row, tok) in toks.clone().enumerate() {
             let at = row * width + ch;
-            let x = get_row(simd, source.row(source.x, tok), ch);
+            let x = get_row(simd, source.row(source.all.x, tok), ch);
             let (dout, g_b) = (get(simd, held.dout, at), get(simd, held.g_b, at));
             let q_a = get(simd, held.q_rate, at) * x.same(std::f32::consts::LN_2);
             let ddelta = x.mul_add(g_b, q_a) * get(simd, steps.slope, at);
@@ -212,7 +213,7 @@ pub(super) fn add_lanes<S: Simd>(
     held: &Held,
     shared: &mut [f32],
 ) {
-    let n_pad = source.n_pad;
+    let n_pad = source.all.n_pad;
     let rows = shared[toks.start * 2 * n_pad..toks.end * 2 * n_pad].chunks_exact_mut(2 * n_pad);
     for (row, shared) in rows.enumerate() {
         let (db, dc) = shared.split_at_mut(n_pad);

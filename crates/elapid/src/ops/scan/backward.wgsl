@@ -116,8 +116,8 @@ fn back(four: ptr<function, Four>, n: u32, r: u32, i: u32, row: u32) {
     da[n] += q * step;
 }
 
-// Up to four rows on the way back, `i` the first of them in its sub-chunk. A row that is not there
-// has a step of zero and takes nothing.
+// Up to four rows of the backward pass, `i` the first of them in its sub-chunk. A row that is not
+// there has a step of zero and takes nothing.
 fn back_four(i: u32, row: u32, n_rows: u32, thread: u32, group: u32, ch: u32) {
     var four = Four();
     let n = select(0u, n_rows, ch < D_INNER);

@@ -1,4 +1,4 @@
-//! `scan` on graphics processors.
+//! `scan` on GPUs.
 //!
 //! A thread takes one channel of a piece, in CUDA a few states of two channels. A piece is rows of
 //! one segment, as many as leave enough pieces to fill the machine. Where all pieces are whole
@@ -14,14 +14,14 @@
 //! the state goes the same three ways from the last to the first. Sums over channels are made for
 //! each group of channels and added in order, sums over rows for each piece.
 //!
-//! CUDA keeps those states on the way forward, in the dtype of activations: with 16 states of a
-//! channel twice the size of `x`; backward is spared a pass over everything. Where they would be
-//! much more (more states, segments shorter than a sub-chunk) backward runs forward again for them.
-//! It does the way back in one kernel. WebGPU allows eight buffers: there backward makes the states
-//! itself, and an elementwise kernel before and one after carry what belongs to one number of `x`.
+//! CUDA keeps those states in forward, in the dtype of activations: with 16 states of a channel
+//! twice the size of `x`; backward is spared a pass over everything. Where they would be much more
+//! (more states, segments shorter than a sub-chunk) backward runs forward again for them. It is one
+//! kernel. WebGPU allows eight buffers: there backward makes the states itself, and an elementwise
+//! kernel before and one after carry what belongs to one number of `x`.
 
 use super::*;
-use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, N_ROUNDS_MAX, Word, Work};
+use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, N_ROUNDS_MAX, Word, Work, bind};
 
 const CUDA: &str = concat!(include_str!("scan.cu"), include_str!("backward.cu"));
 const WGSL: &str =
@@ -117,15 +117,22 @@ impl<'a> Plan<'a> {
         Plan { gpu, job, n_pieces, n_subs, counts, coefs }
     }
 
-    fn is_whole(&self) -> bool {
-        self.n_pieces == self.counts.len()
-    }
-
     fn params(&self, n_parts: usize, flags: u32) -> [Word; 8] {
         let n_segments = self.counts.len();
         let counts = [self.n_pieces, n_segments, 0, 0, self.job.segments.n_tok(), self.n_subs];
         let [a, b, c, d, e, f] = counts.map(Word::from);
         [a, b, c, d, e, f, n_parts.into(), flags.into()]
+    }
+
+    fn launch(
+        &self,
+        kernel: &'static Kernel,
+        work: Work,
+        mut args: Vec<Arg>,
+        (n_parts, flags): (usize, u32),
+    ) {
+        let consts = consts(self.gpu, self.job, false);
+        self.gpu.launch(kernel, work, &consts, &mut args, &self.params(n_parts, flags));
     }
 
     fn work(&self) -> Work {
@@ -143,38 +150,21 @@ impl<'a> Plan<'a> {
         Tensor::uninit(self.job.x.device(), &[n * self.job.d_state, self.job.d_inner])
     }
 
-    /// The states before the segments, if there are any.
-    fn entry(&self) -> Option<Tensor> {
-        (!self.job.entry.is_empty()).then(|| Tensor::stack(&self.job.entry))
-    }
-
     /// The states before the pieces, or none when they are zero, and the sums of their steps where
     /// pieces are not whole segments.
     fn starts(&self) -> (Option<Tensor>, Option<Tensor>) {
-        let (job, entry) = (self.job, self.entry());
-        if self.is_whole() {
+        let job = self.job;
+        let entry = (!job.entry.is_empty()).then(|| Tensor::stack(&job.entry));
+        if self.n_pieces == self.counts.len() {
             return (entry, None);
         }
         let mut ends = self.states(self.n_pieces);
         let mut totals = Tensor::uninit(job.x.device(), &[self.n_pieces, job.d_inner]);
-        let mut args = [
-            Arg::In(&job.x),
-            Arg::In(&job.delta),
-            Arg::In(&self.coefs),
-            Arg::In(&job.b),
-            Arg::Out(&mut ends),
-            Arg::Out(&mut totals),
-        ];
-        let consts = consts(self.gpu, job, false);
-        self.gpu.launch(&ENDS, self.work(), &consts, &mut args, &self.params(0, 0));
+        let args = bind([&job.x, &job.delta, &self.coefs, &job.b], [&mut ends, &mut totals]);
+        self.launch(&ENDS, self.work(), args, (0, 0));
         let flags = if entry.is_some() { READ } else { 0 };
-        let mut args = [
-            Arg::In(&totals),
-            Arg::In(entry.as_ref().unwrap_or(&totals)),
-            Arg::In(&self.coefs),
-            Arg::Out(&mut ends),
-        ];
-        self.gpu.launch(&CARRY, self.carry_work(), &consts, &mut args, &self.params(0, flags));
+        let args = bind([&totals, entry.as_ref().unwrap_or(&totals), &self.coefs], [&mut ends]);
+        self.launch(&CARRY, self.carry_work(), args, (0, flags));
         (Some(ends), Some(totals))
     }
 
@@ -205,7 +195,7 @@ impl<'a> Plan<'a> {
         totals
     }
 
-    /// As `forward`, with what the way back of CUDA wants.
+    /// As `forward`, with what the backward pass of CUDA wants.
     fn forward_kept(&self, exit: &mut [&mut Tensor], y: &mut Tensor) -> Kept {
         let shape = [self.n_subs * self.job.d_state, self.job.d_inner];
         let mut states = Tensor::activation(self.job.x.device(), &shape);
@@ -253,19 +243,25 @@ fn consts(gpu: &Gpu, job: &Job, keeps: bool) -> [Const; 9] {
     ]
 }
 
+impl Job {
+    /// Where there is none, what takes its place in a kernel.
+    fn gate_or_x(&self) -> &Tensor {
+        self.gate.as_ref().unwrap_or(&self.x)
+    }
+
+    fn bias_or_any(&self) -> &Tensor {
+        self.delta_bias.as_ref().unwrap_or(&self.skip)
+    }
+}
+
 /// Rates, bias and skip, and a table behind them.
 fn coefs(gpu: &Gpu, job: &Job, table: &[u32]) -> Tensor {
     let device = job.x.device();
     let len = (job.d_state + 2) * job.d_inner + table.len();
     let mut coefs = Tensor::uninit(device, &[len]);
     let words = (!table.is_empty()).then(|| Tensor::from_u32(device, table));
-    let mut args = [
-        Arg::In(&job.a_log),
-        Arg::In(job.delta_bias.as_ref().unwrap_or(&job.skip)),
-        Arg::In(&job.skip),
-        Arg::In(words.as_ref().unwrap_or(&job.skip)),
-        Arg::Out(&mut coefs),
-    ];
+    let table_or_any = words.as_ref().unwrap_or(&job.skip);
+    let mut args = bind([&job.a_log, job.bias_or_any(), &job.skip, table_or_any], [&mut coefs]);
     let mut params = [Word(0); 8];
     params[6] = table.len().into();
     gpu.launch(&COEFS, Work::each(len), &consts(gpu, job, false), &mut args, &params);
@@ -281,16 +277,8 @@ fn launch_forward(
     (work, params): (Work, &[Word]),
 ) {
     let consts = consts(gpu, job, held.is_some());
-    let mut args = vec![
-        Arg::In(&job.x),
-        Arg::In(&job.delta),
-        Arg::In(coefs),
-        Arg::In(&job.b),
-        Arg::In(&job.c),
-        Arg::In(job.gate.as_ref().unwrap_or(&job.x)),
-        Arg::Out(y),
-        Arg::Out(state),
-    ];
+    let ins = [&job.x, &job.delta, coefs, &job.b, &job.c, job.gate_or_x()];
+    let mut args = bind(ins, [y, state]);
     match held {
         Some(held) => args.push(Arg::Out(held)),
         None if gpu.caps().warps => args.push(Arg::In(&job.x)),
@@ -324,12 +312,7 @@ pub(super) fn forward_gpu(
 /// As `step`: one launch for each sequence, whose state is a tensor of its own and changes where it
 /// is.
 pub(super) fn step_gpu(gpu: &Gpu, job: &Job, states: &mut [&mut Tensor]) -> Tensor {
-    for state in states.iter_mut() {
-        // Other handles keep the old numbers.
-        if !state.is_unique() {
-            **state = state.copied();
-        }
-    }
+    own(states);
     if gpu.caps().warps {
         return step_cuda(gpu, job, states);
     }
@@ -353,7 +336,7 @@ fn step_cuda(gpu: &Gpu, job: &Job, states: &mut [&mut Tensor]) -> Tensor {
     let consts = consts(gpu, job, false);
     let rates = job.a_log.derived(Derivation::Rates, |a_log| {
         let mut rates = Tensor::uninit(a_log.device(), &[job.d_state, job.d_inner]);
-        let mut args = [Arg::In(a_log), Arg::Out(&mut rates)];
+        let mut args = bind([a_log], [&mut rates]);
         gpu.launch(&RATES, Work::each(a_log.n_elem()), &consts, &mut args, &[Word(0); 8]);
         rates
     });
@@ -362,25 +345,16 @@ fn step_cuda(gpu: &Gpu, job: &Job, states: &mut [&mut Tensor]) -> Tensor {
         let mut params = [Word(0); 8];
         params[2] = segment.start.into();
         params[3] = segment.n_tok.into();
-        let mut args = [
-            Arg::In(&job.x),
-            Arg::In(&job.delta),
-            Arg::In(&rates),
-            Arg::In(&job.b),
-            Arg::In(&job.c),
-            Arg::In(job.gate.as_ref().unwrap_or(&job.x)),
-            Arg::In(job.delta_bias.as_ref().unwrap_or(&job.skip)),
-            Arg::In(&job.skip),
-            Arg::Out(state),
-            Arg::Out(&mut y),
-        ];
+        let (gate, bias) = (job.gate_or_x(), job.bias_or_any());
+        let ins = [&job.x, &job.delta, &rates, &job.b, &job.c, gate, bias, &job.skip];
+        let mut args = bind(ins, [state, &mut y]);
         let work = Work::groups(job.d_inner.div_ceil(STEP_CHANNELS), STEP_THREADS).early();
         gpu.launch(&STEP, work, &consts, &mut args, &params);
     }
     y
 }
 
-/// What the way back writes, but for the sums at its end.
+/// What the backward pass writes, but for the sums at its end.
 struct Back {
     dx: Tensor,
     ddelta: Tensor,
@@ -389,6 +363,19 @@ struct Back {
     shared: Tensor,
     /// (parts, 2, d_inner): dskip and ddelta_bias.
     parts: Tensor,
+}
+
+impl Back {
+    fn new(job: &Job, n_parts: usize, dgate_shape: &[usize]) -> Back {
+        let (device, groups) = (job.x.device(), job.d_inner.div_ceil(GROUP));
+        Back {
+            dx: Tensor::uninit_as(&job.x, job.x.shape()),
+            ddelta: Tensor::uninit_as(&job.delta, job.x.shape()),
+            dgate: Tensor::uninit_as(job.gate_or_x(), dgate_shape),
+            shared: Tensor::uninit(device, &[groups, job.segments.n_tok(), 2, job.d_state]),
+            parts: Tensor::uninit(device, &[n_parts, 2, job.d_inner]),
+        }
+    }
 }
 
 /// As `backward`.
@@ -404,7 +391,6 @@ pub(super) fn backward_gpu(gpu: &Gpu, job: &Job, dy: &Tensor) -> Vec<Option<Tens
         return inputs.map(|input| Some(zeros(input))).collect();
     }
     let plan = Plan::new(gpu, job);
-    let consts = consts(gpu, job, false);
     let (back, ends) = match &job.kept {
         Some(kept) => back_cuda(&plan, dy, kept),
         None if gpu.caps().warps => {
@@ -418,163 +404,75 @@ pub(super) fn backward_gpu(gpu: &Gpu, job: &Job, dy: &Tensor) -> Vec<Option<Tens
     let n_tok = job.segments.n_tok();
     let mut db = Tensor::uninit_as(&job.b, &[n_tok, job.d_state]);
     let mut dc = Tensor::uninit_as(&job.c, &[n_tok, job.d_state]);
-    let mut args = [Arg::In(&back.shared), Arg::Out(&mut db), Arg::Out(&mut dc)];
-    let work = Work::each(n_tok * 2 * job.d_state);
-    gpu.launch(&SUM_SHARED, work, &consts, &mut args, &plan.params(0, 0));
+    let args = bind([&back.shared], [&mut db, &mut dc]);
+    plan.launch(&SUM_SHARED, Work::each(n_tok * 2 * job.d_state), args, (0, 0));
     let mut da_log = Tensor::uninit(device, job.a_log.shape());
-    let mut dskip = Tensor::uninit(device, &[job.d_inner]);
-    let mut dbias = Tensor::uninit(device, &[job.d_inner]);
-    let mut args = [
-        Arg::In(&ends),
-        Arg::In(&back.parts),
-        Arg::In(&plan.coefs),
-        Arg::Out(&mut da_log),
-        Arg::Out(&mut dskip),
-        Arg::Out(&mut dbias),
-    ];
-    let n_parts = back.parts.shape()[0];
+    let [mut dskip, mut dbias] = [(); 2].map(|()| Tensor::uninit(device, &[job.d_inner]));
+    let args = bind([&ends, &back.parts, &plan.coefs], [&mut da_log, &mut dskip, &mut dbias]);
     let work = Work::grid([((job.d_state + 2) * job.d_inner).div_ceil(64), 1, 1], 64);
-    gpu.launch(&SUMS, work, &consts, &mut args, &plan.params(n_parts, 0));
-    let grads = [back.dx, back.ddelta, da_log, db, dc, dskip];
-    let mut grads: Vec<Option<Tensor>> = grads.into_iter().map(Some).collect();
-    if job.delta_bias.is_some() {
-        grads.push(Some(dbias));
-    }
-    if job.gate.is_some() {
-        grads.push(Some(back.dgate));
-    }
-    grads
+    plan.launch(&SUMS, work, args, (back.parts.shape()[0], 0));
+    job.list([back.dx, back.ddelta, da_log, db, dc, dskip], dbias, Some(back.dgate))
 }
 
 /// The states before every sub-chunk, and behind them room for those of every piece; and the sums
 /// of the steps of pieces.
 fn make_states(plan: &Plan) -> (Tensor, Option<Tensor>) {
-    let Plan { gpu, job, coefs, .. } = plan;
+    let Plan { job, coefs, .. } = plan;
     let (starts, totals) = plan.starts();
     let mut held = plan.states(plan.n_subs + plan.n_pieces);
-    let mut args = [
-        Arg::In(&job.x),
-        Arg::In(&job.delta),
-        Arg::In(coefs),
-        Arg::In(&job.b),
-        Arg::In(starts.as_ref().unwrap_or(&job.x)),
-        Arg::Out(&mut held),
-    ];
-    let flags = if starts.is_some() { READ } else { 0 };
-    let consts = consts(gpu, job, false);
-    gpu.launch(&STATES, plan.work(), &consts, &mut args, &plan.params(0, flags));
+    let starts_or_x = starts.as_ref().unwrap_or(&job.x);
+    let args = bind([&job.x, &job.delta, coefs, &job.b, starts_or_x], [&mut held]);
+    plan.launch(&STATES, plan.work(), args, (0, if starts.is_some() { READ } else { 0 }));
     (held, totals)
 }
 
 /// The gradient behind each piece, in the last `n_pieces` states of `held`. Returns the flag `READ`
 /// where it is not zero.
 fn carry_back(plan: &Plan, dy: &Tensor, totals: Option<&Tensor>, held: &mut Tensor) -> u32 {
-    let Plan { gpu, job, coefs, .. } = plan;
+    let Plan { job, coefs, .. } = plan;
     let Some(totals) = totals else { return 0 };
-    let consts = consts(gpu, job, false);
-    let mut args = [
-        Arg::In(dy),
-        Arg::In(&job.delta),
-        Arg::In(coefs),
-        Arg::In(&job.c),
-        Arg::In(job.gate.as_ref().unwrap_or(&job.x)),
-        Arg::Out(held),
-    ];
-    gpu.launch(&ENDS_BACK, plan.work(), &consts, &mut args, &plan.params(0, 0));
-    let mut args = [Arg::In(totals), Arg::Out(held), Arg::In(coefs)];
-    gpu.launch(&CARRY_BACK, plan.carry_work(), &consts, &mut args, &plan.params(0, 0));
+    let args = bind([dy, &job.delta, coefs, &job.c, job.gate_or_x()], [held]);
+    plan.launch(&ENDS_BACK, plan.work(), args, (0, 0));
+    let args = vec![Arg::In(totals), Arg::Out(held), Arg::In(coefs)];
+    plan.launch(&CARRY_BACK, plan.carry_work(), args, (0, 0));
     READ
-}
-
-fn shared_of(job: &Job) -> Tensor {
-    let shape = [job.d_inner.div_ceil(GROUP), job.segments.n_tok(), 2, job.d_state];
-    Tensor::uninit(job.x.device(), &shape)
 }
 
 /// Returns also the part of each piece of the gradient by the rates.
 fn back_cuda(plan: &Plan, dy: &Tensor, kept: &Kept) -> (Back, Tensor) {
-    let Plan { gpu, job, coefs, .. } = plan;
+    let Plan { job, coefs, .. } = plan;
     let mut ends = plan.states(plan.n_pieces);
     let flags = carry_back(plan, dy, kept.totals.as_ref(), &mut ends);
-    let gate = job.gate.as_ref().unwrap_or(&job.x);
-    let shape = if job.gate.is_some() { gate.shape() } else { &[4] };
-    let mut back = Back {
-        dx: Tensor::uninit_as(&job.x, job.x.shape()),
-        ddelta: Tensor::uninit_as(&job.delta, job.x.shape()),
-        dgate: Tensor::uninit_as(gate, shape),
-        shared: shared_of(job),
-        parts: Tensor::uninit(job.x.device(), &[plan.n_pieces, 2, job.d_inner]),
-    };
-    let mut args = [
-        Arg::In(&job.x),
-        Arg::In(&job.delta),
-        Arg::In(coefs),
-        Arg::In(&job.b),
-        Arg::In(&job.c),
-        Arg::In(gate),
-        Arg::In(dy),
-        Arg::In(&kept.states),
-        Arg::Out(&mut ends),
-        Arg::Out(&mut back.dx),
-        Arg::Out(&mut back.ddelta),
-        Arg::Out(&mut back.dgate),
-        Arg::Out(&mut back.shared),
-        Arg::Out(&mut back.parts),
-    ];
-    let params = plan.params(0, flags);
-    gpu.launch(&BACKWARD_ALL, plan.work(), &consts(gpu, job, false), &mut args, &params);
+    let dgate_shape = if job.gate.is_some() { job.x.shape() } else { &[4] };
+    let mut back = Back::new(job, plan.n_pieces, dgate_shape);
+    let ins = [&job.x, &job.delta, coefs, &job.b, &job.c, job.gate_or_x(), dy, &kept.states];
+    let Back { dx, ddelta, dgate, shared, parts } = &mut back;
+    let args = bind(ins, [&mut ends, dx, ddelta, dgate, shared, parts]);
+    plan.launch(&BACKWARD_ALL, plan.work(), args, (0, flags));
     (back, ends)
 }
 
 fn back_wgpu(plan: &Plan, dy: &Tensor) -> (Back, Tensor) {
-    let Plan { gpu, job, coefs, .. } = plan;
-    let (device, consts) = (job.x.device(), consts(gpu, job, false));
+    let Plan { job, coefs, .. } = plan;
     let (mut held, totals) = make_states(plan);
     let flags = carry_back(plan, dy, totals.as_ref(), &mut held);
     let n_parts = job.segments.n_tok().div_ceil(N_ROWS);
-    let mut back = Back {
-        dx: Tensor::uninit(device, job.x.shape()),
-        ddelta: Tensor::uninit(device, job.x.shape()),
-        dgate: Tensor::uninit(device, job.x.shape()),
-        shared: shared_of(job),
-        parts: Tensor::uninit(device, &[n_parts, 2, job.d_inner]),
-    };
-    let gate = job.gate.as_ref().unwrap_or(&job.x);
-    let params = plan.params(n_parts, flags);
+    let mut back = Back::new(job, n_parts, job.x.shape());
+    let gate = job.gate_or_x();
     let elementwise = |kernel: &'static Kernel, back: &mut Back| {
-        let mut args = [
-            Arg::In(&job.x),
-            Arg::In(&job.delta),
-            Arg::In(coefs),
-            Arg::In(gate),
-            Arg::In(dy),
-            Arg::Out(&mut back.ddelta),
-            Arg::Out(&mut back.dx),
-            Arg::Out(&mut back.dgate),
-        ];
-        gpu.launch(kernel, Work::each(job.x.n_elem()), &consts, &mut args, &params);
+        let ins = [&job.x, &job.delta, coefs, gate, dy];
+        let args = bind(ins, [&mut back.ddelta, &mut back.dx, &mut back.dgate]);
+        plan.launch(kernel, Work::each(job.x.n_elem()), args, (n_parts, flags));
     };
     elementwise(&OPEN, &mut back);
-    let mut args = [
-        Arg::Out(&mut back.ddelta),
-        Arg::Out(&mut back.dx),
-        Arg::In(coefs),
-        Arg::In(&job.b),
-        Arg::In(&job.c),
-        Arg::Out(&mut back.dgate),
-        Arg::Out(&mut held),
-        Arg::Out(&mut back.shared),
-    ];
-    gpu.launch(&BACKWARD, plan.work(), &consts, &mut args, &params);
+    let Back { dx, ddelta, dgate, shared, .. } = &mut back;
+    let mut args: Vec<Arg> = [ddelta, dx].map(Arg::Out).into();
+    args.extend([coefs, &job.b, &job.c].map(Arg::In));
+    args.extend([dgate, &mut held, shared].map(Arg::Out));
+    plan.launch(&BACKWARD, plan.work(), args, (n_parts, flags));
     elementwise(&FINISH, &mut back);
-    let mut args = [
-        Arg::In(&job.x),
-        Arg::In(gate),
-        Arg::In(dy),
-        Arg::In(&back.ddelta),
-        Arg::Out(&mut back.parts),
-    ];
+    let args = bind([&job.x, gate, dy, &back.ddelta], [&mut back.parts]);
     let work = Work::grid([job.d_inner.div_ceil(GROUP), n_parts, 1], GROUP);
-    gpu.launch(&PART, work, &consts, &mut args, &params);
+    plan.launch(&PART, work, args, (n_parts, flags));
     (back, held)
 }

@@ -2,41 +2,51 @@
 
 use super::*;
 
-/// What the task of one segment and one group of channels reads.
-pub(super) struct Source<'a> {
-    /// All rows and channels, as `delta` and `gate`.
+/// The numbers of a job, all rows and channels.
+#[derive(Clone, Copy)]
+pub(super) struct Operands<'a> {
     pub x: &'a [f32],
     pub delta: &'a [f32],
-    pub gate: Option<&'a [f32]>,
-    /// The rows of the segment, as `c`.
+    pub delta_bias: Option<&'a [f32]>,
+    /// (d_state, d_inner): see `rates`.
+    pub rates: &'a [f32],
     pub b: &'a [f32],
     pub c: &'a [f32],
-    /// The channels of the group, as `a_log` and `skip`.
-    pub delta_bias: Option<&'a [f32]>,
-    pub a_log: &'a [f32],
     pub skip: &'a [f32],
+    pub gate: Option<&'a [f32]>,
+    pub d_inner: usize,
+    pub d_state: usize,
+    pub n_pad: usize,
+}
+
+/// What the task of one segment and one group of channels reads.
+pub(super) struct Source<'a> {
+    pub all: Operands<'a>,
     /// The whole state before the segment.
     pub entry: Option<&'a [f32]>,
     pub segment: Segment,
     pub channels: Range<usize>,
     /// Channels rounded up to whole vectors: the length of a row of scratch.
     pub width: usize,
-    pub d_inner: usize,
-    pub d_state: usize,
-    pub n_pad: usize,
 }
 
 impl Source<'_> {
     /// The group's piece of the row of token `tok` of the segment.
     #[inline(always)]
     pub fn row<'t>(&self, all: &'t [f32], tok: usize) -> &'t [f32] {
-        let first = (self.segment.start + tok) * self.d_inner + self.channels.start;
+        let first = (self.segment.start + tok) * self.all.d_inner + self.channels.start;
         &all[first..first + self.channels.len()]
+    }
+
+    /// The group's piece of a number for each channel.
+    #[inline(always)]
+    pub fn own<'t>(&self, all: &'t [f32]) -> &'t [f32] {
+        &all[self.channels.clone()]
     }
 
     /// States of the group: (n_pad, width).
     pub fn n_state(&self) -> usize {
-        self.n_pad * self.width
+        self.all.n_pad * self.width
     }
 
     pub fn forward_scratch(&self) -> usize {
@@ -48,31 +58,16 @@ impl Source<'_> {
         let n_starts = self.segment.n_tok.div_ceil(CHUNK);
         (3 + n_starts) * self.n_state()
             + (8 * n_tok + 2) * self.width
-            + ((2 * n_tok + 1) * TILE + 2 * n_tok * self.n_pad) * LANES_MAX
+            + ((2 * n_tok + 1) * TILE + 2 * n_tok * self.all.n_pad) * LANES_MAX
     }
 
-    /// Decay per unit of delta as a power of two, `-exp(a_log) / ln 2`, transposed.
-    #[inline(always)]
-    pub fn rates<S: Simd>(&self, simd: S, rates: &mut [f32]) {
-        let factor = F32s::splat(simd, -std::f32::consts::LOG2_E);
-        rates.fill(0.0);
-        for (ch, a_log) in self.a_log.chunks_exact(self.d_state).enumerate() {
-            for (n, &a_log) in a_log.iter().enumerate() {
-                rates[n * self.width + ch] = a_log;
-            }
-        }
-        for at in (0..self.d_state * self.width).step_by(F32s::<S>::LANES) {
-            (F32s::load(simd, &rates[at..]).exp() * factor).store(&mut rates[at..]);
-        }
-    }
-
-    /// Copies the group's piece of the state before the segment.
-    pub fn enter(&self, h: &mut [f32]) {
-        h.fill(0.0);
-        if let Some(entry) = self.entry {
-            let rows = h.chunks_exact_mut(self.width).zip(entry.chunks_exact(self.d_inner));
-            for (h, entry) in rows {
-                h[..self.channels.len()].copy_from_slice(&entry[self.channels.clone()]);
+    /// The group's piece of (d_state, d_inner) numbers, and zeros around it: (n_pad, width).
+    pub fn piece(&self, from: Option<&[f32]>, to: &mut [f32]) {
+        to.fill(0.0);
+        if let Some(from) = from {
+            let rows = to.chunks_exact_mut(self.width).zip(from.chunks_exact(self.all.d_inner));
+            for (to, from) in rows {
+                to[..self.channels.len()].copy_from_slice(self.own(from));
             }
         }
     }
@@ -86,7 +81,7 @@ impl Source<'_> {
     /// Where the tiles begin: first channel and first state.
     #[inline(always)]
     pub fn tiles<S: Simd>(&self) -> impl Iterator<Item = (usize, usize)> {
-        let n_pad = self.n_pad;
+        let n_pad = self.all.n_pad;
         self.vectors::<S>().flat_map(move |ch| (0..n_pad).step_by(TILE).map(move |n| (ch, n)))
     }
 }
@@ -139,8 +134,8 @@ impl WithSimd for Forward<'_> {
         let delta = take(&mut scratch, CHUNK_FORWARD * width);
         let u = take(&mut scratch, CHUNK_FORWARD * width);
         let out = take(&mut scratch, CHUNK_FORWARD * width);
-        source.rates(simd, rates);
-        source.enter(h);
+        source.piece(Some(source.all.rates), rates);
+        source.piece(source.entry, h);
         for first in (0..source.segment.n_tok).step_by(CHUNK_FORWARD) {
             let toks = first..source.segment.n_tok.min(first + CHUNK_FORWARD);
             open(simd, source, &toks, (delta, u, None));
@@ -166,16 +161,13 @@ pub(super) fn open<S: Simd>(
     (delta, u, mut slope): (&mut [f32], &mut [f32], Option<&mut [f32]>),
 ) {
     for ch in source.vectors::<S>() {
-        let bias = match source.delta_bias {
-            Some(bias) => get_row(simd, bias, ch),
-            None => F32s::zero(simd),
-        };
+        let bias = get_row(simd, source.all.delta_bias.map_or(&[], |it| source.own(it)), ch);
         for (row, tok) in toks.clone().enumerate() {
             let at = row * source.width + ch;
-            let raw = get_row(simd, source.row(source.delta, tok), ch);
+            let raw = get_row(simd, source.row(source.all.delta, tok), ch);
             let (step, step_slope) = (raw + bias).softplus_and_slope();
             put(delta, at, step);
-            put(u, at, step * get_row(simd, source.row(source.x, tok), ch));
+            put(u, at, step * get_row(simd, source.row(source.all.x, tok), ch));
             if let Some(slope) = &mut slope {
                 put(slope, at, step_slope);
             }
@@ -193,11 +185,11 @@ pub(super) fn close_forward<S: Simd>(
     y: &mut [&mut [f32]],
 ) {
     for ch in source.vectors::<S>() {
-        let skip = get_row(simd, source.skip, ch);
+        let skip = get_row(simd, source.own(source.all.skip), ch);
         for (row, tok) in toks.clone().enumerate() {
-            let x = get_row(simd, source.row(source.x, tok), ch);
+            let x = get_row(simd, source.row(source.all.x, tok), ch);
             let out = skip.mul_add(x, get(simd, out, row * source.width + ch));
-            let out = match source.gate {
+            let out = match source.all.gate {
                 Some(gate) => {
                     let gate = get_row(simd, source.row(gate, tok), ch);
                     out * gate * gate.sigmoid()
@@ -234,9 +226,10 @@ impl<'a> Walk<'a> {
         (rates, delta, u): (&'a [f32], &'a [f32], &'a [f32]),
         (ch, state): (usize, usize),
     ) -> Walk<'a> {
-        let (width, n_pad) = (source.width, source.n_pad);
-        let b = &source.b[toks.start * n_pad..toks.end * n_pad];
-        let c = &source.c[toks.start * n_pad..toks.end * n_pad];
+        let (width, Operands { b, c, n_pad, .. }) = (source.width, source.all);
+        let first = source.segment.start * n_pad;
+        let rows = first + toks.start * n_pad..first + toks.end * n_pad;
+        let (b, c) = (&b[rows.clone()], &c[rows]);
         Walk { rates, delta, u, b, c, n_tok: toks.len(), n_pad, width, ch, state }
     }
 
@@ -291,23 +284,6 @@ impl<'a> Walk<'a> {
                 out = h[n].mul_add(u.same(c[n]), out);
             }
             put(outs, at, out);
-        }
-        self.save(&h, h_all);
-    }
-
-    /// As `forward`, for `h` only.
-    #[inline(always)]
-    pub fn advance<S: Simd>(&self, simd: S, h_all: &mut [f32]) {
-        let rates = self.load(simd, self.rates);
-        let mut h = self.load(simd, h_all);
-        for tok in 0..self.n_tok {
-            let at = tok * self.width + self.ch;
-            let (delta, u) = (get(simd, self.delta, at), get(simd, self.u, at));
-            let b = self.shared(self.b, tok);
-            for n in 0..TILE {
-                let decay = (delta * rates[n]).exp2_of_negative();
-                h[n] = decay.mul_add(h[n], u * u.same(b[n]));
-            }
         }
         self.save(&h, h_all);
     }

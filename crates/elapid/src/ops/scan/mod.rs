@@ -38,8 +38,7 @@
 //! memory of `x`: backward walks a segment once to find the states at the start of each chunk, then
 //! makes those of one chunk and one vector of channels at a time.
 //!
-//! In generation a few tokens go another way, `step`, to the same bits. Graphics processors have
-//! ways of their own: gpu.rs.
+//! In generation a few tokens go another way, `step`, to the same bits. On GPUs: gpu.rs.
 //!
 //! Not here: the projections that make `delta`, `b` and `c`; the scan of Mamba-2, whose decay is
 //! one number per head.
@@ -52,6 +51,7 @@ mod step;
 mod tests;
 
 use super::norm::sum_rows;
+use super::{columns, own, transpose};
 use crate::tape::{Tape, Var};
 use crate::tensor::cpu::{Cpu, F32s};
 use crate::tensor::device::Device;
@@ -63,25 +63,18 @@ use std::ops::Range;
 use backward::*;
 use gpu::{Kept, backward_gpu, forward_gpu, step_gpu};
 use kernels::*;
-use step::{N_STEP_MAX, step};
+use step::{N_STEP_MAX, rates, step};
 
-/// The operands of `selective_scan`.
+/// The operands of `selective_scan`; shapes in the module's header.
 pub struct Scan<'a> {
-    /// (n_tok, d_inner)
     pub x: &'a Var,
-    /// (n_tok, d_inner), before bias and softplus
+    /// Before bias and softplus.
     pub delta: &'a Var,
-    /// (d_inner)
     pub delta_bias: Option<&'a Var>,
-    /// (d_inner, d_state)
     pub a_log: &'a Var,
-    /// (n_tok, d_state)
     pub b: &'a Var,
-    /// (n_tok, d_state)
     pub c: &'a Var,
-    /// (d_inner)
     pub skip: &'a Var,
-    /// (n_tok, d_inner)
     pub gate: Option<&'a Var>,
 }
 
@@ -123,7 +116,7 @@ pub fn selective_scan(
                 return Var::constant(step(&job, states));
             }
             for state in states.iter_mut() {
-                // A graphics processor brings its own.
+                // A GPU brings its own.
                 let shape = if job.x.device().gpu().is_some() { &[1][..] } else { &shape };
                 let exit = Tensor::uninit(job.x.device(), shape);
                 job.entry.push(std::mem::replace(*state, exit));
@@ -150,7 +143,7 @@ struct Job {
     delta: Tensor,
     delta_bias: Option<Tensor>,
     a_log: Tensor,
-    /// (n_tok, n_pad), as `c`; (n_tok, d_state) on a graphics processor.
+    /// (n_tok, n_pad), as `c`; (n_tok, d_state) on a GPU.
     b: Tensor,
     c: Tensor,
     skip: Tensor,
@@ -170,28 +163,21 @@ impl Job {
     fn new(scan: &Scan, segments: &Segments) -> Job {
         let (d_inner, d_state) = scan.a_log.value().dims2();
         let n_tok = segments.n_tok();
-        let wide = [n_tok, d_inner];
-        scan.x.value().expect_shape("scan: x", &wide);
-        scan.delta.value().expect_shape("scan: delta", &wide);
-        scan.b.value().expect_shape("scan: b", &[n_tok, d_state]);
-        scan.c.value().expect_shape("scan: c", &[n_tok, d_state]);
-        scan.skip.value().expect_shape("scan: skip", &[d_inner]);
-        if let Some(bias) = scan.delta_bias {
-            bias.value().expect_shape("scan: delta_bias", &[d_inner]);
-        }
-        if let Some(gate) = scan.gate {
-            gate.value().expect_shape("scan: gate", &wide);
-        }
         let n_pad = d_state.next_multiple_of(TILE);
+        let (wide, narrow) = ([n_tok, d_inner], [n_tok, d_state]);
+        let value = |what: &str, var: &Var, shape: &[usize]| {
+            var.value().expect_shape(what, shape);
+            var.value().clone()
+        };
         Job {
-            x: scan.x.value().clone(),
-            delta: scan.delta.value().clone(),
-            delta_bias: scan.delta_bias.map(|bias| bias.value().clone()),
+            x: value("scan: x", scan.x, &wide),
+            delta: value("scan: delta", scan.delta, &wide),
+            delta_bias: scan.delta_bias.map(|it| value("scan: delta_bias", it, &[d_inner])),
             a_log: scan.a_log.value().clone(),
-            b: padded(scan.b.value(), n_pad),
-            c: padded(scan.c.value(), n_pad),
-            skip: scan.skip.value().clone(),
-            gate: scan.gate.map(|gate| gate.value().clone()),
+            b: padded(value("scan: b", scan.b, &narrow), n_pad),
+            c: padded(value("scan: c", scan.c, &narrow), n_pad),
+            skip: value("scan: skip", scan.skip, &[d_inner]),
+            gate: scan.gate.map(|it| value("scan: gate", it, &wide)),
             segments: segments.clone(),
             entry: Vec::new(),
             d_inner,
@@ -201,49 +187,53 @@ impl Job {
         }
     }
 
+    fn operands<'a>(&'a self, rates: &'a [f32]) -> Operands<'a> {
+        Operands {
+            x: self.x.f32(),
+            delta: self.delta.f32(),
+            delta_bias: self.delta_bias.as_ref().map(Tensor::f32),
+            rates,
+            b: self.b.f32(),
+            c: self.c.f32(),
+            skip: self.skip.f32(),
+            gate: self.gate.as_ref().map(Tensor::f32),
+            d_inner: self.d_inner,
+            d_state: self.d_state,
+            n_pad: self.n_pad,
+        }
+    }
+
     /// What each task reads: segment by segment, group by group.
-    fn sources(&self) -> Vec<Source<'_>> {
+    fn sources<'a>(&'a self, rates: &'a [f32]) -> Vec<Source<'a>> {
         let mut sources = Vec::new();
         for (idx, &segment) in self.segments.iter().enumerate() {
             for first in (0..self.d_inner).step_by(GROUP) {
                 let channels = first..self.d_inner.min(first + GROUP);
-                sources.push(Source {
-                    x: self.x.f32(),
-                    delta: self.delta.f32(),
-                    delta_bias: self.delta_bias.as_ref().map(|bias| &bias.f32()[channels.clone()]),
-                    a_log: &self.a_log.f32()[first * self.d_state..channels.end * self.d_state],
-                    b: &self.b.f32()[segment.start * self.n_pad..segment.rows().end * self.n_pad],
-                    c: &self.c.f32()[segment.start * self.n_pad..segment.rows().end * self.n_pad],
-                    skip: &self.skip.f32()[channels.clone()],
-                    gate: self.gate.as_ref().map(Tensor::f32),
-                    entry: self.entry.get(idx).map(Tensor::f32),
-                    segment,
-                    width: channels.len().next_multiple_of(LANES_MAX),
-                    channels,
-                    d_inner: self.d_inner,
-                    d_state: self.d_state,
-                    n_pad: self.n_pad,
-                });
+                let (all, entry) = (self.operands(rates), self.entry.get(idx).map(Tensor::f32));
+                let width = channels.len().next_multiple_of(LANES_MAX);
+                sources.push(Source { all, entry, segment, channels, width });
             }
         }
         sources
     }
 
     /// Cuts the columns of `y` between the tasks: for each, its piece of every row.
-    fn columns<'a>(&self, y: &'a mut [f32]) -> Vec<Vec<&'a mut [f32]>> {
-        let n_groups = self.d_inner.div_ceil(GROUP);
-        let mut rows = y.chunks_mut(self.d_inner);
-        let mut tasks = Vec::with_capacity(self.segments.len() * n_groups);
-        for segment in self.segments.iter() {
-            let first = tasks.len();
-            tasks.extend((0..n_groups).map(|_| Vec::with_capacity(segment.n_tok)));
-            for row in rows.by_ref().take(segment.n_tok) {
-                for (task, piece) in tasks[first..].iter_mut().zip(row.chunks_mut(GROUP)) {
-                    task.push(piece);
-                }
-            }
-        }
-        tasks
+    fn columns<'a>(&self, mut y: &'a mut [f32]) -> Vec<Vec<&'a mut [f32]>> {
+        let rows = |segment: &Segment| y.split_off_mut(..segment.n_tok * self.d_inner);
+        let rows = self.segments.iter().filter_map(rows);
+        rows.flat_map(|rows| columns(rows, (self.d_inner, self.d_inner), GROUP)).collect()
+    }
+
+    /// Gradients in the order of the recorded inputs.
+    fn list(
+        &self,
+        always: [Tensor; 6],
+        dbias: Tensor,
+        dgate: Option<Tensor>,
+    ) -> Vec<Option<Tensor>> {
+        let dbias = self.delta_bias.is_some().then_some(dbias);
+        let dgate = dgate.filter(|_| self.gate.is_some());
+        always.into_iter().chain(dbias).chain(dgate).map(Some).collect()
     }
 
     /// Runs the tasks, side by side when there is enough to do.
@@ -256,12 +246,11 @@ impl Job {
     }
 }
 
-/// Rows of `x` with zeros after them, to a length of `n_pad`; kernels of graphics processors need
-/// none.
-fn padded(x: &Tensor, n_pad: usize) -> Tensor {
+/// Rows of `x` with zeros after them, to a length of `n_pad`; kernels of GPUs need none.
+fn padded(x: Tensor, n_pad: usize) -> Tensor {
     let (n_rows, d) = x.dims2();
     if d == n_pad || x.device().gpu().is_some() {
-        return x.clone();
+        return x;
     }
     let mut y = Tensor::zeros(x.device(), &[n_rows, n_pad]);
     for (y, x) in y.f32_mut().chunks_exact_mut(n_pad).zip(x.f32().chunks_exact(d)) {
@@ -270,8 +259,8 @@ fn padded(x: &Tensor, n_pad: usize) -> Tensor {
     y
 }
 
-/// `exit` receives the states after the segments; empty when nobody wants them. `keeps`: there will
-/// be a way back.
+/// `exit` receives the states after the segments; empty when nobody wants them. `keeps`: whether
+/// there will be a backward pass.
 fn forward(job: &Job, exit: &mut [&mut Tensor], keeps: bool) -> (Tensor, Option<Kept>) {
     let device = job.x.device();
     let cpu = match device {
@@ -279,17 +268,12 @@ fn forward(job: &Job, exit: &mut [&mut Tensor], keeps: bool) -> (Tensor, Option<
         Device::Gpu(gpu) => return forward_gpu(gpu, job, exit, keeps),
     };
     let mut y = Tensor::uninit(device, job.x.shape());
-    let sources = job.sources();
-    let mut exits: Vec<Vec<&mut [f32]>> = Vec::with_capacity(sources.len());
-    for state in exit.iter_mut() {
-        let first = exits.len();
-        exits.extend((0..job.d_inner.div_ceil(GROUP)).map(|_| Vec::with_capacity(job.d_state)));
-        for row in state.f32_mut().chunks_mut(job.d_inner) {
-            for (task, piece) in exits[first..].iter_mut().zip(row.chunks_mut(GROUP)) {
-                task.push(piece);
-            }
-        }
-    }
+    let rates = job.a_log.derived(Derivation::Rates, rates);
+    let sources = job.sources(rates.f32());
+    let width = job.d_inner;
+    let exits = exit.iter_mut();
+    let exits = exits.flat_map(|state| columns(state.f32_mut(), (width, width), GROUP));
+    let mut exits: Vec<Vec<&mut [f32]>> = exits.collect();
     exits.resize_with(sources.len(), Vec::new);
     let tasks = sources.iter().zip(job.columns(y.f32_mut())).zip(exits).collect();
     job.run(cpu, tasks, |((source, y), exit)| {
@@ -328,21 +312,14 @@ fn backward(job: &Job, dy: &Tensor) -> Vec<Option<Tensor>> {
     }
     let per_segment = sums.f32_mut().chunks_mut((d_inner * (d_state + 2)).max(1));
     let per_task = per_segment.flat_map(|sums| sums.chunks_mut(GROUP * (d_state + 2)));
-    let mut dgates = match &mut dgate {
-        Some(dgate) => job.columns(dgate.f32_mut()),
-        None => Vec::new(),
-    };
-    let sources = job.sources();
+    let mut dgates = dgate.as_mut().map_or_else(Vec::new, |it| job.columns(it.f32_mut()));
+    let rates = job.a_log.derived(Derivation::Rates, rates);
+    let sources = job.sources(rates.f32());
     dgates.resize_with(sources.len(), Vec::new);
     let columns = job.columns(dx.f32_mut()).into_iter().zip(job.columns(ddelta.f32_mut()));
     let outs = columns.zip(dgates).zip(shareds.into_iter().zip(per_task));
-    let outs = outs.map(|(((dx, ddelta), dgate), (shared, sums))| Grads {
-        dx,
-        ddelta,
-        dgate,
-        shared,
-        sums,
-    });
+    let grads = |(((dx, ddelta), dgate), (shared, sums))| Grads { dx, ddelta, dgate, shared, sums };
+    let outs = outs.map(grads);
     let tasks: Vec<_> = sources.iter().zip(outs).collect();
     job.run(cpu, tasks, |(source, grads)| {
         let mut scratch = Tensor::uninit(device, &[source.backward_scratch()]);
@@ -359,14 +336,7 @@ fn backward(job: &Job, dy: &Tensor) -> Vec<Option<Tensor>> {
         dskip.f32_mut()[ch] = sums[d_state];
         dbias.f32_mut()[ch] = sums[d_state + 1];
     }
-    let mut grads = vec![Some(dx), Some(ddelta), Some(da_log), Some(db), Some(dc), Some(dskip)];
-    if job.delta_bias.is_some() {
-        grads.push(Some(dbias));
-    }
-    if job.gate.is_some() {
-        grads.push(dgate);
-    }
-    grads
+    job.list([dx, ddelta, da_log, db, dc, dskip], dbias, dgate)
 }
 
 /// Sums over the groups of channels, in order, and takes db and dc apart.

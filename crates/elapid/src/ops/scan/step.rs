@@ -24,28 +24,17 @@ pub(super) fn step(job: &Job, states: &mut [&mut Tensor]) -> Tensor {
     // Cut by the shape alone; where it is cut changes no number.
     let is_wide = job.x.n_elem() * d_state >= PARALLEL_MIN;
     let n_ch = if is_wide { (TASK / d_state).next_multiple_of(GROUP) } else { d_inner };
-    let operands = Operands::new(job, rates.f32());
+    let operands = job.operands(rates.f32());
+    own(states);
     let mut tasks = Vec::with_capacity(job.segments.len() * d_inner.div_ceil(n_ch));
     let mut ys = y.f32_mut();
     for (segment, state) in job.segments.iter().zip(states) {
-        // Other handles keep the old numbers.
-        if !state.is_unique() {
-            **state = state.to_f32();
-        }
-        let first = tasks.len();
         let y = ys.split_off_mut(..segment.n_tok * d_inner).expect("segments cover the rows");
-        for start in (0..d_inner).step_by(n_ch) {
-            let channels = start..d_inner.min(start + n_ch);
-            let (y, h) = (Vec::with_capacity(segment.n_tok), Vec::with_capacity(d_state));
+        let ys = columns(y, (d_inner, d_inner), n_ch);
+        let hs = columns(state.f32_mut(), (d_inner, d_inner), n_ch);
+        for (idx, (y, h)) in ys.into_iter().zip(hs).enumerate() {
+            let channels = idx * n_ch..d_inner.min((idx + 1) * n_ch);
             tasks.push(Step { operands, segment, channels, y, h });
-        }
-        for row in y.chunks_mut(d_inner) {
-            let pieces = row.chunks_mut(n_ch);
-            tasks[first..].iter_mut().zip(pieces).for_each(|(task, y)| task.y.push(y));
-        }
-        for row in state.f32_mut().chunks_mut(d_inner) {
-            let pieces = row.chunks_mut(n_ch);
-            tasks[first..].iter_mut().zip(pieces).for_each(|(task, h)| task.h.push(h));
         }
     }
     if is_wide {
@@ -57,15 +46,11 @@ pub(super) fn step(job: &Job, states: &mut [&mut Tensor]) -> Tensor {
 }
 
 /// Decay per unit of delta as a power of two, `-exp(a_log) / ln 2`: (d_state, d_inner).
-fn rates(a_log: &Tensor) -> Tensor {
+pub(super) fn rates(a_log: &Tensor) -> Tensor {
     let cpu = a_log.device().expect_cpu();
     let (d_inner, d_state) = a_log.dims2();
     let mut rates = Tensor::uninit(a_log.device(), &[d_state, d_inner]);
-    for (n, row) in rates.f32_mut().chunks_exact_mut(d_inner.max(1)).enumerate() {
-        for (rate, a_log) in row.iter_mut().zip(a_log.f32().chunks_exact(d_state)) {
-            *rate = a_log[n];
-        }
-    }
+    transpose(a_log.f32(), d_state, rates.f32_mut());
     cpu.simd(Rates(rates.f32_mut()));
     rates
 }
@@ -80,39 +65,6 @@ impl WithSimd for Rates<'_> {
         let factor = F32s::splat(simd, -std::f32::consts::LOG2_E);
         for at in (0..self.0.len()).step_by(F32s::<S>::LANES) {
             (F32s::load(simd, &self.0[at..]).exp() * factor).store(&mut self.0[at..]);
-        }
-    }
-}
-
-/// The numbers of a job.
-#[derive(Clone, Copy)]
-struct Operands<'a> {
-    x: &'a [f32],
-    delta: &'a [f32],
-    delta_bias: Option<&'a [f32]>,
-    /// (d_state, d_inner)
-    rates: &'a [f32],
-    b: &'a [f32],
-    c: &'a [f32],
-    skip: &'a [f32],
-    gate: Option<&'a [f32]>,
-    d_inner: usize,
-    n_pad: usize,
-}
-
-impl<'a> Operands<'a> {
-    fn new(job: &'a Job, rates: &'a [f32]) -> Operands<'a> {
-        Operands {
-            x: job.x.f32(),
-            delta: job.delta.f32(),
-            delta_bias: job.delta_bias.as_ref().map(Tensor::f32),
-            rates,
-            b: job.b.f32(),
-            c: job.c.f32(),
-            skip: job.skip.f32(),
-            gate: job.gate.as_ref().map(Tensor::f32),
-            d_inner: job.d_inner,
-            n_pad: job.n_pad,
         }
     }
 }
@@ -136,7 +88,7 @@ impl Step<'_> {
     /// that of a vector.
     #[inline(always)]
     fn vectors<S: Simd, const V: usize>(&mut self, simd: S, idx: usize, ch: usize, len: usize) {
-        let Operands { x, delta, delta_bias, rates, b, c, skip, gate, d_inner, n_pad } =
+        let Operands { x, delta, delta_bias, rates, b, c, skip, gate, d_inner, n_pad, .. } =
             self.operands;
         let (tok, first) = (self.segment.start + idx, self.channels.start + ch);
         let row = tok * d_inner + first..tok * d_inner + first + V * len;

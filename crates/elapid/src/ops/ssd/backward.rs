@@ -16,13 +16,8 @@ struct BackwardTask<'a> {
     partial: &'a mut [f32],
 }
 
-/// Gradients that are sums over the tokens of a head.
-#[derive(Clone, Copy, Default)]
-struct Sums {
-    ddelta_bias: f64,
-    da_log: f64,
-    dskip: f64,
-}
+/// Gradients that are sums over the tokens of a head: by delta_bias, a_log and skip.
+type Sums = [f64; 3];
 
 /// Numbers per token in what heads add up for their group: a row of `dscores`, `db` and `dc`.
 fn partial_width(dims: &SsdDims) -> usize {
@@ -65,33 +60,23 @@ pub(super) fn backward(
     let sums = cpu.map(tasks.collect(), |task| backward_heads(inputs, scores.f32(), dy, task));
     sum_over_heads(inputs, segments, n_block, partial.f32(), &mut dxbc);
     let sums: Vec<Sums> = sums.into_iter().flatten().collect();
-    let over_segments = |part: fn(&Sums) -> f64| {
-        let sum = |head| sums.iter().skip(head).step_by(dims.n_head).map(part).sum::<f64>() as f32;
-        let sums: Vec<f32> = (0..dims.n_head).map(sum).collect();
+    let over_segments = |idx: usize| {
+        let of_head = |head| sums.iter().skip(head).step_by(dims.n_head).map(|sums| sums[idx]);
+        let sums: Vec<f32> =
+            (0..dims.n_head).map(|head| of_head(head).sum::<f64>() as f32).collect();
         Some(Tensor::from_f32(device, &[dims.n_head], &sums))
     };
-    vec![
-        Some(dxbc),
-        Some(by_token(inputs, segments, by_head.f32())),
-        over_segments(|sums| sums.ddelta_bias),
-        over_segments(|sums| sums.da_log),
-        over_segments(|sums| sums.dskip),
-    ]
+    let ddelta = Some(by_token(inputs, segments, by_head.f32()));
+    vec![Some(dxbc), ddelta, over_segments(0), over_segments(1), over_segments(2)]
 }
 
 /// (heads, n_tok) of every segment to (n_tok, n_head).
 fn by_token(inputs: &Inputs, segments: &Segments, by_head: &[f32]) -> Tensor {
     let n_head = inputs.dims.n_head;
     let mut y = Tensor::uninit(inputs.xbc.device(), &[segments.n_tok(), n_head]);
-    let rows = y.f32_mut();
     for segment in segments.iter() {
         let range = segment.start * n_head..(segment.start + segment.n_tok) * n_head;
-        let (rows, by_head) = (&mut rows[range.clone()], &by_head[range]);
-        for (tok, row) in rows.chunks_mut(n_head).enumerate() {
-            for (head, y) in row.iter_mut().enumerate() {
-                *y = by_head[head * segment.n_tok + tok];
-            }
-        }
+        transpose(&by_head[range.clone()], segment.n_tok, &mut y.f32_mut()[range]);
     }
     y
 }
@@ -101,17 +86,15 @@ fn backward_heads(inputs: &Inputs, scores: &[f32], dy: &Tensor, task: BackwardTa
     let BackwardTask { segment, heads, initial, mut dx, ddelta, partial } = task;
     let (d_head, n_state) = (dims.d_head, dims.n_state());
     let n_states = segment.n_tok.div_ceil(CHUNK) * n_state;
-    let lengths =
-        [segment.n_tok * SERIES, n_states, n_state, Work::lengths(&dims, CHUNK).iter().sum()];
+    let lengths = [CHUNK * SERIES, n_states, n_state, Work::lengths(&dims, CHUNK).iter().sum()];
     let mut scratch = inputs.scratch(lengths.iter().sum());
     let [buffer, states, dstate, work] = split(scratch.f32_mut(), lengths);
     partial.fill(0.0);
     let mut all_sums = Vec::with_capacity(heads.len());
     for (idx, head_idx) in heads.enumerate() {
-        let steps = inputs.steps(head_idx, &segment, buffer);
         let initial = initial.map(|initial| &initial[idx * n_state..][..n_state]);
         let x_chunk = &mut work[..CHUNK * d_head];
-        recompute_states(inputs, (head_idx, &segment), steps, initial, x_chunk, states);
+        recompute_states(inputs, (head_idx, &segment), initial, (buffer, x_chunk), states);
         let mut sums = Sums::default();
         for (chunk_idx, chunk) in chunks(segment.n_tok).enumerate().rev() {
             let (start, n_tok) = (segment.start + chunk.start, chunk.len());
@@ -120,7 +103,7 @@ fn backward_heads(inputs: &Inputs, scores: &[f32], dy: &Tensor, task: BackwardTa
             let scores_at = scores_at(&dims, start, n_tok, head_idx / dims.heads_per_group());
             let head_chunk = HeadChunk {
                 head: inputs.head(head_idx, start, n_tok),
-                steps: steps.range(chunk.clone()),
+                steps: inputs.steps(head_idx, (start, n_tok), buffer),
                 scores: &scores[scores_at],
                 dy: Rows { data: dy, n_tok, width: d_head, stride: dims.d_inner() },
                 state: has_state.then(|| &states[chunk_idx * n_state..][..n_state]),
@@ -145,9 +128,8 @@ fn backward_heads(inputs: &Inputs, scores: &[f32], dy: &Tensor, task: BackwardTa
 fn recompute_states(
     inputs: &Inputs,
     (head_idx, segment): (usize, &Segment),
-    steps: Steps,
     initial: Option<&[f32]>,
-    x_chunk: &mut [f32],
+    (buffer, x_chunk): (&mut [f32], &mut [f32]),
     states: &mut [f32],
 ) {
     let (d_head, n_state) = (inputs.dims.d_head, inputs.dims.n_state());
@@ -158,8 +140,9 @@ fn recompute_states(
     for (idx, chunk) in chunks(segment.n_tok).enumerate().take(segment.n_tok.div_ceil(CHUNK) - 1) {
         let [before, after] = split(&mut states[idx * n_state..], [n_state; 2]);
         after.copy_from_slice(before);
-        let steps = steps.range(chunk.clone());
-        let head = inputs.head(head_idx, segment.start + chunk.start, chunk.len());
+        let rows = (segment.start + chunk.start, chunk.len());
+        let steps = inputs.steps(head_idx, rows, buffer);
+        let head = inputs.head(head_idx, rows.0, rows.1);
         let x_chunk = &mut x_chunk[..chunk.len() * d_head];
         advance(inputs.cpu(), &head, &steps, x_chunk, (steps.total(), after));
     }
@@ -258,7 +241,7 @@ impl HeadChunk<'_> {
         let dy = Mat::new(work.dy_chunk, n_tok, d_head);
         let state = Mat::new(state, d_state, d_head);
         cpu.gemm(MatMut::new(work.dc, n_tok, d_state), 0.0, 1.0, dy, state.t(), Scope::Thread);
-        cpu.simd(RowDots { a: work.dc, b: self.head.c, y: work.entering });
+        row_dots(cpu, work.dc, self.head.c, work.entering);
         cpu.simd(AddInto { x: work.dc, y: dc });
     }
 
@@ -273,7 +256,7 @@ impl HeadChunk<'_> {
         let Head { x, b, .. } = self.head;
         let dh = Mat::new(dstate, b.width, x.width);
         cpu.gemm(MatMut::new(work.dx, x.n_tok, x.width), 0.0, 1.0, b.mat(), dh, Scope::Thread);
-        cpu.simd(RowDots { a: work.dx, b: x, y: work.leaving });
+        row_dots(cpu, work.dx, x, work.leaving);
         for (leaving, until) in work.leaving.iter_mut().zip(self.steps.until) {
             *leaving *= until;
         }
@@ -298,9 +281,9 @@ impl HeadChunk<'_> {
             after += work.entering[k];
             let ddecay = a * (work.ddecay[k] + after);
             ddelta[k] = (ddelta[k] + work.leaving[k] + ddecay) * slope[k];
-            sums.ddelta_bias += ddelta[k] as f64;
-            sums.da_log += (ddecay * delta[k]) as f64;
-            sums.dskip += work.dmix[k * n_tok + k] as f64;
+            sums[0] += ddelta[k] as f64;
+            sums[1] += (ddecay * delta[k]) as f64;
+            sums[2] += work.dmix[k * n_tok + k] as f64;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `ssd` on a graphics processor: the same chunks, all heads and chunks at once.
+//! `ssd` on a GPU: the same chunks, all heads and chunks at once.
 //!
 //! | kernel       | a group takes                  | makes                                  |
 //! |--------------|--------------------------------|----------------------------------------|
@@ -42,7 +42,7 @@
 mod plan;
 
 use super::*;
-use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Word, Work};
+use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Word, Work, bind};
 use plan::*;
 
 static STEPS: Kernel = Kernel {
@@ -101,15 +101,10 @@ fn recurrent(
     let consts = consts(&dims, 1, Pass::Forward, Before::Given, device);
     let work = Work::grid([dims.d_head.div_ceil(STEP_COLUMNS), dims.n_head, 1], THREADS);
     for (segment, state) in segments.iter().zip(states) {
-        let mut args = [
-            Arg::In(&inputs.xbc),
-            Arg::In(&inputs.delta),
-            Arg::In(&inputs.delta_bias),
-            Arg::In(&inputs.a_log),
-            Arg::In(&inputs.skip),
-            Arg::Out(state),
-            Arg::Out(&mut y),
-        ];
+        let mut args = bind(
+            [&inputs.xbc, &inputs.delta, &inputs.delta_bias, &inputs.a_log, &inputs.skip],
+            [state, &mut y],
+        );
         let params = params(&dims, [segment.n_tok, 0, segment.start, 0]);
         gpu.launch(&STEP, work, &consts, &mut args, &params);
     }
@@ -134,10 +129,7 @@ pub(super) fn chunked(
             .map(|states| stretch.runs.iter().map(|run| (*states[run.segment]).clone()).collect());
         let before = before_runs(&plan, stretch, given, carry.as_ref());
         let (made, after) = op.states(stretch, before);
-        match plan.cores {
-            Some(cores) => op.outputs(stretch, cores, &made, &mut y),
-            None => op.output(stretch, &op.scores(stretch), &made, &mut y),
-        }
+        op.outputs(stretch, &made, &mut y);
         for (idx, run) in stretch.runs.iter().enumerate() {
             match &mut states {
                 Some(states) if run.is_last => *states[run.segment] = of_run(&plan, &after, idx),
@@ -190,19 +182,10 @@ pub(super) fn backward_by(
         let carry = carries.get(idx).and_then(Option::as_ref);
         let (h, _) = op.states(stretch, before_runs(&plan, stretch, given(stretch), carry));
         let after = after_runs(&plan, stretch, dcarry.as_ref());
-        let (dh, before) = op.dstates(stretch, after, (dy, &h), &mut terms);
+        let (dh, before) = op.states_by(Pass::Backward, stretch, after, (dy, &h), &mut terms);
         let cut = stretch.runs.iter().position(|run| !run.is_first);
         dcarry = cut.map(|idx| of_run(&plan, &before, idx));
-        if let Some(cores) = plan.cores {
-            op.gradients(stretch, cores, (dy, &h, &dh), &mut dxbc, &mut terms);
-            continue;
-        }
-        let scores = op.scores(stretch);
-        op.dx(stretch, (dy, &scores, &dh), &mut dxbc, &mut terms);
-        let dscores = op.inside(stretch, (dy, &scores), &mut terms);
-        let (c, b) = ((dy, &h, &dscores), (&inputs.xbc, &dh, &dscores));
-        op.dbc(stretch, Pass::Forward, c, &mut dxbc, &mut terms);
-        op.dbc(stretch, Pass::Backward, b, &mut dxbc, &mut terms);
+        op.gradients(stretch, (dy, &h, &dh), &mut dxbc, &mut terms);
     }
     let [draw, ddelta_bias, da_log, dskip] = op.finish(&terms);
     vec![Some(dxbc), Some(draw), Some(ddelta_bias), Some(da_log), Some(dskip)]
@@ -227,7 +210,7 @@ fn before_runs(
     Some(Tensor::stack(&parts))
 }
 
-/// The same on the way back.
+/// The same in the backward pass.
 fn after_runs(plan: &Plan, stretch: &Stretch, dcarry: Option<&Tensor>) -> Option<Tensor> {
     let continues = stretch.runs.last().is_some_and(|run| !run.is_last);
     let dcarry = dcarry.filter(|_| continues)?;
@@ -252,19 +235,14 @@ fn steps(gpu: &Gpu, inputs: &Inputs, plan: &Plan) -> Tensor {
     let n_head = plan.dims.n_head;
     let n_elem = (6 * plan.n_tok + 2) * n_head;
     let mut steps = Tensor::uninit(inputs.xbc.device(), &[n_elem]);
-    let mut args = [
-        Arg::In(&inputs.delta),
-        Arg::In(&inputs.delta_bias),
-        Arg::In(&plan.table),
-        Arg::In(&inputs.a_log),
-        Arg::In(&inputs.skip),
-        Arg::Out(&mut steps),
-    ];
+    let mut args = bind(
+        [&inputs.delta, &inputs.delta_bias, &plan.table, &inputs.a_log, &inputs.skip],
+        [&mut steps],
+    );
     for chunks in pieces(plan.n_chunk) {
         let work = Work::grid([n_head, chunks.len(), 1], CHUNK);
-        let stretch = Stretch { chunks, runs: vec![], runs_at: 0 };
         let consts = plan.consts(Pass::Forward, Before::Zero);
-        gpu.launch(&STEPS, work, &consts, &mut args, &plan.params(&stretch));
+        gpu.launch(&STEPS, work, &consts, &mut args, &plan.params(chunks.start, 0));
     }
     steps
 }
@@ -312,7 +290,7 @@ impl Op<'_> {
             vec![Arg::In(&self.inputs.xbc), Arg::In(&self.steps), Arg::In(&self.plan.table)];
         all.extend(args);
         let consts = self.plan.consts(pass, Before::Zero);
-        let params = self.plan.params(stretch);
+        let params = self.plan.params(stretch.chunks.start, stretch.runs_at);
         self.gpu.launch(kernel, work, &consts, &mut all, &params);
     }
 
@@ -324,17 +302,7 @@ impl Op<'_> {
         self.states_by(Pass::Forward, stretch, before, v, &mut none)
     }
 
-    /// Gradients by the states after the chunks of a stretch, and before its runs.
-    fn dstates(
-        &self,
-        stretch: &Stretch,
-        after: Option<Tensor>,
-        (dy, h): (&Tensor, &Tensor),
-        terms: &mut Tensor,
-    ) -> (Tensor, Tensor) {
-        self.states_by(Pass::Backward, stretch, after, (dy, h), terms)
-    }
-
+    /// The same, or the gradients by the states after the chunks, and before the runs.
     fn states_by(
         &self,
         pass: Pass,
@@ -351,23 +319,21 @@ impl Op<'_> {
         let mut carry = before.unwrap_or_else(|| Tensor::uninit(device, &shape));
         let n_chunk = stretch.chunks.len();
         let mut states = Tensor::activation(device, &[n_chunk * n_head, d_state, d_head]);
-        let mut args = [
-            Arg::In(&self.inputs.xbc),
-            Arg::In(&self.steps),
-            Arg::In(&self.plan.table),
-            Arg::In(v),
-            Arg::In(h),
-            Arg::Out(&mut carry),
-            Arg::Out(&mut states),
-            Arg::Out(terms),
-        ];
+        let ins = [&self.inputs.xbc, &self.steps, &self.plan.table, v, h];
+        let mut args = bind(ins, [&mut carry, &mut states, terms]);
         let (n_tiles, p_tiles) = self.tiles();
         let (kernel, work) = match self.plan.cores {
             Some(cores) => (&WALK, cores.walk_work(n_head, n_run)),
             None => (&STATES, Work::grid([n_tiles * p_tiles, n_head, n_run], THREADS)),
         };
         let consts = self.plan.consts(pass, kind);
-        self.gpu.launch(kernel, work, &consts, &mut args, &self.plan.params(stretch));
+        self.gpu.launch(
+            kernel,
+            work,
+            &consts,
+            &mut args,
+            &self.plan.params(stretch.chunks.start, stretch.runs_at),
+        );
         (states, carry)
     }
 
@@ -381,76 +347,46 @@ impl Op<'_> {
         scores
     }
 
-    fn output(&self, stretch: &Stretch, scores: &Tensor, states: &Tensor, y: &mut Tensor) {
-        let args = vec![Arg::In(&self.inputs.xbc), Arg::In(states), Arg::In(scores), Arg::Out(y)];
-        let groups = [self.tiles().1, self.plan.dims.n_head, stretch.chunks.len()];
-        self.launch(&OUTPUT, stretch, Work::grid(groups, THREADS), Pass::Forward, args);
+    fn outputs(&self, stretch: &Stretch, states: &Tensor, y: &mut Tensor) {
+        let (n_head, n_chunk) = (self.plan.dims.n_head, stretch.chunks.len());
+        if let Some(cores) = self.plan.cores {
+            let work = cores.outputs_work(n_head / self.plan.n_heads, n_chunk);
+            return self.launch(&OUTPUTS, stretch, work, Pass::Forward, bind([states], [y]));
+        }
+        let work = Work::grid([self.tiles().1, n_head, n_chunk], THREADS);
+        let scores = self.scores(stretch);
+        let args = bind([&self.inputs.xbc, states, &scores], [y]);
+        self.launch(&OUTPUT, stretch, work, Pass::Forward, args);
     }
 
-    /// The same, with scores of its own.
-    fn outputs(&self, stretch: &Stretch, cores: Cores, states: &Tensor, y: &mut Tensor) {
-        let n_block = self.plan.dims.n_head / self.plan.n_heads;
-        let work = cores.outputs_work(n_block, stretch.chunks.len());
-        let args = vec![Arg::In(states), Arg::Out(y)];
-        self.launch(&OUTPUTS, stretch, work, Pass::Forward, args);
-    }
-
-    /// What `dx`, `inside` and `dbc` do, with scores of its own.
+    /// `dxbc` of a stretch, and its part of `terms`.
     fn gradients(
         &self,
         stretch: &Stretch,
-        cores: Cores,
         (dy, h, dh): (&Tensor, &Tensor, &Tensor),
         dxbc: &mut Tensor,
         terms: &mut Tensor,
     ) {
-        let work = cores.gradients_work(self.plan.dims.n_group, stretch.chunks.len());
-        let args = vec![Arg::In(dy), Arg::In(h), Arg::In(dh), Arg::Out(dxbc), Arg::Out(terms)];
-        self.launch(&GRADIENTS, stretch, work, Pass::Backward, args);
-    }
-
-    fn dx(
-        &self,
-        stretch: &Stretch,
-        (dy, scores, dh): (&Tensor, &Tensor, &Tensor),
-        dxbc: &mut Tensor,
-        terms: &mut Tensor,
-    ) {
-        let args = vec![Arg::In(dy), Arg::In(dh), Arg::In(scores), Arg::Out(dxbc), Arg::Out(terms)];
-        let groups = [self.tiles().1, self.plan.dims.n_head, stretch.chunks.len()];
-        self.launch(&DX, stretch, Work::grid(groups, THREADS), Pass::Backward, args);
-    }
-
-    /// dscores, still to be summed over the blocks of heads of a group.
-    fn inside(
-        &self,
-        stretch: &Stretch,
-        (dy, scores): (&Tensor, &Tensor),
-        terms: &mut Tensor,
-    ) -> Tensor {
-        let n_block = self.plan.dims.n_head / self.plan.n_heads;
-        let n_chunk = stretch.chunks.len();
-        let mut dscores =
-            Tensor::uninit(self.inputs.xbc.device(), &[n_chunk * n_block, CHUNK, CHUNK]);
-        let args = vec![Arg::In(dy), Arg::In(scores), Arg::Out(&mut dscores), Arg::Out(terms)];
+        let SsdDims { n_head, n_group, .. } = self.plan.dims;
+        let (n_chunk, pass) = (stretch.chunks.len(), Pass::Backward);
+        if let Some(cores) = self.plan.cores {
+            let work = cores.gradients_work(n_group, n_chunk);
+            return self.launch(&GRADIENTS, stretch, work, pass, bind([dy, h, dh], [dxbc, terms]));
+        }
+        let ((n_tiles, p_tiles), scores) = (self.tiles(), self.scores(stretch));
+        let work = Work::grid([p_tiles, n_head, n_chunk], THREADS);
+        self.launch(&DX, stretch, work, pass, bind([dy, dh, &scores], [dxbc, terms]));
+        // dscores, still to be summed over the blocks of heads of a group.
+        let n_block = n_head / self.plan.n_heads;
+        let mut dscores = Tensor::uninit(dy.device(), &[n_chunk * n_block, CHUNK, CHUNK]);
         let work = Work::grid([n_block, 1, n_chunk], THREADS);
-        self.launch(&INSIDE, stretch, work, Pass::Backward, args);
-        dscores
-    }
-
-    /// Columns c of `dxbc` by the states, or b by their gradients.
-    fn dbc(
-        &self,
-        stretch: &Stretch,
-        pass: Pass,
-        (v, states, dscores): (&Tensor, &Tensor, &Tensor),
-        dxbc: &mut Tensor,
-        terms: &mut Tensor,
-    ) {
-        let args =
-            vec![Arg::In(v), Arg::In(states), Arg::In(dscores), Arg::Out(dxbc), Arg::Out(terms)];
-        let groups = [self.tiles().0, self.plan.dims.n_group, stretch.chunks.len()];
-        self.launch(&DBC, stretch, Work::grid(groups, THREADS), pass, args);
+        self.launch(&INSIDE, stretch, work, pass, bind([dy, &scores], [&mut dscores, terms]));
+        // Columns c of `dxbc` by the states, then b by their gradients.
+        let work = Work::grid([n_tiles, n_group, n_chunk], THREADS);
+        for (pass, v, states) in [(Pass::Forward, dy, h), (pass, &self.inputs.xbc, dh)] {
+            let args = bind([v, states, &dscores], [dxbc, terms]);
+            self.launch(&DBC, stretch, work, pass, args);
+        }
     }
 
     /// Gradients by delta, delta_bias, a_log and skip.
@@ -462,21 +398,14 @@ impl Op<'_> {
         let mut sums = Tensor::uninit(device, &[3 * n_head, n_chunk]);
         for chunks in pieces(n_chunk) {
             let work = Work::grid([n_head, chunks.len(), 1], CHUNK);
-            let stretch = Stretch { chunks, runs: vec![], runs_at: 0 };
-            let mut args = [
-                Arg::In(terms),
-                Arg::In(&self.steps),
-                Arg::In(&self.plan.table),
-                Arg::Out(&mut draw),
-                Arg::Out(&mut sums),
-            ];
-            let params = self.plan.params(&stretch);
+            let mut args = bind([terms, &self.steps, &self.plan.table], [&mut draw, &mut sums]);
+            let params = self.plan.params(chunks.start, 0);
             self.gpu.launch(&FINISH, work, &consts, &mut args, &params);
         }
         let mut totals = [(); 3].map(|()| Tensor::uninit(device, &[n_head]));
         let [ddelta_bias, da_log, dskip] = &mut totals;
-        let mut args = [Arg::In(&sums), Arg::Out(ddelta_bias), Arg::Out(da_log), Arg::Out(dskip)];
-        let params = self.plan.params(&Stretch { chunks: 0..n_chunk, runs: vec![], runs_at: 0 });
+        let mut args = bind([&sums], [ddelta_bias, da_log, dskip]);
+        let params = self.plan.params(0, 0);
         let work = Work::grid([n_head, 1, 1], THREADS);
         self.gpu.launch(&SUMS, work, &consts, &mut args, &params);
         let [ddelta_bias, da_log, dskip] = totals;

@@ -25,24 +25,20 @@ impl WithSimd for StepSizes<'_, '_> {
             // In this order a NaN stays one.
             max.min(min.max(soft)).store(&mut delta[at..]);
         }
-        for first in (0..n_tok).step_by(CHUNK) {
-            let end = n_tok.min(first + CHUNK);
-            let mut sum = 0.0f64;
-            for tok in first..end {
-                sum += delta[tok] as f64 * self.a as f64;
-                cum[tok] = sum as f32;
-                cum_low[tok] = (sum - cum[tok] as f64) as f32;
-            }
-            let last = F32s::splat(simd, cum[end - 1]);
-            let last_low = F32s::splat(simd, cum_low[end - 1]);
-            for at in (first..end).step_by(F32s::<S>::LANES) {
-                let high = F32s::load(simd, &cum[at..end]);
-                let low = F32s::load(simd, &cum_low[at..end]);
-                high.exp().store(&mut since[at..end]);
-                let decay = ((last - high) + (last_low - low)).exp();
-                decay.store(&mut until[at..end]);
-                (decay * F32s::load(simd, &delta[at..end])).store(&mut weight[at..end]);
-            }
+        let mut sum = 0.0f64;
+        for tok in 0..n_tok {
+            sum += delta[tok] as f64 * self.a as f64;
+            cum[tok] = sum as f32;
+            cum_low[tok] = (sum - cum[tok] as f64) as f32;
+        }
+        let [last, last_low] =
+            [&cum, &cum_low].map(|it| F32s::splat(simd, it.last().copied().unwrap_or(0.0)));
+        for at in (0..n_tok).step_by(F32s::<S>::LANES) {
+            let (high, low) = (F32s::load(simd, &cum[at..]), F32s::load(simd, &cum_low[at..]));
+            high.exp().store(&mut since[at..]);
+            let decay = ((last - high) + (last_low - low)).exp();
+            decay.store(&mut until[at..]);
+            (decay * F32s::load(simd, &delta[at..])).store(&mut weight[at..]);
         }
     }
 }
@@ -185,21 +181,9 @@ impl WithSimd for Blend<'_> {
 }
 
 /// `y[tok] = a[tok] . b[tok]`
-pub(super) struct RowDots<'a> {
-    pub a: &'a [f32],
-    pub b: Rows<'a>,
-    pub y: &'a mut [f32],
-}
-
-impl WithSimd for RowDots<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let RowDots { a, b, y } = self;
-        for (tok, y) in y.iter_mut().enumerate() {
-            let (a, b) = (&a[tok * b.width..][..b.width], b.row(tok));
-            *y = Dot { a, b }.with_simd(simd);
-        }
+pub(super) fn row_dots(cpu: &Cpu, a: &[f32], b: Rows, y: &mut [f32]) {
+    for (tok, (y, a)) in y.iter_mut().zip(a.chunks_exact(b.width)).enumerate() {
+        *y = cpu.simd(Dot { a, b: b.row(tok) });
     }
 }
 

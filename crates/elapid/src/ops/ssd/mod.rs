@@ -78,6 +78,7 @@ mod kernels;
 #[cfg(test)]
 mod tests;
 
+use super::{columns, own, transpose};
 use crate::tape::{Tape, Var};
 use crate::tensor::cpu::{AddInto, Cpu, Dot, F32s, Mat, MatMut, Scope};
 use crate::tensor::device::Device;
@@ -149,12 +150,7 @@ pub fn ssd(
         Some(states) if recorded => Some(states.iter().map(|state| (**state).clone()).collect()),
         _ => None,
     };
-    for state in states.iter_mut().flat_map(|states| states.iter_mut()) {
-        // Other handles keep the old numbers.
-        if !state.is_unique() {
-            **state = state.to_f32();
-        }
-    }
+    own(states.as_deref_mut().unwrap_or_default());
     let y = forward(&inputs, segments, states);
     let segments = segments.clone();
     // What can be made again is not held meanwhile.
@@ -208,11 +204,12 @@ impl Inputs {
             n_group > 0 && n_head.is_multiple_of(n_group),
             "ssd: {n_head} heads in {n_group} groups"
         );
-        self.xbc.expect_shape("ssd: xbc", &[segments.n_tok(), self.dims.width()]);
-        self.delta.expect_shape("ssd: delta", &[segments.n_tok(), n_head]);
-        self.delta_bias.expect_shape("ssd: delta_bias", &[n_head]);
-        self.a_log.expect_shape("ssd: a_log", &[n_head]);
-        self.skip.expect_shape("ssd: skip", &[n_head]);
+        let n_tok = segments.n_tok();
+        self.xbc.expect_shape("ssd: xbc", &[n_tok, self.dims.width()]);
+        self.delta.expect_shape("ssd: delta", &[n_tok, n_head]);
+        for per_head in [&self.delta_bias, &self.a_log, &self.skip] {
+            per_head.expect_shape("ssd: a number of each head", &[n_head]);
+        }
         if let Some(states) = states {
             assert_eq!(states.len(), segments.len(), "ssd: states and segments");
             for state in states {
@@ -244,12 +241,17 @@ impl Inputs {
         }
     }
 
-    /// Step sizes and decays of one head in one segment, in a buffer of `SERIES` numbers per
-    /// token.
-    fn steps<'a>(&self, head: usize, segment: &Segment, buffer: &'a mut [f32]) -> Steps<'a> {
+    /// Step sizes and decays of one head in a chunk of `n_tok` tokens from row `start` on, in a
+    /// buffer of `SERIES` numbers per token.
+    fn steps<'a>(
+        &self,
+        head: usize,
+        (start, n_tok): (usize, usize),
+        buffer: &'a mut [f32],
+    ) -> Steps<'a> {
         let n_head = self.dims.n_head;
-        let mut series = split(buffer, [segment.n_tok; SERIES]);
-        let raw = self.delta.f32()[segment.start * n_head + head..].iter().step_by(n_head);
+        let mut series = split(buffer, [n_tok; SERIES]);
+        let raw = self.delta.f32()[start * n_head + head..].iter().step_by(n_head);
         let bias = self.delta_bias.f32()[head];
         for (delta, raw) in series[0].iter_mut().zip(raw) {
             *delta = raw + bias;
@@ -307,7 +309,7 @@ struct Head<'a> {
 /// Numbers per token in `Steps`.
 const SERIES: usize = 7;
 
-/// Step sizes and decays of one head, one number per token; sums start again at every chunk.
+/// Step sizes and decays of one head in a chunk, one number per token.
 #[derive(Clone, Copy)]
 struct Steps<'a> {
     a: f32,
@@ -315,7 +317,7 @@ struct Steps<'a> {
     delta: &'a [f32],
     /// Its slope by the raw step size.
     slope: &'a [f32],
-    /// Sum of `delta a` from the first token of the chunk to this one.
+    /// Sum of `delta a` from the first token to this one.
     cum: &'a [f32],
     /// What `cum` lost in rounding.
     cum_low: &'a [f32],
@@ -327,21 +329,7 @@ struct Steps<'a> {
     weight: &'a [f32],
 }
 
-impl<'a> Steps<'a> {
-    fn range(self, range: Range<usize>) -> Steps<'a> {
-        let part = |series: &'a [f32]| &series[range.clone()];
-        Steps {
-            a: self.a,
-            delta: part(self.delta),
-            slope: part(self.slope),
-            cum: part(self.cum),
-            cum_low: part(self.cum_low),
-            since: part(self.since),
-            until: part(self.until),
-            weight: part(self.weight),
-        }
-    }
-
+impl Steps<'_> {
     /// Decay over all tokens.
     fn total(&self) -> f32 {
         self.since.last().copied().unwrap_or(1.0)
@@ -380,22 +368,14 @@ fn deal_pieces<'a>(
 /// Cuts every row of `data` (n_tok, stride) among the `n_block` tasks of its segment, which share
 /// its first `width` columns equally.
 fn deal_columns<'a>(
-    data: &'a mut [f32],
+    mut data: &'a mut [f32],
     segments: &Segments,
     n_block: usize,
     (stride, width): (usize, usize),
 ) -> Vec<Vec<&'a mut [f32]>> {
-    let mut rows = data.chunks_mut(stride);
-    let mut hands: Vec<Vec<&mut [f32]>> = Vec::with_capacity(segments.len() * n_block);
-    for segment in segments.iter() {
-        let first = hands.len();
-        hands.resize_with(first + n_block, || Vec::with_capacity(segment.n_tok));
-        for row in rows.by_ref().take(segment.n_tok) {
-            let parts = row[..width].chunks_mut(width / n_block);
-            hands[first..].iter_mut().zip(parts).for_each(|(hand, part)| hand.push(part));
-        }
-    }
-    hands
+    let rows = |segment: &Segment| data.split_off_mut(..segment.n_tok * stride);
+    let rows = segments.iter().filter_map(rows);
+    rows.flat_map(|rows| columns(rows, (stride, width), width / n_block)).collect()
 }
 
 /// A task of forward: some heads of one segment.
@@ -471,7 +451,7 @@ fn recurrent(inputs: &Inputs, task: ForwardTask) {
     let mut scratch = inputs.scratch(lengths.iter().sum());
     let [buffer, zero] = split(scratch.f32_mut(), lengths);
     for (idx, head_idx) in heads.enumerate() {
-        let steps = inputs.steps(head_idx, &segment, buffer);
+        let steps = inputs.steps(head_idx, (segment.start, segment.n_tok), buffer);
         let state = match &mut states {
             Some(states) => &mut states[idx * n_state..][..n_state],
             None => {
@@ -534,12 +514,11 @@ fn chunked(inputs: &Inputs, scores: &[f32], task: ForwardTask) {
     let ForwardTask { segment, heads, mut y, mut states } = task;
     let (d_head, n_state) = (dims.d_head, dims.n_state());
     let square = CHUNK * CHUNK;
-    let lengths = [segment.n_tok * SERIES, n_state, square, CHUNK * d_head, CHUNK * d_head];
+    let lengths = [CHUNK * SERIES, n_state, square, CHUNK * d_head, CHUNK * d_head];
     let mut scratch = inputs.scratch(lengths.iter().sum());
     let [buffer, zero, mix, y_chunk, x_chunk] = split(scratch.f32_mut(), lengths);
     let keeps_state = states.is_some();
     for (idx, head_idx) in heads.enumerate() {
-        let steps = inputs.steps(head_idx, &segment, buffer);
         let state = match &mut states {
             Some(states) => &mut states[idx * n_state..][..n_state],
             None => &mut *zero,
@@ -548,7 +527,7 @@ fn chunked(inputs: &Inputs, scores: &[f32], task: ForwardTask) {
             let (start, n_tok) = (segment.start + chunk.start, chunk.len());
             let is_zero = !keeps_state && chunk.start == 0;
             let head = inputs.head(head_idx, start, n_tok);
-            let steps = steps.range(chunk.clone());
+            let steps = inputs.steps(head_idx, (start, n_tok), buffer);
             let (mix, y_chunk) = (&mut mix[..n_tok * n_tok], &mut y_chunk[..n_tok * d_head]);
             let scores = &scores[scores_at(&dims, start, n_tok, head_idx / dims.heads_per_group())];
             cpu.simd(Mix { steps, scores, mix });

@@ -39,7 +39,7 @@ fn gradients() {
         (dims(4, 3, 2, 6), &[CHUNK + 1, 2 * CHUNK + 20]), // a state between chunks
         (dims(6, 17, 2, 19), &[20, 9]), // tails of vectors, tasks by head
         (dims(4, 2, 1, 2), &[9; 20]), // several heads in a task
-        (dims(2, 68, 1, 132), &[CHUNK + 3, 5]), // past the tiles of a graphics processor
+        (dims(2, 68, 1, 132), &[CHUNK + 3, 5]), // past the tiles of a GPU
         (dims(2, 66, 2, 65), &[CHUNK + 17]), // rows that four numbers do not fill
     ];
     for (dims, lengths) in cases {
@@ -183,7 +183,7 @@ fn difference(got: &[f32], want: &[f64]) -> f64 {
     differences.fold(0.0f64, |worst, x| if x <= worst { worst } else { x }) / largest
 }
 
-/// Compares outputs, gradients and states with the twin, here and on graphics processors.
+/// Compares outputs, gradients and states with the twin, on the CPU and on GPUs.
 fn compare(dims: SsdDims, lengths: &[usize], inputs: [Input; 5], tolerance: f64) {
     compare_on(&Device::cpu(2).unwrap(), dims, lengths, inputs.clone(), tolerance);
     for (device, tolerance) in devices() {

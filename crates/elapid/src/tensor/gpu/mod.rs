@@ -3,12 +3,9 @@
 //! An op describes its work once and has its kernels in both languages beside it:
 //!
 //! ```text
-//! static FORWARD: Kernel = Kernel {
-//!     entry: "scale_forward",
-//!     wgsl: include_str!("scale.wgsl"),
-//!     cuda: include_str!("scale.cu"),
-//! };
-//! gpu.launch(&FORWARD, Work::each(n), &[("D", d)], &mut [In(x), Out(&mut y)], &[n.into()]);
+//! static FORWARD: Kernel =
+//!     Kernel::new("scale_forward", include_str!("scale.wgsl"), include_str!("scale.cu"));
+//! gpu.launch(&FORWARD, Work::each(n), &[("D", d)], &mut bind([x], [&mut y]), &[n.into()]);
 //! ```
 //!
 //! | part               | in WGSL                                 | in CUDA                       |
@@ -74,6 +71,10 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    pub const fn new(entry: &'static str, wgsl: &'static str, cuda: &'static str) -> Kernel {
+        Kernel { entry, wgsl, cuda }
+    }
+
     /// Of each static another: what is compiled is kept under it, and not under the entry, which
     /// several texts may share.
     fn id(&'static self) -> usize {
@@ -89,6 +90,14 @@ pub enum Arg<'a> {
     /// Some bytes of a tensor, written or read and written: for what is larger than a binding. The
     /// first is at a multiple of `Gpu::offset_align`.
     Window(&'a mut Tensor, Range<usize>),
+}
+
+/// The arguments of a kernel that reads some tensors and, behind them, writes others.
+pub fn bind<'a, const N: usize, const M: usize>(
+    ins: [&'a Tensor; N],
+    outs: [&'a mut Tensor; M],
+) -> Vec<Arg<'a>> {
+    ins.into_iter().map(Arg::In).chain(outs.into_iter().map(Arg::Out)).collect()
 }
 
 /// What products and activations are computed in.
@@ -146,6 +155,8 @@ pub struct Caps {
     pub addresses: bool,
     /// Most bytes of shared memory for a group of threads.
     pub shared_bytes_max: usize,
+    /// Parts that run groups of threads at once; 1 where it is not known.
+    pub n_multiprocessors: usize,
     /// Most bytes of one argument of a kernel.
     pub binding_bytes_max: usize,
     /// What the first byte of an argument is a multiple of.

@@ -6,7 +6,7 @@ use super::*;
 const STATE_BYTES_MAX: usize = 1 << 29;
 /// Most chunks of a stretch: groups along an axis.
 pub(super) const N_CHUNK_MAX: usize = 65_535;
-/// Groups that `ssd_inside` and `ssd_outputs` should have, so that no processor waits.
+/// Groups that `ssd_inside` and `ssd_outputs` should have, so that no multiprocessor waits.
 const N_GROUP_MIN: usize = 512;
 /// Most heads that they take one after the other: fewer parts of dscores to add later.
 const N_HEADS_MAX: usize = 8;
@@ -106,18 +106,18 @@ impl Plan {
         }
     }
 
-    pub(super) fn consts(&self, pass: Pass, before: Before) -> [Const; 9] {
-        let device = self.table.device();
-        let [first @ .., (mma, kind)] = consts(&self.dims, self.n_heads, pass, before, device);
-        let kind = if self.cores.is_some() { 2 } else { kind };
-        let n_buffer = self.cores.map_or(1, |cores| cores.n_buffer);
-        let [a, b, c, d, e, f, g] = first;
-        [a, b, c, d, e, f, g, (mma, kind), ("N_BUFFER", n_buffer)]
+    pub(super) fn consts(&self, pass: Pass, before: Before) -> Vec<Const> {
+        let mut list = consts(&self.dims, self.n_heads, pass, before, self.table.device()).to_vec();
+        if self.cores.is_some() {
+            list[7] = ("MMA", 2);
+        }
+        list.push(("N_BUFFER", self.cores.map_or(1, |cores| cores.n_buffer)));
+        list
     }
 
-    pub(super) fn params(&self, stretch: &Stretch) -> [Word; 6] {
-        let counts = [self.n_tok, self.n_chunk, stretch.chunks.start, stretch.runs_at];
-        params(&self.dims, counts)
+    /// For the chunks from `first` on, whose runs are at `runs_at` in the table.
+    pub(super) fn params(&self, first: usize, runs_at: usize) -> [Word; 6] {
+        params(&self.dims, [self.n_tok, self.n_chunk, first, runs_at])
     }
 
     /// Whether some stretch begins within a segment.

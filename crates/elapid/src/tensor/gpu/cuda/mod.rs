@@ -32,7 +32,7 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::ThreadId;
 
-pub use self::context::{CudaDevice, list};
+pub use self::context::list;
 
 /// A device of CUDA.
 pub struct Cuda {
@@ -151,15 +151,12 @@ impl Cuda {
             graphs: true,
             addresses: true,
             shared_bytes_max: self.context.device.shared_bytes_max as usize,
+            n_multiprocessors: self.context.device.n_multiprocessors as usize,
             binding_bytes_max: usize::MAX,
             // Four numbers in one read.
             offset_align: 16,
             n_rounds_max: usize::MAX,
         }
-    }
-
-    pub fn device(&self) -> &CudaDevice {
-        &self.context.device
     }
 
     /// Waits while another thread records; then none does as long as the guard is there.

@@ -247,6 +247,7 @@ impl Wgpu {
             graphs: false,
             addresses: false,
             shared_bytes_max: self.limits.max_compute_workgroup_storage_size as usize,
+            n_multiprocessors: 1,
             binding_bytes_max: self.limits.max_storage_buffer_binding_size as usize,
             offset_align: self.limits.min_storage_buffer_offset_alignment as usize,
             n_rounds_max: if is_software { N_ROUNDS_MAX } else { usize::MAX },

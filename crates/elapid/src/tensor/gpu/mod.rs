@@ -378,7 +378,7 @@ impl Gpu {
         }
     }
 
-    /// What it has beyond what every device has and uses, as `elapid info --devices` calls it.
+    /// Names of the optional features that it uses.
     pub fn features(&self) -> Vec<&'static str> {
         match &self.0.backend {
             Backend::Wgpu(wgpu) => wgpu.features(),

@@ -182,7 +182,7 @@ impl Gpu {
     pub fn product<'a>(&self, out: impl Into<Block<'a>>, beta: f32, alpha: f32, a: Side, b: Side) {
         let Some(product) = self.described(out.into(), beta, alpha, a, b) else { return };
         match self.as_cuda() {
-            Some(cuda) => cuda.product(self, product),
+            Some(cuda) => _ = cuda.product(self, product, None),
             None => self.split(product),
         }
     }

@@ -78,33 +78,20 @@ pub(super) fn scale_q3k(scales: &[u8], idx: usize) -> i32 {
     (low | high << 4) as i32
 }
 
+/// Q4K, and Q5K with fifth bits.
 #[inline(always)]
-pub(super) fn decode_q4k(block: &[u8; Q4K_BYTES], out: &mut [f32; N_ELEM]) {
-    let (d, m) = (f16_at::<0>(block), f16_at::<2>(block));
-    let (scales, q) = block[4..].split_at(SCALES);
-    for (plane_idx, out) in out.as_chunks_mut::<PLANE>().0.iter_mut().enumerate() {
-        let (s, t) = scale_and_min(scales, plane_idx);
-        let (ds, mt) = (d * s as f32, m * t as f32);
-        let q = &q[plane_idx / 2 * PLANE..][..PLANE];
-        let shift = plane_idx % 2 * 4;
-        for i in 0..PLANE {
-            out[i] = ds * ((q[i] as i32 >> shift) & 15) as f32 - mt;
-        }
-    }
-}
-
-#[inline(always)]
-pub(super) fn decode_q5k(block: &[u8; Q5K_BYTES], out: &mut [f32; N_ELEM]) {
+pub(super) fn decode_q4k_or_q5k<const BYTES: usize>(block: &[u8; BYTES], out: &mut [f32; N_ELEM]) {
     let (d, m) = (f16_at::<0>(block), f16_at::<2>(block));
     let (scales, rest) = block[4..].split_at(SCALES);
-    let (fifth, q) = rest.split_at(32);
+    let (fifth, q) = rest.split_at(BYTES - Q4K_BYTES);
     for (plane_idx, out) in out.as_chunks_mut::<PLANE>().0.iter_mut().enumerate() {
         let (s, t) = scale_and_min(scales, plane_idx);
         let (ds, mt) = (d * s as f32, m * t as f32);
         let q = &q[plane_idx / 2 * PLANE..][..PLANE];
         let shift = plane_idx % 2 * 4;
         for i in 0..PLANE {
-            let fifth = (fifth[i] as i32 >> plane_idx) & 1;
+            let has_fifth = BYTES == Q5K_BYTES;
+            let fifth = if has_fifth { (fifth[i] as i32 >> plane_idx) & 1 } else { 0 };
             let q = (q[i] as i32 >> shift) & 15 | fifth << 4;
             out[i] = ds * q as f32 - mt;
         }

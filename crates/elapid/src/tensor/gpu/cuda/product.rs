@@ -24,10 +24,6 @@ fn stored(operand: &Operand, (rows, cols): (usize, usize)) -> Option<Stored> {
 }
 
 impl Cuda {
-    pub(in crate::tensor::gpu) fn product(&self, gpu: &Gpu, product: Product) {
-        self.product_and(gpu, product, None);
-    }
-
     /// With an epilogue; false where cuBLASLt has none for this and nothing was done.
     pub(in crate::tensor::gpu) fn product_with(
         &self,
@@ -52,10 +48,16 @@ impl Cuda {
         let (mut at, written) = (None, sums.into_iter().chain([out]));
         gpu.attempt([vector_buffer], written, || at = address(tensor, first));
         let Some(at) = at else { return true };
-        product.k > 0 && self.product_and(gpu, product, Some(vector(at)))
+        product.k > 0 && self.product(gpu, product, Some(vector(at)))
     }
 
-    fn product_and(&self, gpu: &Gpu, product: Product, vector: Option<Vector>) -> bool {
+    /// False where cuBLASLt has no such epilogue and nothing was done.
+    pub(in crate::tensor::gpu) fn product(
+        &self,
+        gpu: &Gpu,
+        product: Product,
+        vector: Option<Vector>,
+    ) -> bool {
         let Product { out, out_first, out_stride, a, b, m, n, k, alpha, beta } = product;
         out.expect_unique();
         if k == 0 {

@@ -27,7 +27,7 @@ pub use self::inputs::{Group, Many, N_ROW, Pair, Rounded, Rounding};
 
 use self::formats::{Format, Taker};
 use self::isa::{Isa, Plain};
-use super::{BlockType, k, legacy};
+use super::BlockType;
 use std::sync::OnceLock;
 
 /// How far ahead memory is asked for, in bytes. Without, one thread reads half as fast: a block
@@ -202,16 +202,16 @@ impl Product<'_> {
 fn blocks<I: Isa>(isa: I, block: BlockType, w: &[u8], x: &[Group], n_tok: usize, y: &mut [f32]) {
     use formats as f;
     match block {
-        BlockType::Q2K => of::<I, f::Q2K, { k::Q2K_BYTES }, 8>(isa, w, x, n_tok, y),
-        BlockType::Q3K => of::<I, f::Q3K, { k::Q3K_BYTES }, 8>(isa, w, x, n_tok, y),
-        BlockType::Q4_0 => of::<I, f::Q4_0, { legacy::Q4_0_BYTES }, 1>(isa, w, x, n_tok, y),
-        BlockType::Q4_1 => of::<I, f::Q4_1, { legacy::Q4_1_BYTES }, 1>(isa, w, x, n_tok, y),
-        BlockType::Q5_0 => of::<I, f::Q5_0, { legacy::Q5_0_BYTES }, 1>(isa, w, x, n_tok, y),
-        BlockType::Q5_1 => of::<I, f::Q5_1, { legacy::Q5_1_BYTES }, 1>(isa, w, x, n_tok, y),
-        BlockType::Q8_0 => of::<I, f::Q8_0, { legacy::Q8_0_BYTES }, 1>(isa, w, x, n_tok, y),
-        BlockType::Q4K => of::<I, f::Q4K, { k::Q4K_BYTES }, 8>(isa, w, x, n_tok, y),
-        BlockType::Q5K => of::<I, f::Q5K, { k::Q5K_BYTES }, 8>(isa, w, x, n_tok, y),
-        BlockType::Q6K => of::<I, f::Q6K, { k::Q6K_BYTES }, 8>(isa, w, x, n_tok, y),
+        BlockType::Q2K => of::<I, f::Q2K, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q3K => of::<I, f::Q3K, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q4_0 => of::<I, f::Q4_0, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q4_1 => of::<I, f::Q4_1, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q5_0 => of::<I, f::Q5_0, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q5_1 => of::<I, f::Q5_1, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q8_0 => of::<I, f::Q8_0, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q4K => of::<I, f::Q4K, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q5K => of::<I, f::Q5K, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q6K => of::<I, f::Q6K, _, _>(isa, w, x, n_tok, y),
         BlockType::Nf4 => panic!("NF4 is multiplied after decoding"),
     }
 }
@@ -325,7 +325,7 @@ impl<I: Isa, const GROUPS: usize, const T: usize> Taker<I> for Dots<'_, I, GROUP
     fn raised(&mut self, isa: I, idx: usize, u: I::Bytes, (scale, low): (I::Floats, I::Floats)) {
         for t in 0..T {
             let x = &self.x[t][idx];
-            self.add(isa, idx, t, isa.dot(u, &x.q, isa.no_ints()), scale);
+            self.add(isa, idx, t, isa.dot(u, &x.q, isa.shifted::<0>(&[0; 8])), scale);
             let sum = &mut self.sums[t][2 + (self.turn + idx) % 2];
             *sum = isa.mul_add(low, isa.floats(&x.sums), *sum);
         }

@@ -126,12 +126,6 @@ impl<const VNNI: bool> Isa for X86<VNNI> {
     }
 
     #[inline(always)]
-    fn no_ints(self) -> __m256i {
-        // SAFETY: `self` stands for the set.
-        unsafe { _mm256_setzero_si256() }
-    }
-
-    #[inline(always)]
     fn to_floats(self, x: __m256i) -> __m256 {
         // SAFETY: `self` stands for the set.
         unsafe { _mm256_cvtepi32_ps(x) }
@@ -147,12 +141,6 @@ impl<const VNNI: bool> Isa for X86<VNNI> {
     fn splat(self, x: f32) -> __m256 {
         // SAFETY: `self` stands for the set.
         unsafe { _mm256_set1_ps(x) }
-    }
-
-    #[inline(always)]
-    fn halves(self, a: f32, b: f32) -> __m256 {
-        // SAFETY: `self` stands for the set.
-        unsafe { _mm256_set_m128(_mm_set1_ps(b), _mm_set1_ps(a)) }
     }
 
     #[inline(always)]

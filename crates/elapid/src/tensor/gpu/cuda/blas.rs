@@ -294,7 +294,6 @@ impl Cuda {
     /// False where it has an epilogue that is not to be had, and nothing is done.
     pub(in crate::tensor::gpu) fn multiply(&self, product: &Multiply) -> bool {
         let _turn = self.turn();
-        self.context.enter();
         let mut blas = lock(&self.blas);
         if blas.is_none() {
             match Blas::new(&self.context) {

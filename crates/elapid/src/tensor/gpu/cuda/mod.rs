@@ -25,7 +25,7 @@ use self::context::{Context, Pinned, cannot_open, expect_libraries, words};
 use self::module::{Functions, PARAMS_MAX};
 use self::profile::Profile;
 use super::profile::KernelTime;
-use super::{Caps, Failure, Fault, Launch};
+use super::{Caps, Failure, Fault, Launch, Resolved};
 use crate::error::Result;
 use cudarc::driver::{CudaGraph, result, sys};
 use std::ffi::c_void;
@@ -52,19 +52,12 @@ pub struct Cuda {
 }
 
 /// Memory of one buffer.
-pub(crate) struct Memory {
-    at: sys::CUdeviceptr,
-}
+pub(crate) struct Memory(sys::CUdeviceptr);
 
 impl Memory {
-    /// Address of the first byte.
-    pub(super) fn address(&self) -> u64 {
-        self.at
-    }
-
     /// Address of a byte.
-    fn at(&self, offset: usize) -> sys::CUdeviceptr {
-        self.at + offset as sys::CUdeviceptr
+    pub(super) fn at(&self, offset: usize) -> sys::CUdeviceptr {
+        self.0 + offset as sys::CUdeviceptr
     }
 }
 
@@ -155,8 +148,10 @@ impl Cuda {
         &self.context
     }
 
-    /// Waits while another thread records; then none does as long as the guard is there.
+    /// Waits while another thread records; then none does as long as the guard is there, and the
+    /// context is current.
     fn turn(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        self.context.enter();
         let is_recorder = *lock(&self.recorder) == Some(std::thread::current().id());
         (!is_recorder).then(|| self.turns.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -185,31 +180,26 @@ impl Cuda {
         self.context.enter();
         // SAFETY: the context is current; the memory is freed once, by `free`.
         match unsafe { result::malloc_sync(n_bytes) } {
-            Ok(at) => Ok(Memory { at }),
+            Ok(at) => Ok(Memory(at)),
             Err(error) => {
                 let (free, total) = result::mem_get_info().unwrap_or_default();
-                let mib = |n: usize| n >> 20;
-                let (asked, free, total) = (mib(n_bytes), mib(free), mib(total));
+                let [asked, free, total] = [n_bytes, free, total].map(|n| n >> 20);
                 let problem = words(&error);
-                Err(format!(
-                    "{asked} MiB were asked for, {free} of {total} MiB are free: {problem}"
-                ))
+                Err(format!("{asked} MiB were asked for, {free} of {total} are free: {problem}"))
             }
         }
     }
 
     pub(super) fn free(&self, memory: Memory) {
         let _turn = self.turn();
-        self.context.enter();
         // SAFETY: it comes from `allocate`, is given back once, and the driver waits for its users.
-        let freed = unsafe { result::free_sync(memory.at) };
+        let freed = unsafe { result::free_sync(memory.0) };
         self.tell("cannot free memory", freed);
     }
 
     /// In the order of launches; the bytes are taken over before it returns.
     pub(super) fn upload(&self, to: &Memory, offset: usize, bytes: &[u8]) {
         let _turn = self.turn();
-        self.context.enter();
         let at = to.at(offset);
         let stream = self.context.cu_stream();
         let mut recording = lock(&self.recording);
@@ -235,7 +225,6 @@ impl Cuda {
         if lock(&self.recording).is_some() {
             return self.failure.set("the host reads in the middle of a recorded graph".into());
         }
-        self.context.enter();
         let at = from.at(offset);
         let is_small = bytes.len() <= STAGING;
         let copied = lock(&self.staging).as_mut_slice().and_then(|staging| {
@@ -261,7 +250,6 @@ impl Cuda {
         n_bytes: usize,
     ) {
         let _turn = self.turn();
-        self.context.enter();
         let (from, to) = (from.at(from_offset), to.at(to_offset));
         // SAFETY: both ranges are inside of their buffers (checked above us).
         let copied =
@@ -271,7 +259,6 @@ impl Cuda {
 
     pub(super) fn fill(&self, buffer: &Memory, offset: usize, n_bytes: usize, word: u32) {
         let _turn = self.turn();
-        self.context.enter();
         let (at, n_words) = (buffer.at(offset), n_bytes.div_ceil(4));
         // SAFETY: the range is inside of the buffer, whose length is whole words.
         let filled =
@@ -281,19 +268,16 @@ impl Cuda {
 
     pub(super) fn launch(&self, launch: &Launch) {
         let _turn = self.turn();
-        self.context.enter();
         let entry = launch.kernel.entry;
         let function = match self.functions.get(launch) {
             Ok(function) => function,
             Err(problem) => return self.failure.set(problem),
         };
-        let mut places: Vec<sys::CUdeviceptr> = Vec::with_capacity(launch.args.len());
-        for arg in launch.args {
-            let super::Memory::Cuda(memory) = arg.memory else {
-                unreachable!("a buffer of another device")
-            };
-            places.push(memory.at(arg.offset));
-        }
+        let place = |arg: &Resolved| match arg.memory {
+            super::Memory::Cuda(memory) => memory.at(arg.offset),
+            super::Memory::Wgpu(_) => unreachable!("a buffer of another device"),
+        };
+        let mut places: Vec<sys::CUdeviceptr> = launch.args.iter().map(place).collect();
         // Kernels may declare more than is given: zeros behind it.
         let mut params = [0u32; PARAMS_MAX / 4];
         params.iter_mut().zip(launch.params).for_each(|(to, word)| *to = word.0);
@@ -320,19 +304,17 @@ impl Cuda {
             attrs: &mut early,
             numAttrs: u32::from(is_early),
         };
-        self.timed(
-            || entry.into(),
-            || {
-                // SAFETY: the function was checked to take these arguments and parameters; buffers
-                // stay until the stream has passed, because a pool reuses them in its order; who
-                // starts early awaits its input.
-                let started = unsafe {
-                    let (params, extra) = (pointers.as_mut_ptr(), std::ptr::null_mut());
-                    sys::cuLaunchKernelEx(&config, function.cu_function(), params, extra)
-                };
-                self.tell(&format!("cannot start `{entry}`"), started.result());
-            },
-        );
+        let start = || {
+            // SAFETY: the function was checked to take these arguments and parameters; buffers stay
+            // until the stream has passed, because a pool reuses them in its order; who starts
+            // early awaits its input.
+            let started = unsafe {
+                let (params, extra) = (pointers.as_mut_ptr(), std::ptr::null_mut());
+                sys::cuLaunchKernelEx(&config, function.cu_function(), params, extra)
+            };
+            self.tell(&format!("cannot start `{entry}`"), started.result());
+        };
+        self.timed(|| entry.into(), start);
     }
 
     /// Starts something and, where somebody asked for it, takes its time.

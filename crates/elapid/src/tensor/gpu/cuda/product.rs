@@ -3,16 +3,15 @@
 use super::Cuda;
 use super::blas::{Multiply, Stored, Vector};
 use crate::tensor::gpu::product::{Epilogue, Operand, Product};
-use crate::tensor::gpu::{Gpu, Memory, Precision};
+use crate::tensor::gpu::{Gpu, Precision};
 use crate::tensor::{DType, Tensor};
 use cudarc::driver::sys::CUdeviceptr;
 
 /// Address of a number of a tensor; nothing where memory could not be had.
 fn address(tensor: &Tensor, first: usize) -> Option<CUdeviceptr> {
-    let (buffer, offset) = tensor.gpu_buffer();
-    let Some(Memory::Cuda(memory)) = &buffer.memory else { return None };
-    let skip = tensor.dtype().n_bytes(first).expect("numbers of whole bytes");
-    Some(memory.at(offset + skip))
+    let skip = tensor.dtype().n_bytes(first).expect("numbers of whole bytes") as CUdeviceptr;
+    let at = tensor.cuda_address();
+    (at != 0).then_some(at + skip)
 }
 
 /// A side that the product sees as `rows` by `cols`.

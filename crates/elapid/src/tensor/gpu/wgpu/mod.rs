@@ -93,22 +93,14 @@ struct Uniforms {
 }
 
 fn adapters() -> Vec<wgpu::Adapter> {
+    use wgpu::DeviceType::{Cpu, DiscreteGpu, IntegratedGpu, Other, VirtualGpu};
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::PRIMARY;
     let instance = wgpu::Instance::new(descriptor);
     let mut list = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY));
-    list.sort_by_key(|adapter| rank(adapter.get_info().device_type));
+    let best_first = [DiscreteGpu, IntegratedGpu, VirtualGpu, Other, Cpu];
+    list.sort_by_key(|it| best_first.iter().position(|kind| *kind == it.get_info().device_type));
     list
-}
-
-fn rank(kind: wgpu::DeviceType) -> usize {
-    match kind {
-        wgpu::DeviceType::DiscreteGpu => 0,
-        wgpu::DeviceType::IntegratedGpu => 1,
-        wgpu::DeviceType::VirtualGpu => 2,
-        wgpu::DeviceType::Other => 3,
-        wgpu::DeviceType::Cpu => 4,
-    }
 }
 
 /// What wgpu finds, best first. No feature is in use yet.

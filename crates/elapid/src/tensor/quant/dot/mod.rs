@@ -56,10 +56,7 @@ pub enum Inputs<'a> {
 
 /// Instruction sets that products are written for.
 #[derive(Clone, Copy)]
-pub struct Set(Kind);
-
-#[derive(Clone, Copy)]
-enum Kind {
+pub enum Set {
     Plain,
     #[cfg(target_arch = "x86_64")]
     Avx2(x86::Avx2),
@@ -75,12 +72,12 @@ impl Set {
         let mut list = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
-            list.extend(x86::Vnni::detect().map(|isa| Set(Kind::Vnni(isa))));
-            list.extend(x86::Avx2::detect().map(|isa| Set(Kind::Avx2(isa))));
+            list.extend(x86::Vnni::detect().map(Set::Vnni));
+            list.extend(x86::Avx2::detect().map(Set::Avx2));
         }
         #[cfg(target_arch = "aarch64")]
-        list.extend(neon::Neon::detect().map(|isa| Set(Kind::Neon(isa))));
-        list.push(Set(Kind::Plain));
+        list.extend(neon::Neon::detect().map(Set::Neon));
+        list.push(Set::Plain);
         list
     }
 
@@ -91,33 +88,29 @@ impl Set {
     }
 
     pub fn name(self) -> &'static str {
-        match self.0 {
-            Kind::Plain => "plain",
+        match self {
+            Set::Plain => "plain",
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2(_) => "avx2",
+            Set::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
-            Kind::Vnni(_) => "avx512-vnni",
+            Set::Vnni(_) => "avx512-vnni",
             #[cfg(target_arch = "aarch64")]
-            Kind::Neon(_) => "neon",
+            Set::Neon(_) => "neon",
         }
     }
 
     /// Whether there are products of blocks with many inputs, and a use for inputs in pairs.
     pub fn has_strips(self) -> bool {
-        match self.0 {
-            #[cfg(target_arch = "x86_64")]
-            Kind::Vnni(_) => true,
-            _ => false,
-        }
+        self.name() == "avx512-vnni"
     }
 
     /// The products of up to `N_ROW` rows in blocks with many inputs: y is (n_tok, N_ROW).
     ///
     /// Panics where there are none.
     pub fn strip(self, block: BlockType, w: &[u8], x: &Many, y: &mut [f32]) {
-        match self.0 {
+        match self {
             #[cfg(target_arch = "x86_64")]
-            Kind::Vnni(isa) => panel::strip(isa, block, w, x, y),
+            Set::Vnni(isa) => panel::strip(isa, block, w, x, y),
             _ => panic!("no products of {block:?} with many inputs in {}", self.name()),
         }
     }
@@ -130,24 +123,23 @@ impl Set {
             return;
         }
         #[cfg(target_arch = "x86_64")]
-        if let (Kind::Vnni(isa), Rows::Blocks(block, w), Inputs::Rounded(_, pairs)) =
-            (self.0, rows, x)
+        if let (Set::Vnni(isa), Rows::Blocks(block, w), Inputs::Rounded(_, pairs)) = (self, rows, x)
             && wide::products(isa, block, w, pairs, n_tok, y)
         {
             return;
         }
         let product = Product { rows, x, n_tok, y };
-        match self.0 {
-            Kind::Plain => product.run(Plain),
+        match self {
+            Set::Plain => product.run(Plain),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the value exists only where the set was found.
-            Kind::Avx2(isa) => unsafe { run_avx2(isa, product) },
+            Set::Avx2(isa) => unsafe { run_avx2(isa, product) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the value exists only where the set was found.
-            Kind::Vnni(isa) => unsafe { run_vnni(isa, product) },
+            Set::Vnni(isa) => unsafe { run_vnni(isa, product) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: the value exists only where the set was found.
-            Kind::Neon(isa) => unsafe { run_neon(isa, product) },
+            Set::Neon(isa) => unsafe { run_neon(isa, product) },
         }
     }
 }

@@ -6,7 +6,7 @@ use super::isa::Isa;
 use std::arch::aarch64::*;
 
 #[derive(Clone, Copy)]
-pub(super) struct Neon(());
+pub struct Neon(());
 
 impl Neon {
     /// If the machine has it.

@@ -133,43 +133,32 @@ fn add<F: Format<BYTES, PAIRS>, const BYTES: usize, const PAIRS: usize, const T:
         let turn = (turn + p) % 2;
         for t in 0..T {
             let x = &x[t][unit][p];
-            let q = bytes_of(&x.q);
+            let q = load(&x.q);
             let start = match F::ZERO {
-                Some(7) => _mm512_slli_epi32::<7>(ints_of(&x.negated)),
-                Some(5) => _mm512_slli_epi32::<5>(ints_of(&x.negated)),
-                Some(4) => _mm512_slli_epi32::<4>(ints_of(&x.negated)),
-                Some(3) => _mm512_slli_epi32::<3>(ints_of(&x.negated)),
+                Some(7) => _mm512_slli_epi32::<7>(load(&x.negated)),
+                Some(5) => _mm512_slli_epi32::<5>(load(&x.negated)),
+                Some(4) => _mm512_slli_epi32::<4>(load(&x.negated)),
+                Some(3) => _mm512_slli_epi32::<3>(load(&x.negated)),
                 _ => _mm512_setzero_si512(),
             };
             let dot = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(start, u, q));
-            let factor = _mm512_mul_ps(scale, floats_of(&x.scales));
+            let factor = _mm512_mul_ps(scale, _mm512_castsi512_ps(load(&x.scales)));
             sums[t][turn] = _mm512_fmadd_ps(dot, factor, sums[t][turn]);
             if F::ZERO.is_none() {
-                sums[t][2 + turn] = _mm512_fmadd_ps(low, floats_of(&x.sums), sums[t][2 + turn]);
+                let sums_of_x = _mm512_castsi512_ps(load(&x.sums));
+                sums[t][2 + turn] = _mm512_fmadd_ps(low, sums_of_x, sums[t][2 + turn]);
             }
         }
     }
 }
 
+/// 64 bytes.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn bytes_of(x: &[i8; 64]) -> __m512i {
+fn load<T: bytemuck::Pod>(x: &T) -> __m512i {
+    const { assert!(size_of::<T>() == 64) };
     // SAFETY: 64 bytes are there.
-    unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn ints_of(x: &[i32; 16]) -> __m512i {
-    // SAFETY: 64 bytes are there.
-    unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn floats_of(x: &[f32; 16]) -> __m512 {
-    // SAFETY: sixteen floats are there.
-    unsafe { _mm512_loadu_ps(x.as_ptr()) }
+    unsafe { _mm512_loadu_si512(std::ptr::from_ref(x).cast()) }
 }
 
 /// Some bytes, as an array.
@@ -360,8 +349,7 @@ impl Q6K {
     #[inline]
     #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl")]
     fn two(bytes: &[u8; k::Q6K_BYTES], scales: __m512, half: usize, high: usize) -> Two {
-        // SAFETY: 64 bytes are there.
-        let q = unsafe { _mm512_loadu_si512(part::<64>(bytes, half * 64).as_ptr().cast()) };
+        let q = load(part::<64>(bytes, half * 64));
         let q = if high == 1 { _mm512_srli_epi16::<4>(q) } else { q };
         let (a, b) = (4 * high as i16, 4 * high as i16 + 2);
         let counts = _mm512_castsi256_si512(_mm256_set1_epi16(a));

@@ -7,10 +7,10 @@ use std::arch::x86_64::*;
 
 /// AVX2, FMA and F16C; with `VNNI` also AVX-512 with its dot products of bytes.
 #[derive(Clone, Copy)]
-pub(super) struct X86<const VNNI: bool>(());
+pub struct X86<const VNNI: bool>(());
 
-pub(super) type Avx2 = X86<false>;
-pub(super) type Vnni = X86<true>;
+pub type Avx2 = X86<false>;
+pub type Vnni = X86<true>;
 
 impl<const VNNI: bool> X86<VNNI> {
     /// If the machine has it.

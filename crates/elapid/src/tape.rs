@@ -109,11 +109,6 @@ impl Gradients {
     pub fn iter(&self) -> impl Iterator<Item = (usize, &Tensor)> {
         self.0.iter().map(|(&key, grad)| (key, grad))
     }
-
-    /// All of them, to change.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Tensor)> {
-        self.0.iter_mut().map(|(&key, grad)| (key, grad))
-    }
 }
 
 /// A gradient for each output or input; `None` where there is none or none is wanted.

@@ -165,28 +165,24 @@ impl Tensor {
         Tensor::raw(&other.device, shape, other.dtype)
     }
 
-    /// f32 zeros.
     pub fn zeros(device: &Device, shape: &[usize]) -> Tensor {
         let mut tensor = Tensor::uninit(device, shape);
         tensor.fill_zero();
         tensor
     }
 
-    /// f32 numbers copied from a slice.
     pub fn from_f32(device: &Device, shape: &[usize], data: &[f32]) -> Tensor {
         let mut tensor = Tensor::uninit(device, shape);
         tensor.write_f32(data);
         tensor
     }
 
-    /// Whole numbers copied from a slice.
     pub fn from_u32(device: &Device, data: &[u32]) -> Tensor {
         let mut tensor = Tensor::raw(device, &[data.len()], DType::U32);
         tensor.write(bytemuck::cast_slice(data));
         tensor
     }
 
-    /// Sets all numbers to zero.
     pub fn fill_zero(&mut self) {
         self.zero_bytes(0..self.n_bytes().next_multiple_of(4));
     }
@@ -341,12 +337,10 @@ impl Tensor {
         Tensor { shape: shape.to_vec(), dtype, device: device.clone(), storage, offset }
     }
 
-    /// Lengths of the axes.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// How the numbers are stored.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -359,7 +353,6 @@ impl Tensor {
         self.shape.iter().product()
     }
 
-    /// How many bytes they take.
     pub fn n_bytes(&self) -> usize {
         self.dtype.n_bytes(self.n_elem()).expect("a tensor fills whole blocks")
     }

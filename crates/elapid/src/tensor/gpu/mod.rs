@@ -531,13 +531,6 @@ impl Gpu {
         });
     }
 
-    /// Hands over what has been recorded; does not wait.
-    pub fn flush(&self) {
-        if let Backend::Wgpu(wgpu) = &self.0.backend {
-            wgpu.flush();
-        }
-    }
-
     /// Waits for all work.
     pub fn wait(&self) {
         match &self.0.backend {

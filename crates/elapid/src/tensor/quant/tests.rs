@@ -132,13 +132,13 @@ fn a_format_is_found_by_its_number() {
 }
 
 #[test]
-#[should_panic(expected = "q4_k: 143 bytes for 256 numbers")]
+#[should_panic(expected = "q4_k: 256 numbers in 143 bytes")]
 fn a_torn_block_panics() {
     BlockType::Q4K.decode(&[0; 143], &mut [0.0; 256]);
 }
 
 #[test]
-#[should_panic(expected = "q6_k: 512 numbers into 210 bytes")]
+#[should_panic(expected = "q6_k: 512 numbers in 210 bytes")]
 fn blocks_without_room_panic() {
     BlockType::Q6K.encode(&[0.0; 512], &mut [0; 210]);
 }

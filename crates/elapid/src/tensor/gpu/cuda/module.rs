@@ -23,17 +23,11 @@ const SHARED_PLAIN: u32 = 48 << 10;
 /// Most bytes of parameters, as with wgpu.
 pub(super) const PARAMS_MAX: usize = 256;
 
-/// What kernels are compiled for.
-enum Target {
-    /// Machine code of this architecture, as `sm_90a`.
-    Machine(String),
-    /// An intermediate text for the driver, where NVRTC is older than the device.
-    Virtual(String),
-}
-
 pub(super) struct Functions {
     known: Mutex<Known>,
-    target: Target,
+    /// What kernels are compiled for: machine code, as `sm_90a`, or an intermediate text for the
+    /// driver, as `compute_80`, where NVRTC is older than the device.
+    target: String,
     /// Whether the driver tells what a function takes.
     knows_params: bool,
     context: Arc<Context>,
@@ -66,7 +60,7 @@ fn type_of(dtype: DType) -> &'static str {
 }
 
 /// What this NVRTC compiles for this device.
-fn target(wanted: i32) -> Target {
+fn target(wanted: i32) -> String {
     let mut n_known = 0;
     // SAFETY: writes one number.
     let _ = unsafe { nvrtc::sys::nvrtcGetNumSupportedArchs(&mut n_known) };
@@ -76,10 +70,10 @@ fn target(wanted: i32) -> Target {
     if known.contains(&wanted) {
         // Hopper's own instructions are behind an `a`.
         let suffix = if wanted == 90 { "a" } else { "" };
-        return Target::Machine(format!("sm_{wanted}{suffix}"));
+        return format!("sm_{wanted}{suffix}");
     }
     let below = known.into_iter().filter(|&one| one <= wanted).max().unwrap_or(80);
-    Target::Virtual(format!("compute_{below}"))
+    format!("compute_{below}")
 }
 
 impl Functions {
@@ -167,11 +161,8 @@ impl Functions {
         let has_zero = |_| format!("`{entry}` has a zero in its text");
         let source = CString::new(source).map_err(has_zero)?;
         let name = CString::new(format!("{entry}.cu")).map_err(has_zero)?;
-        let target = match &self.target {
-            Target::Machine(target) | Target::Virtual(target) => target,
-        };
         let options = [
-            format!("--gpu-architecture={target}"),
+            format!("--gpu-architecture={}", self.target),
             "-default-device".into(),
             "--fmad=true".into(),
         ];
@@ -181,12 +172,12 @@ impl Functions {
         // SAFETY: the program lives until it is destroyed at the end; `source` outlives it.
         unsafe {
             let compiled = nvrtc::result::compile_program(program, &options);
-            let image = match (compiled, &self.target) {
-                (Ok(()), Target::Machine(_)) => machine_code(program).map_err(told),
-                (Ok(()), Target::Virtual(_)) => {
+            let image = match compiled {
+                Ok(()) if self.target.starts_with("sm_") => machine_code(program).map_err(told),
+                Ok(()) => {
                     nvrtc::result::get_ptx(program).map(|text| text_of(&text).into()).map_err(told)
                 }
-                (Err(error), _) => {
+                Err(error) => {
                     let log = nvrtc::result::get_program_log(program).unwrap_or_default();
                     Err(format!("{}\n{}", told(error), text_of(&log)))
                 }

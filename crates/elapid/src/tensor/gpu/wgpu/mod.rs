@@ -135,12 +135,13 @@ fn buffer(device: &wgpu::Device, n_bytes: usize, usage: wgpu::BufferUsages) -> w
     device.create_buffer(&made)
 }
 
-/// WebGPU's own limits, with the sizes of buffers that the adapter allows.
-fn limits(adapter: &wgpu::Adapter) -> wgpu::Limits {
+/// WebGPU's own limits, with the sizes of buffers that the adapter allows, bindings of at most so
+/// many bytes.
+fn limits(adapter: &wgpu::Adapter, bytes_max: usize) -> wgpu::Limits {
     let has = adapter.limits();
     wgpu::Limits {
         max_buffer_size: has.max_buffer_size,
-        max_storage_buffer_binding_size: has.max_storage_buffer_binding_size,
+        max_storage_buffer_binding_size: has.max_storage_buffer_binding_size.min(bytes_max as u64),
         max_storage_buffers_per_shader_stage: has.max_storage_buffers_per_shader_stage.min(8),
         ..wgpu::Limits::default()
     }
@@ -165,9 +166,7 @@ impl Wgpu {
             });
         };
         let info = adapter.get_info();
-        let mut limits = limits(&adapter);
-        let binding_max = &mut limits.max_storage_buffer_binding_size;
-        *binding_max = (*binding_max).min(bytes_max as u64);
+        let limits = limits(&adapter, bytes_max);
         let wanted = FEATURES.iter().filter(|(_, name)| features.contains(name));
         let wanted = wanted.fold(wgpu::Features::TIMESTAMP_QUERY, |all, it| all | it.0);
         let features = wanted & adapter.features();

@@ -14,7 +14,6 @@ pub(super) trait Isa: Copy + Send + Sync {
 
     /// Asks for memory that will soon be read.
     fn prefetch(self, _: *const u8) {}
-    /// 32 bytes.
     fn bytes(self, x: &[u8; 32]) -> Self::Bytes;
     /// The low halves of 16 bytes, then their high halves.
     fn nibbles(self, x: &[u8; 16]) -> Self::Bytes;
@@ -33,7 +32,6 @@ pub(super) trait Isa: Copy + Send + Sync {
     fn shifted<const SHIFT: i32>(self, x: &[i32; 8]) -> Self::Ints;
     fn to_floats(self, x: Self::Ints) -> Self::Floats;
 
-    /// 8 floats.
     fn floats(self, x: &[f32; 8]) -> Self::Floats;
     /// The same in every lane.
     fn splat(self, x: f32) -> Self::Floats;
@@ -50,9 +48,7 @@ pub(super) trait Isa: Copy + Send + Sync {
     fn bf16s(self, x: &[u8; 16]) -> Self::Floats;
     /// 8 unsigned bytes.
     fn small_ints(self, x: [u8; 8]) -> Self::Floats;
-    /// `a * b`.
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// `a + b`.
     fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b + c`.
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;

@@ -208,7 +208,7 @@ fn blocks<I: Isa>(isa: I, block: BlockType, w: &[u8], x: &[Group], n_tok: usize,
     }
 }
 
-/// Rows of one format: two rows at a time, up to four inputs at a time.
+/// Rows of one format, up to four inputs at a time.
 #[inline(always)]
 fn of<I: Isa, F: Format<BYTES, GROUPS>, const BYTES: usize, const GROUPS: usize>(
     isa: I,

@@ -7,13 +7,14 @@
 //!
 //! A `Var` whose gradient nobody wants has no slot, and an op all of whose inputs are such is not
 //! recorded: what is frozen costs nothing. A value that is cheap to make again may say how
-//! (`remade_by`): an op that needs it on the way back then holds the recipe. A span under
+//! (`remade_by`): an op that needs it in the backward pass then holds the recipe. A span under
 //! `checkpoint` keeps only its inputs and is run again when the walk reaches it.
 
 use crate::tensor::Tensor;
 use crate::tensor::add::add_into;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A value in a computation.
@@ -31,7 +32,7 @@ pub struct Remake {
     made: Mutex<Option<Tensor>>,
 }
 
-/// A value that is needed on the way back.
+/// A value that is needed in the backward pass.
 pub enum Kept {
     Held(Tensor),
     /// What it is made of again.
@@ -59,14 +60,14 @@ impl Var {
         Var { value, slot: None, remake: None }
     }
 
-    /// Says how to make it again from what is held anyway: cheaper than to hold it, on devices
-    /// that compute much faster than they remember.
+    /// Registers a closure that recomputes this value in the backward pass from what is held anyway:
+    /// cheaper than to hold it, on devices that compute much faster than they remember.
     pub fn remade_by(self, remake: impl Fn() -> Tensor + Send + Sync + 'static) -> Var {
         let remake = Remake { make: Box::new(remake), made: Mutex::default() };
         Var { remake: Some(Arc::new(remake)), ..self }
     }
 
-    /// The value for an op's way back.
+    /// The value for the backward pass of an op.
     pub fn kept(&self) -> Kept {
         match &self.remake {
             Some(remake) => Kept::Remade(remake.clone()),
@@ -108,31 +109,19 @@ impl Gradients {
     pub fn iter(&self) -> impl Iterator<Item = (usize, &Tensor)> {
         self.0.iter().map(|(&key, grad)| (key, grad))
     }
-
-    /// All of them, to change.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Tensor)> {
-        self.0.iter_mut().map(|(&key, grad)| (key, grad))
-    }
 }
 
-/// Gradients of outputs in, gradients of inputs out; `None` where there is none or none is wanted.
-type Simple<'a> = Box<dyn FnOnce(Vec<Option<Tensor>>) -> Vec<Option<Tensor>> + 'a>;
-/// The same with the gradient that the first input has so far, which is added to.
-type Adding<'a> = Box<dyn FnOnce(Vec<Option<Tensor>>, Option<Tensor>) -> Vec<Option<Tensor>> + 'a>;
-/// The same with the gradients of leaves.
-type Span<'a> = Box<dyn FnOnce(Vec<Option<Tensor>>, &mut Gradients) -> Vec<Option<Tensor>> + 'a>;
+/// A gradient for each output or input; `None` where there is none or none is wanted.
+type Grads = Vec<Option<Tensor>>;
 
-enum Backward<'a> {
-    Simple(Simple<'a>),
-    Adding(Adding<'a>),
-    Span(Span<'a>),
-}
+/// Gradients of outputs in, gradients of inputs out. Also given are the gradient that the first
+/// input has so far, which may be taken and added to, and those of leaves.
+type Backward<'a> = Box<dyn FnOnce(Grads, &mut Option<Tensor>, &mut Gradients) -> Grads + 'a>;
 
 struct Record<'a> {
     op: &'static str,
     inputs: Vec<Option<usize>>,
-    first_output: usize,
-    n_outputs: usize,
+    outputs: Range<usize>,
     backward: Backward<'a>,
 }
 
@@ -144,7 +133,6 @@ struct Recording<'a> {
     /// Bytes live on the device at the start and after the last record.
     bytes_start: usize,
     bytes_last: usize,
-    bytes_by_op: BTreeMap<&'static str, usize>,
 }
 
 impl<'a> Recording<'a> {
@@ -158,23 +146,19 @@ impl<'a> Recording<'a> {
         let live = outputs.first().map_or(0, |output| output.device().memory().live);
         if self.records.is_empty() {
             self.bytes_start = live.saturating_sub(outputs.iter().map(Tensor::n_bytes).sum());
-            self.bytes_last = self.bytes_start;
         }
-        let grown = live.saturating_sub(self.bytes_last);
-        *self.bytes_by_op.entry(op).or_default() += grown;
         self.bytes_last = live;
-        let first_output = self.n_slots;
-        self.n_slots += outputs.len();
+        let slots = self.n_slots..self.n_slots + outputs.len();
+        self.n_slots = slots.end;
         let inputs = inputs.iter().map(|input| input.slot).collect();
-        self.records.push(Record { op, inputs, first_output, n_outputs: outputs.len(), backward });
-        let slots = first_output..;
-        outputs
-            .into_iter()
-            .zip(slots)
-            .map(|(value, slot)| Var { slot: Some(slot), ..Var::constant(value) })
-            .collect()
+        self.records.push(Record { op, inputs, outputs: slots.clone(), backward });
+        let pairs = outputs.into_iter().zip(slots);
+        pairs.map(|(value, slot)| Var { slot: Some(slot), ..Var::constant(value) }).collect()
     }
 }
+
+/// The name of a span that is run again.
+const CHECKPOINT: &str = "checkpoint";
 
 /// The record of one computation.
 pub struct Tape<'a> {
@@ -218,7 +202,7 @@ impl<'a> Tape<'a> {
         output: Tensor,
         backward: impl FnOnce(Tensor) -> Vec<Option<Tensor>> + 'a,
     ) -> Var {
-        let one = move |mut douts: Vec<Option<Tensor>>| match douts.pop().flatten() {
+        let one = move |mut douts: Grads| match douts.pop().flatten() {
             Some(dout) => backward(dout),
             None => Vec::new(),
         };
@@ -231,9 +215,9 @@ impl<'a> Tape<'a> {
         op: &'static str,
         inputs: &[&Var],
         outputs: Vec<Tensor>,
-        backward: impl FnOnce(Vec<Option<Tensor>>) -> Vec<Option<Tensor>> + 'a,
+        backward: impl FnOnce(Grads) -> Grads + 'a,
     ) -> Vec<Var> {
-        self.push(op, inputs, outputs, || Backward::Simple(Box::new(backward)))
+        self.push(op, inputs, outputs, move |douts, _, _| backward(douts))
     }
 
     /// The same for an op that adds to the gradient which its first input has so far, if it has
@@ -243,9 +227,9 @@ impl<'a> Tape<'a> {
         op: &'static str,
         inputs: &[&Var],
         outputs: Vec<Tensor>,
-        backward: impl FnOnce(Vec<Option<Tensor>>, Option<Tensor>) -> Vec<Option<Tensor>> + 'a,
+        backward: impl FnOnce(Grads, Option<Tensor>) -> Grads + 'a,
     ) -> Vec<Var> {
-        self.push(op, inputs, outputs, || Backward::Adding(Box::new(backward)))
+        self.push(op, inputs, outputs, move |douts, so_far, _| backward(douts, so_far.take()))
     }
 
     fn push(
@@ -253,11 +237,13 @@ impl<'a> Tape<'a> {
         op: &'static str,
         inputs: &[&Var],
         outputs: Vec<Tensor>,
-        backward: impl FnOnce() -> Backward<'a>,
+        backward: impl FnOnce(Grads, &mut Option<Tensor>, &mut Gradients) -> Grads + 'a,
     ) -> Vec<Var> {
-        let is_wanted = inputs.iter().any(|input| input.needs_grad());
+        // Parameters inside a checkpoint may be trained where the embedding, and with it the input
+        // of the first layer, is frozen.
+        let is_wanted = op == CHECKPOINT || inputs.iter().any(|input| input.needs_grad());
         match self.recording.as_ref().filter(|_| is_wanted) {
-            Some(recording) => recording.borrow_mut().push(op, inputs, outputs, backward()),
+            Some(it) => it.borrow_mut().push(op, inputs, outputs, Box::new(backward)),
             None => outputs.into_iter().map(Var::constant).collect(),
         }
     }
@@ -276,7 +262,7 @@ impl<'a> Tape<'a> {
         let constants: Vec<Var> = values.iter().cloned().map(Var::constant).collect();
         let outputs = span(&Tape::off(), &constants);
         let outputs = outputs.into_iter().map(|output| output.value).collect();
-        let backward = move |douts: Vec<Option<Tensor>>, grads: &mut Gradients| {
+        let backward = move |douts: Grads, _: &mut Option<Tensor>, grads: &mut Gradients| {
             let inner = Tape::new();
             // Keys from the top, which no parameter has.
             let key = |idx: usize| usize::MAX - idx;
@@ -286,23 +272,11 @@ impl<'a> Tape<'a> {
             let vars: Vec<Var> = values.into_iter().enumerate().map(input).collect();
             let outputs = span(&inner, &vars);
             drop(vars);
-            let seeds: Vec<(Var, Tensor)> = outputs
-                .into_iter()
-                .zip(douts)
-                .filter_map(|(output, dout)| Some((output, dout?)))
-                .collect();
-            inner.walk(seeds, grads);
+            let seeds = outputs.into_iter().zip(douts);
+            inner.walk(seeds.filter_map(|(var, dout)| Some((var, dout?))).collect(), grads);
             (0..wanted.len()).map(|idx| grads.0.remove(&key(idx))).collect()
         };
-        // Recorded whatever its inputs are: parameters inside may be trained where the embedding,
-        // and with it the input of the first layer, is frozen.
-        match &self.recording {
-            Some(recording) => {
-                let backward = Backward::Span(Box::new(backward));
-                recording.borrow_mut().push("checkpoint", inputs, outputs, backward)
-            }
-            None => outputs.into_iter().map(Var::constant).collect(),
-        }
+        self.push(CHECKPOINT, inputs, outputs, backward)
     }
 
     /// Bytes that became live since the first record: what the tape and its outputs hold.
@@ -311,14 +285,6 @@ impl<'a> Tape<'a> {
             let recording = recording.borrow();
             recording.bytes_last.saturating_sub(recording.bytes_start)
         })
-    }
-
-    /// `bytes_held` by op, largest first.
-    pub fn bytes_by_op(&self) -> Vec<(&'static str, usize)> {
-        let Some(recording) = &self.recording else { return Vec::new() };
-        let mut list: Vec<_> = recording.borrow().bytes_by_op.clone().into_iter().collect();
-        list.sort_by_key(|&(op, bytes)| (std::cmp::Reverse(bytes), op));
-        list
     }
 
     /// Adds to `grads` the gradients of `scale * loss` by every leaf.
@@ -333,26 +299,23 @@ impl<'a> Tape<'a> {
     pub(crate) fn walk(self, seeds: Vec<(Var, Tensor)>, grads: &mut Gradients) {
         let Some(recording) = self.recording else { return };
         let recording = recording.into_inner();
-        let mut slots: Vec<Option<Tensor>> = vec![None; recording.n_slots];
+        let mut slots: Grads = vec![None; recording.n_slots];
         for (var, seed) in seeds {
             if let Some(slot) = var.slot {
                 slots[slot] = Some(add_up(slots[slot].take(), seed));
             }
         }
         for record in recording.records.into_iter().rev() {
-            let outputs = record.first_output..record.first_output + record.n_outputs;
-            let douts: Vec<_> = outputs.map(|slot| slots[slot].take()).collect();
+            let douts: Grads = record.outputs.map(|slot| slots[slot].take()).collect();
             if douts.iter().all(Option::is_none) {
                 continue;
             }
-            let dinputs = match record.backward {
-                Backward::Simple(backward) => backward(douts),
-                Backward::Adding(backward) => {
-                    let first = record.inputs[0].and_then(|slot| slots[slot].take());
-                    backward(douts, first)
-                }
-                Backward::Span(backward) => backward(douts, grads),
+            let mut nothing = None;
+            let so_far = match record.inputs.first() {
+                Some(Some(slot)) => &mut slots[*slot],
+                _ => &mut nothing,
             };
+            let dinputs = (record.backward)(douts, so_far, grads);
             assert_eq!(dinputs.len(), record.inputs.len(), "gradients of {}", record.op);
             for (slot, grad) in record.inputs.iter().zip(dinputs) {
                 if let (Some(slot), Some(grad)) = (slot, grad) {

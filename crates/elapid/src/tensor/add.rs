@@ -17,7 +17,8 @@ pub fn add_into(mut sum_so_far: Tensor, x: &Tensor) -> Tensor {
     let cpu = match x.device() {
         Device::Cpu(cpu) => cpu,
         Device::Gpu(gpu) => {
-            add_into_gpu(gpu, &mut sum_so_far, x);
+            let (n, mut args) = (x.n_elem(), [Arg::In(x), Arg::Out(&mut sum_so_far)]);
+            gpu.launch(&ADD_INTO, gpu.each_eight(n), &[], &mut args, &[n.into()]);
             return sum_so_far;
         }
     };
@@ -53,10 +54,4 @@ fn sum_gpu(gpu: &Gpu, a: &Tensor, b: &Tensor) -> Tensor {
     let mut args = [Arg::In(a), Arg::In(b), Arg::Out(&mut y)];
     gpu.launch(&ADD, gpu.each_eight(n), &[], &mut args, &[n.into()]);
     y
-}
-
-fn add_into_gpu(gpu: &Gpu, sum: &mut Tensor, x: &Tensor) {
-    let n = x.n_elem();
-    let mut args = [Arg::In(x), Arg::Out(sum)];
-    gpu.launch(&ADD_INTO, gpu.each_eight(n), &[], &mut args, &[n.into()]);
 }

@@ -23,7 +23,7 @@ impl Device {
     pub fn cpu(n_threads: usize) -> Result<Device> {
         let cpu = Cpu::new(n_threads).map_err(|error| Error::Device {
             problem: format!("cannot start {n_threads} threads: {error}"),
-            hint: "use a smaller `--threads`".into(),
+            hint: "use fewer threads".into(),
         })?;
         Ok(Device::Cpu(Arc::new(cpu)))
     }
@@ -43,7 +43,7 @@ impl Device {
         match (kind, index) {
             ("cpu", Some(0)) => Device::cpu(n_threads),
             ("auto", Some(0)) => cuda(0).or_else(|_| match list_wgpu().first() {
-                Some(adapter) if adapter.kind == "discrete" => wgpu(0),
+                Some(adapter) if adapter.kind.as_deref() == Some("discrete") => wgpu(0),
                 _ => Device::cpu(n_threads),
             }),
             ("gpu", Some(index)) => cuda(index).or_else(|_| wgpu(index)),

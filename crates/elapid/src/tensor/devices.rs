@@ -39,32 +39,12 @@ impl Device {
         let cpu = Device::cpu(n_threads)?;
         let name = cpu.describe();
         let mut list = vec![DeviceInfo { id: "cpu".into(), name, ..DeviceInfo::default() }];
-        for (idx, cuda) in gpu::cuda::list().into_iter().enumerate() {
-            list.push(DeviceInfo {
-                id: format!("cuda:{idx}"),
-                name: cuda.name,
-                memory: Some(cuda.memory),
-                memory_free: Some(cuda.memory_free),
-                compute_capability: Some(cuda.capability),
-                driver: Some(cuda.driver),
-                n_multiprocessors: Some(cuda.n_multiprocessors),
-                ..DeviceInfo::default()
-            });
-        }
-        for (idx, adapter) in gpu::list_wgpu().into_iter().enumerate() {
+        list.extend(gpu::cuda::list());
+        for (idx, mut adapter) in gpu::list_wgpu().into_iter().enumerate() {
             let opened = Gpu::wgpu(idx, cpu.host().clone());
             let used = opened.map(|gpu| gpu.features()).unwrap_or_default();
-            let features = adapter.features.into_iter().map(|it| (it, used.contains(&it)));
-            list.push(DeviceInfo {
-                id: format!("wgpu:{idx}"),
-                name: adapter.name,
-                kind: Some(adapter.kind.to_string()),
-                backend: Some(adapter.backend.to_string()),
-                buffer_bytes_max: Some(adapter.buffer_bytes_max),
-                binding_bytes_max: Some(adapter.binding_bytes_max),
-                features: features.collect(),
-                ..DeviceInfo::default()
-            });
+            adapter.features.iter_mut().for_each(|(name, is_used)| *is_used = used.contains(name));
+            list.push(adapter);
         }
         Ok(list)
     }

@@ -26,7 +26,7 @@ use crate::tensor::device::Device;
 use half::slice::HalfFloatSliceExt;
 use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes owned by somebody else, such as a memory-mapped file.
 pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
@@ -58,11 +58,8 @@ impl DType {
     /// Bytes that `n_elem` numbers take, if they fill whole blocks and the count fits.
     pub fn n_bytes(self, n_elem: usize) -> Option<usize> {
         let (per_block, bytes) = self.block();
-        if n_elem.is_multiple_of(per_block) {
-            (n_elem / per_block).checked_mul(bytes)
-        } else {
-            None
-        }
+        let n_blocks = n_elem.is_multiple_of(per_block).then_some(n_elem / per_block)?;
+        n_blocks.checked_mul(bytes)
     }
 
     /// As files and people name it: `f16`, `q4_k`.
@@ -78,19 +75,14 @@ impl DType {
 
     /// Encodes whole blocks, to the nearest; `out` has as many bytes as they take.
     pub fn encode(self, x: &[f32], out: &mut [u8]) {
+        fn each<const N: usize>(x: &[f32], out: &mut [u8], bytes: impl Fn(f32) -> [u8; N]) {
+            out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(y, x)| *y = bytes(*x));
+        }
         assert_eq!(self.n_bytes(x.len()), Some(out.len()), "{}: bytes", self.name());
         match self {
-            DType::F32 => {
-                out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(y, x)| *y = x.to_le_bytes());
-            }
-            DType::F16 => {
-                let numbers = out.as_chunks_mut().0.iter_mut().zip(x);
-                numbers.for_each(|(y, x)| *y = half::f16::from_f32(*x).to_le_bytes());
-            }
-            DType::BF16 => {
-                let numbers = out.as_chunks_mut().0.iter_mut().zip(x);
-                numbers.for_each(|(y, x)| *y = half::bf16::from_f32(*x).to_le_bytes());
-            }
+            DType::F32 => each(x, out, f32::to_le_bytes),
+            DType::F16 => each(x, out, |x| half::f16::from_f32(x).to_le_bytes()),
+            DType::BF16 => each(x, out, |x| half::bf16::from_f32(x).to_le_bytes()),
             DType::U32 => panic!("floats are not stored as whole numbers"),
             DType::Block(block) => block.encode(x, out),
         }
@@ -141,14 +133,8 @@ impl Storage {
         }
     }
 
-    /// The bytes to write; what was made of the old ones is forgotten.
-    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        self.derived.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
-        match &mut self.memory {
-            Memory::Pooled(buffer) => Some(buffer.bytes_mut()),
-            Memory::Shared(_) => None,
-            Memory::Gpu(_) => panic!("bytes on a GPU were written by the host"),
-        }
+    fn derived(&self) -> MutexGuard<'_, Vec<Derived>> {
+        self.derived.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -179,45 +165,38 @@ impl Tensor {
         Tensor::raw(&other.device, shape, other.dtype)
     }
 
-    /// f32 zeros.
     pub fn zeros(device: &Device, shape: &[usize]) -> Tensor {
         let mut tensor = Tensor::uninit(device, shape);
         tensor.fill_zero();
         tensor
     }
 
-    /// f32 numbers copied from a slice.
     pub fn from_f32(device: &Device, shape: &[usize], data: &[f32]) -> Tensor {
         let mut tensor = Tensor::uninit(device, shape);
         tensor.write_f32(data);
         tensor
     }
 
-    /// Whole numbers copied from a slice.
     pub fn from_u32(device: &Device, data: &[u32]) -> Tensor {
         let mut tensor = Tensor::raw(device, &[data.len()], DType::U32);
         tensor.write(bytemuck::cast_slice(data));
         tensor
     }
 
-    /// Sets all numbers to zero.
     pub fn fill_zero(&mut self) {
-        let n_bytes = self.n_bytes();
-        match &self.unique().memory {
-            Memory::Gpu(buffer) => buffer.gpu().fill(buffer, 0, n_bytes.next_multiple_of(4), 0),
-            _ => self.f32_mut().fill(0.0),
-        }
+        self.zero_bytes(0..self.n_bytes().next_multiple_of(4));
     }
 
-    /// Sets rows to zero.
+    /// Sets rows of f32 to zero.
     pub fn zero_rows(&mut self, rows: Range<usize>) {
-        let (_, d) = self.dims2();
+        let row_bytes = self.dims2().1 * 4;
+        self.zero_bytes(rows.start * row_bytes..rows.end * row_bytes);
+    }
+
+    fn zero_bytes(&mut self, bytes: Range<usize>) {
         match &self.unique().memory {
-            Memory::Gpu(buffer) => {
-                let n_bytes = rows.len() * d * 4;
-                buffer.gpu().fill(buffer, rows.start * d * 4, n_bytes, 0);
-            }
-            _ => self.f32_mut()[rows.start * d..rows.end * d].fill(0.0),
+            Memory::Gpu(buffer) => buffer.gpu().fill(buffer, bytes.start, bytes.len(), 0),
+            _ => self.bytes_mut()[bytes].fill(0),
         }
     }
 
@@ -238,21 +217,18 @@ impl Tensor {
     /// when it is started next.
     pub(crate) fn rewrite(&self, bytes: &[u8]) {
         assert_eq!(self.n_bytes(), bytes.len(), "as many bytes as before");
-        self.storage.derived.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.storage.derived().clear();
         let (buffer, offset) = self.gpu_buffer();
         buffer.gpu().upload(buffer, offset, bytes);
     }
 
     /// The storage of the only handle; what was made of its numbers is forgotten.
     fn unique(&mut self) -> &mut Storage {
-        let shape = &self.shape;
-        match Arc::get_mut(&mut self.storage) {
-            Some(storage) => {
-                storage.derived.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
-                storage
-            }
-            None => panic!("a shared tensor of shape {shape:?} was written"),
-        }
+        let Some(storage) = Arc::get_mut(&mut self.storage) else {
+            panic!("a shared tensor of shape {:?} was written", self.shape)
+        };
+        storage.derived.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+        storage
     }
 
     /// Where the bytes are on a GPU, and the first of them.
@@ -361,12 +337,10 @@ impl Tensor {
         Tensor { shape: shape.to_vec(), dtype, device: device.clone(), storage, offset }
     }
 
-    /// Lengths of the axes.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// How the numbers are stored.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -379,7 +353,6 @@ impl Tensor {
         self.shape.iter().product()
     }
 
-    /// How many bytes they take.
     pub fn n_bytes(&self) -> usize {
         self.dtype.n_bytes(self.n_elem()).expect("a tensor fills whole blocks")
     }
@@ -415,7 +388,7 @@ impl Tensor {
     /// What `make` makes of the numbers. It is made once and kept beside them, until they are
     /// written or dropped: for what every token would make again of weights that stay.
     pub fn derived(&self, what: Derivation, make: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
-        let list = || self.storage.derived.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = || self.storage.derived();
         let (offset, n_elem) = (self.offset, self.n_elem());
         let is_same = |one: &&Derived| (one.what, one.offset, one.n_elem) == (what, offset, n_elem);
         list().retain(|one| !one.tensor.is_spoiled());
@@ -432,10 +405,10 @@ impl Tensor {
     /// makes it anew in place, to `keep_derived` it then.
     pub(crate) fn take_derived(&mut self, what: Derivation) -> Option<Tensor> {
         let n_elem = self.n_elem();
-        let storage = Arc::get_mut(&mut self.storage)?;
-        let list = storage.derived.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let mut list = Arc::get_mut(&mut self.storage)?.derived();
         let is_it = |one: &Derived| (one.what, one.offset, one.n_elem) == (what, 0, n_elem);
-        let mut tensor = list.swap_remove(list.iter().position(is_it)?).tensor;
+        let idx = list.iter().position(is_it)?;
+        let mut tensor = list.swap_remove(idx).tensor;
         tensor.is_unique().then_some(tensor)
     }
 
@@ -513,10 +486,11 @@ impl Tensor {
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        let (offset, n_bytes) = (self.offset, self.n_bytes());
-        match Arc::get_mut(&mut self.storage).and_then(Storage::bytes_mut) {
-            Some(bytes) => &mut bytes[offset..offset + n_bytes],
-            None => panic!("a shared tensor of shape {:?} was written", self.shape),
+        let range = self.offset..self.offset + self.n_bytes();
+        match &mut self.unique().memory {
+            Memory::Pooled(buffer) => &mut buffer.bytes_mut()[range],
+            Memory::Shared(_) => panic!("shared bytes were written"),
+            Memory::Gpu(_) => panic!("bytes on a GPU were written by the host"),
         }
     }
 
@@ -546,13 +520,7 @@ impl Tensor {
 /// Numbers of any dtype as f32.
 fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     match dtype {
-        DType::F32 => match bytemuck::try_cast_slice(bytes) {
-            Ok(numbers) => out.copy_from_slice(numbers),
-            Err(_) => {
-                let numbers = out.iter_mut().zip(bytes.as_chunks::<4>().0);
-                numbers.for_each(|(y, x)| *y = f32::from_le_bytes(*x));
-            }
-        },
+        DType::F32 => bytemuck::cast_slice_mut(out).copy_from_slice(bytes),
         DType::F16 => match bytemuck::try_cast_slice::<u8, half::f16>(bytes) {
             Ok(halves) => halves.convert_to_f32_slice(out),
             // At an odd address.

@@ -1,32 +1,26 @@
 //! Work to be timed: how fast a device multiplies and reads.
 
 use crate::tensor::Tensor;
-use crate::tensor::cpu::{Mat, MatMut, Scope};
 use crate::tensor::device::Device;
-use crate::tensor::gpu::product::Side;
+use crate::tensor::gpu::Gpu;
+use crate::tensor::gpu::product::in_format;
+use crate::tensor::product::{Side, product};
 
 impl Device {
     /// A matrix product of this size, to be timed: (m, k) @ (k, n), of activations.
     pub fn product_probe(&self, m: usize, n: usize, k: usize) -> Box<dyn FnMut()> {
-        if let Device::Gpu(gpu) = self.clone() {
-            // No zeros: products of zeros run faster than others.
-            let numbers = |n: usize| (0..n).map(|n| (n % 61) as f32 - 30.0).collect::<Vec<_>>();
-            let activation = |shape: &[usize]| {
-                let numbers = Tensor::from_f32(self, shape, &numbers(shape[0] * shape[1]));
-                gpu.cast(&numbers, self.activation_dtype())
-            };
-            let (a, b) = (activation(&[m, k]), activation(&[k, n]));
-            let mut c = Tensor::activation(self, &[m, n]);
-            return Box::new(move || {
-                gpu.product(&mut c, 0.0, 1.0, Side::Plain(&a), Side::Plain(&b));
-                gpu.wait();
-            });
-        }
-        let cpu = self.host().clone();
-        let (a, b, mut c) = (vec![0.5; m * k], vec![0.25; k * n], vec![0.0; m * n]);
+        // No zeros: products of zeros run faster than others.
+        let numbers = |n: usize| (0..n).map(|n| (n % 61) as f32 - 30.0).collect::<Vec<_>>();
+        let gpu = self.gpu().cloned();
+        let side = |shape: [usize; 2]| {
+            let numbers = Tensor::from_f32(self, &shape, &numbers(shape[0] * shape[1]));
+            gpu.as_ref().map_or(numbers.clone(), |gpu| in_format(gpu, &numbers))
+        };
+        let (a, b) = (side([m, k]), side([k, n]));
+        let mut c = Tensor::activation(self, &[m, n]);
         Box::new(move || {
-            let out = MatMut::new(&mut c, m, n);
-            cpu.gemm(out, 0.0, 1.0, Mat::new(&a, m, k), Mat::new(&b, k, n), Scope::Machine);
+            product(&mut c, 0.0, 1.0, Side::Plain(&a), Side::Plain(&b));
+            gpu.iter().for_each(Gpu::wait);
         })
     }
 

@@ -33,11 +33,9 @@ pub enum Scope {
 }
 
 /// The last index a strided matrix touches must lie inside its slice.
-fn expect_inside(what: &str, len: usize, rows: usize, cols: usize, row: usize, col: usize) {
-    if rows > 0 && cols > 0 {
-        let last = (rows - 1) * row + (cols - 1) * col;
-        assert!(last < len, "{what}: {rows} x {cols} with strides {row}, {col} in {len} numbers");
-    }
+fn expect_inside(what: &str, len: usize, rows: usize, cols: usize, row: usize) {
+    let is_inside = rows == 0 || cols == 0 || (rows - 1) * row + cols <= len;
+    assert!(is_inside, "{what}: {rows} x {cols} with rows {row} apart in {len} numbers");
 }
 
 impl<'a> Mat<'a> {
@@ -47,7 +45,7 @@ impl<'a> Mat<'a> {
 
     /// Row-major, with rows `row` numbers apart.
     pub fn strided(data: &'a [f32], rows: usize, cols: usize, row: usize) -> Self {
-        expect_inside("matrix", data.len(), rows, cols, row, 1);
+        expect_inside("matrix", data.len(), rows, cols, row);
         Mat { data, rows, cols, row, col: 1 }
     }
 
@@ -64,7 +62,7 @@ impl<'a> MatMut<'a> {
 
     /// Row-major, with rows `row` numbers apart.
     pub fn strided(data: &'a mut [f32], rows: usize, cols: usize, row: usize) -> Self {
-        expect_inside("result", data.len(), rows, cols, row, 1);
+        expect_inside("result", data.len(), rows, cols, row);
         assert!(rows <= 1 || row >= cols, "result: rows of {cols} overlap at stride {row}");
         MatMut { data, rows, cols, row }
     }
@@ -74,14 +72,7 @@ impl Cpu {
     /// `c = alpha * a @ b + beta * c`; with `beta` zero the old `c` is not read.
     pub fn gemm(&self, c: MatMut, beta: f32, alpha: f32, a: Mat, b: Mat, scope: Scope) {
         let (m, n, k) = (c.rows, c.cols, a.cols);
-        assert!(
-            a.rows == m && b.cols == n && b.rows == k,
-            "product: ({}, {}) @ ({}, {}) into ({m}, {n})",
-            a.rows,
-            a.cols,
-            b.rows,
-            b.cols
-        );
+        assert_eq!(((a.rows, b.rows), b.cols), ((m, k), n), "product: sides and result");
         if m == 0 || n == 0 {
             return;
         }

@@ -54,8 +54,7 @@ pub struct Pool(Arc<Mutex<Shelf<Memory>>>);
 
 /// A buffer that returns to its pool.
 pub struct Buffer {
-    /// There until the buffer is dropped.
-    memory: Option<Memory>,
+    memory: Memory,
     n_bytes: usize,
     pool: Pool,
 }
@@ -79,7 +78,7 @@ impl Pool {
             // Not a number in every format: who reads before writing is found out in tests.
             memory.bytes_mut().fill(0xff);
         }
-        Buffer { memory: Some(memory), n_bytes, pool: self.clone() }
+        Buffer { memory, n_bytes, pool: self.clone() }
     }
 
     pub fn usage(&self) -> MemoryUse {
@@ -94,20 +93,18 @@ impl Pool {
 
 impl Buffer {
     pub fn bytes(&self) -> &[u8] {
-        let memory = self.memory.as_ref().expect("memory is there until the drop");
-        &memory.bytes()[..self.n_bytes]
+        &self.memory.bytes()[..self.n_bytes]
     }
 
     /// The bytes, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        let memory = self.memory.as_mut().expect("memory is there until the drop");
-        &mut memory.bytes_mut()[..self.n_bytes]
+        &mut self.memory.bytes_mut()[..self.n_bytes]
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let Some(memory) = self.memory.take() else { return };
+        let memory = std::mem::replace(&mut self.memory, Memory::Heap(Vec::new()));
         self.pool.shelf().give(memory.bytes().len(), memory);
     }
 }

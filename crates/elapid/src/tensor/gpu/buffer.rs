@@ -39,7 +39,7 @@ impl Buffer {
     /// Where it lies, if CUDA has it.
     pub(crate) fn cuda_address(&self) -> Option<u64> {
         match &self.memory {
-            Some(Memory::Cuda(memory)) => Some(memory.address()),
+            Some(Memory::Cuda(memory)) => Some(memory.at(0)),
             _ => None,
         }
     }

@@ -10,7 +10,7 @@
 //! A matrix that is larger than a binding is read in runs of rows: a launch writes the rows of the
 //! result whose source it holds.
 
-use super::{Arg, Gpu, Kernel, Work};
+use super::{Arg, Gpu, Kernel, Word, Work};
 use crate::tensor::device::Device;
 use crate::tensor::{DType, Tensor};
 use std::ops::Range;
@@ -49,7 +49,7 @@ impl Gpu {
             self.launch(&CAST, work, &[], &mut [Arg::In(x), Arg::Out(&mut y)], &[n.into()]);
             return y;
         }
-        self.decode(&x.reshape(&[n_rows, d]), Picked::Range(0..n_rows), &mut y);
+        self.decode(&x.reshape(&[n_rows, d]), 0..n_rows, None, &mut y);
         y
     }
 
@@ -59,7 +59,7 @@ impl Gpu {
             return x.rows(rows);
         }
         let mut y = Tensor::raw(x.device(), &[rows.len(), x.dims2().1], dtype);
-        self.decode(x, Picked::Range(rows), &mut y);
+        self.decode(x, rows, None, &mut y);
         y
     }
 
@@ -67,59 +67,45 @@ impl Gpu {
     pub fn gather_rows(&self, x: &Tensor, ids: &Tensor, dtype: DType) -> Tensor {
         let device = Device::Gpu(self.clone());
         let mut y = Tensor::raw(&device, &[ids.n_elem(), x.dims2().1], dtype);
-        self.decode(x, Picked::Ids(ids), &mut y);
+        self.decode(x, 0..x.dims2().0, Some(ids), &mut y);
         y
     }
 
-    fn decode(&self, x: &Tensor, picked: Picked, y: &mut Tensor) {
-        let (n_rows, d) = x.dims2();
+    /// All of a range of rows in order, or those of it that `ids` pick.
+    fn decode(&self, x: &Tensor, rows: Range<usize>, ids: Option<&Tensor>, y: &mut Tensor) {
+        let d = x.dims2().1;
         let (block, bytes) = x.dtype().block();
         let row_bytes = d / block * bytes;
         let max = self.binding_bytes_max() - 2 * self.offset_align();
-        let rows = match &picked {
-            Picked::Range(rows) => rows.clone(),
-            Picked::Ids(_) => 0..n_rows,
-        };
         // Without ids a window of the matrix gives the same rows of the result.
-        let widest = match picked {
-            Picked::Range(_) => row_bytes.max(4 * d),
-            Picked::Ids(_) => row_bytes,
-        };
+        let widest = if ids.is_some() { row_bytes } else { row_bytes.max(4 * d) };
         let n = (max / widest.max(1) / 128 * 128).clamp(1, rows.len().max(1));
         for first in rows.clone().step_by(n) {
             let end = rows.end.min(first + n);
             let (words, lead) =
                 x.view(DType::U32, first * row_bytes..end * row_bytes, self.offset_align());
             let size = y.n_bytes() / y.dims2().0.max(1);
-            let (ids, n_out, written) = match &picked {
-                Picked::Range(rows) => {
-                    (&words, end - first, (first - rows.start) * size..(end - rows.start) * size)
+            // Rows of a range are counted from its first, as those of the result.
+            let (n_out, range, written) = match ids {
+                Some(ids) => (ids.n_elem(), first..end, 0..y.n_bytes()),
+                None => {
+                    let written = (first - rows.start) * size..(end - rows.start) * size;
+                    (end - first, 0..end - first, written)
                 }
-                Picked::Ids(ids) => (*ids, ids.n_elem(), 0..y.n_bytes()),
             };
             let consts = [
                 ("KIND", kind(x.dtype())),
                 ("BLOCK", block),
                 ("BYTES", bytes),
-                ("GATHER", usize::from(matches!(picked, Picked::Ids(_)))),
+                ("GATHER", usize::from(ids.is_some())),
             ];
-            // Rows of a range are counted from its first, as those of the result.
-            let range = match picked {
-                Picked::Range(_) => [0usize.into(), (end - first).into()],
-                Picked::Ids(_) => [first.into(), end.into()],
-            };
-            let params = [n_out.into(), d.into(), range[0], range[1], lead.into()];
+            let params = [n_out, d, range.start, range.end, lead].map(Word::from);
             let work = Work::each(n_out * d.div_ceil(4));
+            let ids = ids.unwrap_or(&words);
             let mut args = [Arg::In(&words), Arg::In(ids), Arg::Window(y, written)];
             self.launch(&DECODE, work, &consts, &mut args, &params);
         }
     }
-}
-
-/// Which rows are decoded.
-enum Picked<'a> {
-    Range(Range<usize>),
-    Ids(&'a Tensor),
 }
 
 #[cfg(test)]

@@ -95,16 +95,12 @@ pub(super) fn note(gpu: &Gpu, args: &[Arg]) {
     let Some(reserve) = reserve.filter(|reserve| reserve.is_mine()) else { return };
     let mut lists = reserve.lists();
     for arg in args {
-        match arg {
-            Arg::Out(tensor) | Arg::Window(tensor, _) => {
-                lists.written.insert(tensor.memory_id());
-            }
-            Arg::In(tensor) => {
-                let is_inside = tensor.gpu_buffer().0.reserve.is_some();
-                if !is_inside && !lists.written.contains(&tensor.memory_id()) {
-                    lists.read.push((*tensor).clone());
-                }
-            }
+        let (tensor, id) = (arg.tensor(), arg.tensor().memory_id());
+        let is_inside = tensor.gpu_buffer().0.reserve.is_some();
+        if arg.writes() {
+            lists.written.insert(id);
+        } else if !is_inside && !lists.written.contains(&id) {
+            lists.read.push(tensor.clone());
         }
     }
 }

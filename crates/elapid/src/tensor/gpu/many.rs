@@ -39,15 +39,11 @@ impl Gpu {
         let (mut groups, mut words) = (Vec::new(), Vec::new());
         for (idx, Row { n_groups, tensors, params }) in rows.into_iter().enumerate() {
             groups.extend((0..n_groups as u32).flat_map(|group| [idx as u32, group]));
-            for arg in tensors {
-                let tensor = match arg {
-                    Some(Arg::In(tensor)) => Some(tensor),
-                    Some(Arg::Out(tensor) | Arg::Window(tensor, _)) => {
-                        tensor.expect_unique();
-                        Some(&*tensor)
-                    }
-                    None => None,
-                };
+            for mut arg in tensors {
+                if let Some(Arg::Out(tensor) | Arg::Window(tensor, _)) = &mut arg {
+                    tensor.expect_unique();
+                }
+                let tensor = arg.as_ref().map(Arg::tensor);
                 if tensor.is_some_and(Tensor::is_spoiled) {
                     return self.fail("a tensor was not written".into());
                 }

@@ -389,7 +389,7 @@ impl Gpu {
         }
     }
 
-    /// What it has beyond what every device has and uses, as `elapid info --devices` calls it.
+    /// Names of the optional features that it uses.
     pub fn features(&self) -> Vec<&'static str> {
         match &self.0.backend {
             Backend::Wgpu(wgpu) => wgpu.features(),
@@ -518,48 +518,28 @@ impl Gpu {
         // What begins off the alignment of a binding is copied: a row of a stacked tensor.
         let align = self.offset_align();
         let copies: Vec<Option<Tensor>> = args.iter().map(|arg| arg.aligned(align)).collect();
-        let (all, written) = (args.iter().map(Arg::buffer), args.iter().filter_map(Arg::written));
-        self.attempt(all, written, || self.start(kernel, work, consts, (args, &copies), params));
-    }
-
-    /// Resolves arguments, or their copies, and hands the launch over.
-    fn start(
-        &self,
-        kernel: &'static Kernel,
-        work: Work,
-        consts: &[Const],
-        (args, copies): (&[Arg], &[Option<Tensor>]),
-        params: &[Word],
-    ) {
-        let align = self.offset_align();
-        let mut resolved = Vec::with_capacity(args.len());
-        for (arg, copy) in args.iter().zip(copies) {
-            let (tensor, writes) = match arg {
-                Arg::In(tensor) => (copy.as_ref().unwrap_or(tensor), false),
-                Arg::Out(tensor) | Arg::Window(tensor, _) => (&**tensor, true),
-            };
-            let (buffer, mut offset) = tensor.gpu_buffer();
-            let Some(memory) = &buffer.memory else { return };
-            let (mut n_bytes, dtype) = (tensor.n_bytes(), tensor.dtype());
-            if let Arg::Window(_, bytes) = arg {
-                assert!(bytes.end <= n_bytes && bytes.start.is_multiple_of(align), "{bytes:?}");
-                (offset, n_bytes) = (bytes.start, bytes.len());
+        let all = args.iter().map(|arg| arg.tensor().gpu_buffer().0);
+        let written = args.iter().filter(|arg| arg.writes()).map(|arg| arg.tensor().gpu_buffer().0);
+        self.attempt(all, written, || {
+            let mut resolved = Vec::with_capacity(args.len());
+            for (arg, copy) in args.iter().zip(&copies) {
+                let (tensor, writes) = (copy.as_ref().unwrap_or(arg.tensor()), arg.writes());
+                let (buffer, mut offset) = tensor.gpu_buffer();
+                let Some(memory) = &buffer.memory else { return };
+                let (mut n_bytes, dtype) = (tensor.n_bytes(), tensor.dtype());
+                if let Arg::Window(_, bytes) = arg {
+                    assert!(bytes.end <= n_bytes && bytes.start.is_multiple_of(align), "{bytes:?}");
+                    (offset, n_bytes) = (bytes.start, bytes.len());
+                }
+                resolved.push(Resolved { memory, offset, n_bytes, dtype, writes });
             }
-            resolved.push(Resolved { memory, offset, n_bytes, dtype, writes });
-        }
-        graph::note(self, args);
-        let launch = Launch { kernel, work, consts, args: &resolved, params };
-        match &self.0.backend {
-            Backend::Wgpu(wgpu) => wgpu.launch(&launch),
-            Backend::Cuda(cuda) => cuda.launch(&launch),
-        }
-    }
-
-    /// Hands over what has been recorded; does not wait.
-    pub fn flush(&self) {
-        if let Backend::Wgpu(wgpu) = &self.0.backend {
-            wgpu.flush();
-        }
+            graph::note(self, args);
+            let launch = Launch { kernel, work, consts, args: &resolved, params };
+            match &self.0.backend {
+                Backend::Wgpu(wgpu) => wgpu.launch(&launch),
+                Backend::Cuda(cuda) => cuda.launch(&launch),
+            }
+        });
     }
 
     /// Bytes of its memory that nobody uses, where the driver tells.
@@ -580,29 +560,22 @@ impl Gpu {
 }
 
 impl Arg<'_> {
-    fn buffer(&self) -> &Buffer {
+    fn tensor(&self) -> &Tensor {
         match self {
-            Arg::In(tensor) => tensor.gpu_buffer().0,
-            Arg::Out(tensor) | Arg::Window(tensor, _) => tensor.gpu_buffer().0,
+            Arg::In(tensor) => tensor,
+            Arg::Out(tensor) | Arg::Window(tensor, _) => tensor,
         }
     }
 
-    fn written(&self) -> Option<&Buffer> {
-        (!matches!(self, Arg::In(_))).then(|| self.buffer())
+    fn writes(&self) -> bool {
+        !matches!(self, Arg::In(_))
     }
 
     /// A copy of an input whose first byte is off the alignment.
     fn aligned(&self, align: usize) -> Option<Tensor> {
-        match self {
-            Arg::In(tensor) if !tensor.gpu_buffer().1.is_multiple_of(align) => {
-                Some(tensor.copied())
-            }
-            Arg::Out(tensor) | Arg::Window(tensor, _) => {
-                assert!(tensor.gpu_buffer().1 == 0, "a kernel writes whole tensors");
-                None
-            }
-            _ => None,
-        }
+        let first = self.tensor().gpu_buffer().1;
+        assert!(first == 0 || !self.writes(), "a kernel writes whole tensors");
+        (!first.is_multiple_of(align)).then(|| self.tensor().copied())
     }
 }
 

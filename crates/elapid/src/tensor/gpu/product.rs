@@ -127,19 +127,8 @@ impl<'a> Side<'a> {
         }
     }
 
-    fn operand(&self, gpu: &Gpu) -> Operand {
-        self.operand_as(in_format(gpu, self.tensor()))
-    }
-
-    /// The right side, which is cast only if it must be.
-    fn right_operand(&self, gpu: &Gpu) -> Operand {
-        match gpu.reads_right(self.tensor().dtype()) {
-            true => self.operand_as(self.tensor().clone()),
-            false => self.operand(gpu),
-        }
-    }
-
-    fn operand_as(&self, tensor: Tensor) -> Operand {
+    /// With the tensor in a format that the backend reads.
+    fn operand(&self, tensor: Tensor) -> Operand {
         let first = match self {
             Side::Columns(_, first, _) => *first,
             Side::Plain(_) | Side::Transposed(_) => 0,
@@ -182,7 +171,7 @@ impl Gpu {
     pub fn product<'a>(&self, out: impl Into<Block<'a>>, beta: f32, alpha: f32, a: Side, b: Side) {
         let Some(product) = self.described(out.into(), beta, alpha, a, b) else { return };
         match self.as_cuda() {
-            Some(cuda) => cuda.product(self, product),
+            Some(cuda) => _ = cuda.product(self, product, None),
             None => self.split(product),
         }
     }
@@ -211,11 +200,16 @@ impl Gpu {
         if m == 0 || n == 0 {
             return None;
         }
+        // The right side is cast only if it must be.
+        let right = match self.reads_right(b.tensor().dtype()) {
+            true => b.tensor().clone(),
+            false => in_format(self, b.tensor()),
+        };
         Some(Product {
             out_first: rows.start * stride + cols.start,
             out_stride: stride,
-            a: a.operand(self),
-            b: b.right_operand(self),
+            a: a.operand(in_format(self, a.tensor())),
+            b: b.operand(right),
             out: tensor,
             m,
             n,

@@ -43,8 +43,7 @@ impl Work {
     /// Groups along three axes, none of them past 65,535.
     pub fn grid(groups: [usize; 3], threads: usize) -> Work {
         assert!(groups.iter().all(|&n| n <= N_GROUPS_MAX), "a grid of {groups:?} groups");
-        let groups = groups.map(|n| n.max(1) as u32);
-        Work { groups, threads: threads as u32, shared: 0, is_early: false }
+        Work { groups: groups.map(|n| n.max(1) as u32), ..Work::groups(1, threads) }
     }
 }
 

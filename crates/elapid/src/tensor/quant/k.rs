@@ -78,50 +78,24 @@ pub(super) fn scale_q3k(scales: &[u8], idx: usize) -> i32 {
     (low | high << 4) as i32
 }
 
+/// Q4K, and Q5K with fifth bits.
 #[inline(always)]
-pub(super) fn decode_q4k(block: &[u8; Q4K_BYTES], out: &mut [f32; N_ELEM]) {
+pub(super) fn decode_q4k_or_q5k<const BYTES: usize>(block: &[u8; BYTES], out: &mut [f32; N_ELEM]) {
     let (d, m) = (f16_at::<0>(block), f16_at::<2>(block));
-    let (scales, q) = block[4..].split_at(SCALES);
+    let (scales, rest) = block[4..].split_first_chunk().expect("a block has scales");
+    let (s, t) = scales_and_mins(scales);
+    let (s, t) = (s.to_le_bytes(), t.to_le_bytes());
+    let (fifth, q) = rest.split_at(BYTES - Q4K_BYTES);
     for (plane_idx, out) in out.as_chunks_mut::<PLANE>().0.iter_mut().enumerate() {
-        let (s, t) = scale_and_min(scales, plane_idx);
-        let (ds, mt) = (d * s as f32, m * t as f32);
+        let (ds, mt) = (d * s[plane_idx] as f32, m * t[plane_idx] as f32);
         let q = &q[plane_idx / 2 * PLANE..][..PLANE];
         let shift = plane_idx % 2 * 4;
         for i in 0..PLANE {
-            out[i] = ds * ((q[i] as i32 >> shift) & 15) as f32 - mt;
-        }
-    }
-}
-
-#[inline(always)]
-pub(super) fn decode_q5k(block: &[u8; Q5K_BYTES], out: &mut [f32; N_ELEM]) {
-    let (d, m) = (f16_at::<0>(block), f16_at::<2>(block));
-    let (scales, rest) = block[4..].split_at(SCALES);
-    let (fifth, q) = rest.split_at(32);
-    for (plane_idx, out) in out.as_chunks_mut::<PLANE>().0.iter_mut().enumerate() {
-        let (s, t) = scale_and_min(scales, plane_idx);
-        let (ds, mt) = (d * s as f32, m * t as f32);
-        let q = &q[plane_idx / 2 * PLANE..][..PLANE];
-        let shift = plane_idx % 2 * 4;
-        for i in 0..PLANE {
-            let fifth = (fifth[i] as i32 >> plane_idx) & 1;
+            let has_fifth = BYTES == Q5K_BYTES;
+            let fifth = if has_fifth { (fifth[i] as i32 >> plane_idx) & 1 } else { 0 };
             let q = (q[i] as i32 >> shift) & 15 | fifth << 4;
             out[i] = ds * q as f32 - mt;
         }
-    }
-}
-
-/// The 6-bit scale and minimum of group `idx` of 8.
-///
-/// Groups 0 to 3 have theirs in the low six bits of bytes 0 to 3 and 4 to 7; groups 4 to 7 have
-/// the upper two bits there and the low four in bytes 8 to 11, scale low, minimum high.
-#[inline(always)]
-fn scale_and_min(scales: &[u8], idx: usize) -> (u8, u8) {
-    if idx < 4 {
-        (scales[idx] & 63, scales[idx + 4] & 63)
-    } else {
-        let low = scales[idx + 4];
-        (low & 15 | scales[idx - 4] >> 6 << 4, low >> 4 | scales[idx] >> 6 << 4)
     }
 }
 
@@ -147,12 +121,14 @@ pub(super) fn decode_q6k(block: &[u8; Q6K_BYTES], out: &mut [f32; N_ELEM]) {
     }
 }
 
-/// All eight scales and all eight minima of Q4K and Q5K, a byte each.
+/// All eight 6-bit scales and all eight minima of Q4K and Q5K, a byte each.
+///
+/// Groups 0 to 3 have theirs in the low six bits of bytes 0 to 3 and 4 to 7; groups 4 to 7 have
+/// the upper two bits there and the low four in bytes 8 to 11, scale low, minimum high.
 #[inline(always)]
 pub(super) fn scales_and_mins(scales: &[u8; SCALES]) -> (u64, u64) {
     let word = |from: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| scales[from + i]));
     let (low_s, low_t, rest) = (word(0), word(4), word(8));
-    // Groups 0 to 3 have six bits each; the upper two bits of these bytes belong to groups 4 to 7.
     let six = 0x3f3f_3f3f;
     let upper = |x: u32| (x >> 6 & 0x0303_0303) << 4;
     let s = [low_s & six, rest & 0x0f0f_0f0f | upper(low_s)];

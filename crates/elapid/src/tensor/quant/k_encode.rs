@@ -161,7 +161,7 @@ fn requantise<const GROUP: usize>(
     }
 }
 
-/// The inverse of `scale_and_min` of `k.rs`, for groups in ascending order.
+/// The inverse of `scales_and_mins` of `k.rs`, for groups in ascending order.
 #[inline(always)]
 fn put_scale_and_min(scales: &mut [u8], idx: usize, s: u8, t: u8) {
     if idx < 4 {

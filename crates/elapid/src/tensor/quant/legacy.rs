@@ -25,41 +25,44 @@ pub(super) const Q5_0_BYTES: usize = 6 + HALF;
 pub(super) const Q5_1_BYTES: usize = 8 + HALF;
 pub(super) const Q8_0_BYTES: usize = 2 + N_ELEM;
 
-#[inline(always)]
-pub(super) fn decode_q4_0(block: &[u8; Q4_0_BYTES], out: &mut [f32; N_ELEM]) {
-    let d = f16_at::<0>(block);
-    let q = four_bits(&block[2..]);
-    for i in 0..N_ELEM {
-        out[i] = d * (q[i] as i32 - 8) as f32;
-    }
-}
+/// A format of 4 or 5 bits, with or without a minimum; q are its last bytes, fifth bits before them.
+pub(super) struct Legacy<const BITS: u32, const HAS_MIN: bool, const BYTES: usize>;
 
-#[inline(always)]
-pub(super) fn decode_q4_1(block: &[u8; Q4_1_BYTES], out: &mut [f32; N_ELEM]) {
-    let (d, m) = (f16_at::<0>(block), f16_at::<2>(block));
-    let q = four_bits(&block[4..]);
-    for i in 0..N_ELEM {
-        out[i] = d * q[i] as i32 as f32 + m;
-    }
-}
+pub(super) type Q4_0 = Legacy<4, false, Q4_0_BYTES>;
+pub(super) type Q4_1 = Legacy<4, true, Q4_1_BYTES>;
+pub(super) type Q5_0 = Legacy<5, false, Q5_0_BYTES>;
+pub(super) type Q5_1 = Legacy<5, true, Q5_1_BYTES>;
 
-#[inline(always)]
-pub(super) fn decode_q5_0(block: &[u8; Q5_0_BYTES], out: &mut [f32; N_ELEM]) {
-    let d = f16_at::<0>(block);
-    let fifth = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
-    let q = four_bits(&block[6..]);
-    for i in 0..N_ELEM {
-        out[i] = d * ((q[i] as i32 | fifth_bit(fifth, i)) - 16) as f32;
+impl<const BITS: u32, const HAS_MIN: bool, const BYTES: usize> Legacy<BITS, HAS_MIN, BYTES> {
+    #[inline(always)]
+    pub(super) fn decode(block: &[u8; BYTES], out: &mut [f32; N_ELEM]) {
+        let d = f16_at::<0>(block);
+        let m = if HAS_MIN { f16_at::<2>(block) } else { 0.0 };
+        let fifth = match BITS {
+            4 => 0,
+            _ => u32::from_le_bytes([20, 19, 18, 17].map(|back| block[BYTES - back])),
+        };
+        let q = four_bits(&block[BYTES - HALF..]);
+        for i in 0..N_ELEM {
+            let q = q[i] as i32 | fifth_bit(fifth, i);
+            out[i] = if HAS_MIN { d * q as f32 + m } else { d * (q - (1 << (BITS - 1))) as f32 };
+        }
     }
-}
 
-#[inline(always)]
-pub(super) fn decode_q5_1(block: &[u8; Q5_1_BYTES], out: &mut [f32; N_ELEM]) {
-    let (d, m) = (f16_at::<0>(block), f16_at::<2>(block));
-    let fifth = u32::from_le_bytes([block[4], block[5], block[6], block[7]]);
-    let q = four_bits(&block[8..]);
-    for i in 0..N_ELEM {
-        out[i] = d * (q[i] as i32 | fifth_bit(fifth, i)) as f32 + m;
+    #[inline(always)]
+    pub(super) fn encode(x: &[f32; N_ELEM], block: &mut [u8; BYTES]) {
+        let (d, m, q) = if HAS_MIN { unsigned::<BITS>(x) } else { signed::<BITS>(x) };
+        put_f16::<0>(block, d);
+        if HAS_MIN {
+            put_f16::<2>(block, m);
+        }
+        if BITS == 5 {
+            block[BYTES - HALF - 4..][..4].copy_from_slice(&fifth_bits(&q).to_le_bytes());
+        }
+        // The low four bits of each number, two to a byte.
+        for i in 0..HALF {
+            block[BYTES - HALF + i] = q[i] & 15 | q[i + HALF] << 4;
+        }
     }
 }
 
@@ -102,62 +105,32 @@ pub(super) fn encode_q8_0(x: &[f32; N_ELEM], block: &mut [u8; Q8_0_BYTES]) {
     }
 }
 
+/// `d`, no `m`, and `q` with x about `d (q - zero)`, zero in the middle: the number farthest from
+/// zero, the first if several, becomes `q = 0`, whatever its sign.
 #[inline(always)]
-pub(super) fn encode_q4_0(x: &[f32; N_ELEM], block: &mut [u8; Q4_0_BYTES]) {
-    let (d, q) = signed::<8>(x);
-    put_f16::<0>(block, d);
-    put_four_bits(&q, &mut block[2..]);
-}
-
-#[inline(always)]
-pub(super) fn encode_q5_0(x: &[f32; N_ELEM], block: &mut [u8; Q5_0_BYTES]) {
-    let (d, q) = signed::<16>(x);
-    put_f16::<0>(block, d);
-    block[2..6].copy_from_slice(&fifth_bits(&q).to_le_bytes());
-    put_four_bits(&q, &mut block[6..]);
-}
-
-#[inline(always)]
-pub(super) fn encode_q4_1(x: &[f32; N_ELEM], block: &mut [u8; Q4_1_BYTES]) {
-    let (d, m, q) = unsigned::<15>(x);
-    put_f16::<0>(block, d);
-    put_f16::<2>(block, m);
-    put_four_bits(&q, &mut block[4..]);
-}
-
-#[inline(always)]
-pub(super) fn encode_q5_1(x: &[f32; N_ELEM], block: &mut [u8; Q5_1_BYTES]) {
-    let (d, m, q) = unsigned::<31>(x);
-    put_f16::<0>(block, d);
-    put_f16::<2>(block, m);
-    block[4..8].copy_from_slice(&fifth_bits(&q).to_le_bytes());
-    put_four_bits(&q, &mut block[8..]);
-}
-
-/// `d` and `q` with x about `d (q - ZERO)`: the number farthest from zero, the first if several,
-/// becomes `q = 0`, whatever its sign.
-#[inline(always)]
-fn signed<const ZERO: i32>(x: &[f32; N_ELEM]) -> (f32, [u8; N_ELEM]) {
+fn signed<const BITS: u32>(x: &[f32; N_ELEM]) -> (f32, f32, [u8; N_ELEM]) {
     let largest = fold(x, 0.0, |largest, x| if x.abs() > largest { x.abs() } else { largest });
     let is_farthest = |x: &f32| x.abs() == largest && largest > 0.0;
-    let d = x.iter().copied().find(is_farthest).unwrap_or(0.0) / -(ZERO as f32);
+    let zero = (1 << (BITS - 1)) as f32;
+    let d = x.iter().copied().find(is_farthest).unwrap_or(0.0) / -zero;
     let inverse = inverse(d);
-    let q_max = (2 * ZERO - 1) as i8;
-    let q = x.map(|x| (low_byte(x * inverse + (ZERO as f32 + 0.5)) as i8).min(q_max) as u8);
-    (d, q)
+    let q_max = (1 << BITS) - 1;
+    let q = x.map(|x| (low_byte(x * inverse + (zero + 0.5)) as i8).min(q_max) as u8);
+    (d, 0.0, q)
 }
 
-/// `d`, `m` and `q` with x about `d q + m`: the least number becomes 0, the largest `Q_MAX`.
+/// `d`, `m` and `q` with x about `d q + m`: the least number becomes 0, the largest the largest q.
 #[inline(always)]
-fn unsigned<const Q_MAX: i32>(x: &[f32; N_ELEM]) -> (f32, f32, [u8; N_ELEM]) {
+fn unsigned<const BITS: u32>(x: &[f32; N_ELEM]) -> (f32, f32, [u8; N_ELEM]) {
     let least = fold(x, f32::MAX, |least, x| if x < least { x } else { least });
     let largest = fold(x, f32::MIN, |largest, x| if x > largest { x } else { largest });
     // Of zeros of either sign, the first.
     let first = |zero: f32| x.iter().copied().find(|x| *x == zero).unwrap_or(zero);
     let m = if least == 0.0 { first(least) } else { least };
-    let d = (if largest == 0.0 { first(largest) } else { largest } - m) / Q_MAX as f32;
+    let q_max: i8 = (1 << BITS) - 1;
+    let d = (if largest == 0.0 { first(largest) } else { largest } - m) / q_max as f32;
     let inverse = inverse(d);
-    let q = x.map(|x| (low_byte((x - m) * inverse + 0.5) as i8).min(Q_MAX as i8) as u8);
+    let q = x.map(|x| (low_byte((x - m) * inverse + 0.5) as i8).min(q_max) as u8);
     (d, m, q)
 }
 
@@ -186,14 +159,6 @@ fn fold(x: &[f32; N_ELEM], start: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
 fn low_byte(x: f32) -> u8 {
     let fits = x < -(i32::MIN as f32);
     (if fits { x as i32 } else { 0 }) as u8
-}
-
-/// The low four bits of each number, two to a byte.
-#[inline(always)]
-fn put_four_bits(q: &[u8; N_ELEM], out: &mut [u8]) {
-    for i in 0..HALF {
-        out[i] = q[i] & 15 | q[i + HALF] << 4;
-    }
 }
 
 /// The fifth bit of each number, in a word.

@@ -135,14 +135,8 @@ impl BlockType {
     }
 
     pub fn decode(self, bytes: &[u8], out: &mut [f32]) {
-        let Facts { n_elem, n_bytes, name, .. } = self.facts();
-        assert!(
-            bytes.len().is_multiple_of(n_bytes) && bytes.len() / n_bytes * n_elem == out.len(),
-            "{name}: {} bytes for {} numbers",
-            bytes.len(),
-            out.len()
-        );
-        pulp::Arch::new().dispatch(Decode { block: self, bytes, out });
+        self.expect_whole(out.len(), bytes.len());
+        pulp::Arch::new().dispatch(Code { block: self, job: Job::Decode(bytes, out) });
     }
 
     /// Encodes whole blocks, to the bytes that ggml gives without an importance matrix, and those
@@ -150,92 +144,74 @@ impl BlockType {
     ///
     /// Numbers that are not finite make blocks without meaning.
     pub fn encode(self, x: &[f32], bytes: &mut [u8]) {
+        self.expect_whole(x.len(), bytes.len());
+        pulp::Arch::new().dispatch(Code { block: self, job: Job::Encode(x, bytes) });
+    }
+
+    fn expect_whole(self, n: usize, n_in_bytes: usize) {
         let Facts { n_elem, n_bytes, name, .. } = self.facts();
-        assert!(
-            x.len().is_multiple_of(n_elem) && x.len() / n_elem * n_bytes == bytes.len(),
-            "{name}: {} numbers into {} bytes",
-            x.len(),
-            bytes.len()
-        );
-        pulp::Arch::new().dispatch(Encode { block: self, x, bytes });
+        let is_whole = n.is_multiple_of(n_elem) && n / n_elem * n_bytes == n_in_bytes;
+        assert!(is_whole, "{name}: {n} numbers in {n_in_bytes} bytes");
     }
 }
 
-/// Decodes with the widest instruction set: the loops are plain, the compiler makes the vectors.
+/// Decodes or encodes with the widest instruction set: the loops are plain, the compiler makes the
+/// vectors.
 ///
 /// The closures below look idle, but a function handed over by its name is not inlined and would
 /// be compiled without the instruction set.
-struct Decode<'a> {
+struct Code<'a> {
     block: BlockType,
-    bytes: &'a [u8],
-    out: &'a mut [f32],
+    job: Job<'a>,
 }
 
-impl WithSimd for Decode<'_> {
+enum Job<'a> {
+    Decode(&'a [u8], &'a mut [f32]),
+    Encode(&'a [f32], &'a mut [u8]),
+}
+
+impl WithSimd for Code<'_> {
     type Output = ();
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        let Decode { block, bytes, out } = self;
-        match block {
-            BlockType::Q4_0 => blocks(bytes, out).for_each(|(x, y)| legacy::decode_q4_0(x, y)),
-            BlockType::Q4_1 => blocks(bytes, out).for_each(|(x, y)| legacy::decode_q4_1(x, y)),
-            BlockType::Q5_0 => blocks(bytes, out).for_each(|(x, y)| legacy::decode_q5_0(x, y)),
-            BlockType::Q5_1 => blocks(bytes, out).for_each(|(x, y)| legacy::decode_q5_1(x, y)),
-            BlockType::Q8_0 => blocks(bytes, out).for_each(|(x, y)| legacy::decode_q8_0(x, y)),
-            BlockType::Q2K => blocks(bytes, out).for_each(|(x, y)| k::decode_q2k(x, y)),
-            BlockType::Q3K => blocks(bytes, out).for_each(|(x, y)| k::decode_q3k(x, y)),
-            BlockType::Q4K => blocks(bytes, out).for_each(|(x, y)| k::decode_q4k(x, y)),
-            BlockType::Q5K => blocks(bytes, out).for_each(|(x, y)| k::decode_q5k(x, y)),
-            BlockType::Q6K => blocks(bytes, out).for_each(|(x, y)| k::decode_q6k(x, y)),
-            BlockType::Nf4 => blocks(bytes, out).for_each(|(x, y)| nf4::decode(x, y)),
+        use BlockType::{Nf4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+        use {k_encode as e, legacy as l};
+        let job = self.job;
+        match self.block {
+            Q4_0 => job.run(|x, y| l::Q4_0::decode(x, y), |x, y| l::Q4_0::encode(x, y)),
+            Q4_1 => job.run(|x, y| l::Q4_1::decode(x, y), |x, y| l::Q4_1::encode(x, y)),
+            Q5_0 => job.run(|x, y| l::Q5_0::decode(x, y), |x, y| l::Q5_0::encode(x, y)),
+            Q5_1 => job.run(|x, y| l::Q5_1::decode(x, y), |x, y| l::Q5_1::encode(x, y)),
+            Q8_0 => job.run(|x, y| l::decode_q8_0(x, y), |x, y| l::encode_q8_0(x, y)),
+            Q2K => job.run(|x, y| k::decode_q2k(x, y), |x, y| e::encode_q2k(x, y)),
+            Q3K => job.run(|x, y| k::decode_q3k(x, y), |x, y| e::encode_q3k(x, y)),
+            Q4K => job.run(|x, y| k::decode_q4k_or_q5k(x, y), |x, y| e::encode_q4k(x, y)),
+            Q5K => job.run(|x, y| k::decode_q4k_or_q5k(x, y), |x, y| e::encode_q5k(x, y)),
+            Q6K => job.run(|x, y| k::decode_q6k(x, y), |x, y| e::encode_q6k(x, y)),
+            Nf4 => job.run(|x, y| nf4::decode(x, y), |x, y| nf4::encode(x, y)),
         }
     }
 }
 
-/// Encodes with the widest instruction set, as [`Decode`].
-struct Encode<'a> {
-    block: BlockType,
-    x: &'a [f32],
-    bytes: &'a mut [u8],
-}
-
-impl WithSimd for Encode<'_> {
-    type Output = ();
+impl Job<'_> {
+    /// For blocks of `N` numbers in `M` bytes.
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let Encode { block, x, bytes } = self;
-        match block {
-            BlockType::Q4_0 => to_blocks(x, bytes).for_each(|(x, y)| legacy::encode_q4_0(x, y)),
-            BlockType::Q4_1 => to_blocks(x, bytes).for_each(|(x, y)| legacy::encode_q4_1(x, y)),
-            BlockType::Q5_0 => to_blocks(x, bytes).for_each(|(x, y)| legacy::encode_q5_0(x, y)),
-            BlockType::Q5_1 => to_blocks(x, bytes).for_each(|(x, y)| legacy::encode_q5_1(x, y)),
-            BlockType::Q8_0 => to_blocks(x, bytes).for_each(|(x, y)| legacy::encode_q8_0(x, y)),
-            BlockType::Q2K => to_blocks(x, bytes).for_each(|(x, y)| k_encode::encode_q2k(x, y)),
-            BlockType::Q3K => to_blocks(x, bytes).for_each(|(x, y)| k_encode::encode_q3k(x, y)),
-            BlockType::Q4K => to_blocks(x, bytes).for_each(|(x, y)| k_encode::encode_q4k(x, y)),
-            BlockType::Q5K => to_blocks(x, bytes).for_each(|(x, y)| k_encode::encode_q5k(x, y)),
-            BlockType::Q6K => to_blocks(x, bytes).for_each(|(x, y)| k_encode::encode_q6k(x, y)),
-            BlockType::Nf4 => to_blocks(x, bytes).for_each(|(x, y)| nf4::encode(x, y)),
+    fn run<const N: usize, const M: usize>(
+        self,
+        decode: impl Fn(&[u8; M], &mut [f32; N]),
+        encode: impl Fn(&[f32; N], &mut [u8; M]),
+    ) {
+        match self {
+            Job::Decode(bytes, out) => {
+                let blocks = bytes.as_chunks().0.iter().zip(out.as_chunks_mut().0);
+                blocks.for_each(|(bytes, out)| decode(bytes, out));
+            }
+            Job::Encode(x, bytes) => {
+                let blocks = x.as_chunks().0.iter().zip(bytes.as_chunks_mut().0);
+                blocks.for_each(|(x, bytes)| encode(x, bytes));
+            }
         }
     }
-}
-
-/// Each block of `N` numbers with its `M` bytes.
-#[inline(always)]
-fn to_blocks<'a, const N: usize, const M: usize>(
-    x: &'a [f32],
-    bytes: &'a mut [u8],
-) -> impl Iterator<Item = (&'a [f32; N], &'a mut [u8; M])> {
-    x.as_chunks::<N>().0.iter().zip(bytes.as_chunks_mut::<M>().0)
-}
-
-/// Each block of `N` bytes with its `M` numbers.
-#[inline(always)]
-fn blocks<'a, const N: usize, const M: usize>(
-    bytes: &'a [u8],
-    out: &'a mut [f32],
-) -> impl Iterator<Item = (&'a [u8; N], &'a mut [f32; M])> {
-    bytes.as_chunks::<N>().0.iter().zip(out.as_chunks_mut::<M>().0)
 }
 
 /// The f16 at byte `AT` of a block.

@@ -73,7 +73,7 @@ fn expect_encoded(block: BlockType, source: &Stored, want: &Stored, what: &str) 
         block.encode(x, bytes);
     }
     let mut scalar = vec![0xaa; want.bytes.len()];
-    Encode { block, x: &x, bytes: &mut scalar }.with_simd(pulp::Scalar::new());
+    Code { block, job: Job::Encode(&x, &mut scalar) }.with_simd(pulp::Scalar::new());
     for (idx, want) in want.bytes.chunks(n_bytes).enumerate() {
         for bytes in [&whole, &by_blocks, &scalar] {
             let got = &bytes[idx * n_bytes..][..n_bytes];
@@ -132,13 +132,13 @@ fn a_format_is_found_by_its_number() {
 }
 
 #[test]
-#[should_panic(expected = "q4_k: 143 bytes for 256 numbers")]
+#[should_panic(expected = "q4_k: 256 numbers in 143 bytes")]
 fn a_torn_block_panics() {
     BlockType::Q4K.decode(&[0; 143], &mut [0.0; 256]);
 }
 
 #[test]
-#[should_panic(expected = "q6_k: 512 numbers into 210 bytes")]
+#[should_panic(expected = "q6_k: 512 numbers in 210 bytes")]
 fn blocks_without_room_panic() {
     BlockType::Q6K.encode(&[0.0; 512], &mut [0; 210]);
 }
@@ -216,7 +216,8 @@ fn nf4_gives_the_bits_of_bitsandbytes() {
     let mut bytes = vec![0xaa; want.len()];
     BlockType::Nf4.encode(&source, &mut bytes);
     let mut scalar = vec![0xaa; want.len()];
-    Encode { block: BlockType::Nf4, x: &source, bytes: &mut scalar }.with_simd(pulp::Scalar::new());
+    let job = Job::Encode(&source, &mut scalar);
+    Code { block: BlockType::Nf4, job }.with_simd(pulp::Scalar::new());
     for (idx, want) in want.chunks(36).enumerate() {
         assert_eq!(&bytes[idx * 36..][..36], want, "block {idx}");
         assert_eq!(&scalar[idx * 36..][..36], want, "block {idx}, without vectors");

@@ -7,9 +7,8 @@
 //! What the library chose for a shape is kept. Sums that are split are added in f32, in an order
 //! that is the same every time.
 
-use super::context::{Context, expect_blas};
+use super::context::Context;
 use super::{Cuda, lock};
-use crate::error::Result;
 use crate::tensor::DType;
 use cudarc::cublaslt::result as lt;
 use cudarc::cublaslt::result::CublasError;
@@ -28,8 +27,9 @@ const WORKSPACE: usize = 32 << 20;
 const N_PLANS_MAX: usize = 4096;
 
 /// A matrix as stored by rows. Numbers are counted, not bytes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::tensor::gpu) struct Stored {
+    /// Its address; in a shape the bytes that this is a multiple of.
     pub at: CUdeviceptr,
     pub dtype: DType,
     pub rows: usize,
@@ -64,39 +64,22 @@ pub(in crate::tensor::gpu) struct Multiply {
 /// What the choice of an algorithm depends on; the left, the right and the result of cuBLASLt.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Shape {
-    sides: [Side; 3],
+    sides: [Stored; 3],
     epilogue: sys::cublasLtEpilogue_t,
     /// As of a side.
-    vector_align: u32,
+    vector_align: CUdeviceptr,
     tf32: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Side {
-    dtype: DType,
-    rows: usize,
-    cols: usize,
-    row: usize,
-    transposed: bool,
-    /// Bytes that the address is a multiple of.
-    align: u32,
-}
-
-impl Side {
-    fn of(stored: &Stored) -> Side {
-        let Stored { at, dtype, rows, cols, row, transposed } = *stored;
-        let align = align_of(at);
-        Side { dtype, rows, cols, row, transposed, align }
-    }
-
+impl Stored {
     /// Whether all rows are at multiples of 16 bytes.
     fn is_even(&self) -> bool {
         let row_bytes = self.dtype.n_bytes(self.row);
-        self.align >= 16 && row_bytes.is_some_and(|n| n.is_multiple_of(16))
+        self.at.is_multiple_of(16) && row_bytes.is_some_and(|n| n.is_multiple_of(16))
     }
 }
 
-fn align_of(at: CUdeviceptr) -> u32 {
+fn align_of(at: CUdeviceptr) -> CUdeviceptr {
     1 << at.trailing_zeros().min(8)
 }
 
@@ -120,7 +103,7 @@ struct Plan {
 
 impl Plan {
     /// Says something of the product; every attribute that is used has the bytes of its `T`.
-    fn set<T>(&self, name: Attribute, value: T) -> std::result::Result<(), CublasError> {
+    fn set<T>(&self, name: Attribute, value: T) -> Result<(), CublasError> {
         let (value, n_bytes) = attribute(&value);
         // SAFETY: the description lives, and the value is copied.
         unsafe { lt::set_matmul_desc_attribute(self.product, name, value, n_bytes) }
@@ -139,10 +122,6 @@ impl Drop for Plan {
     }
 }
 
-pub(super) fn expect_library() -> Result<()> {
-    expect_blas()
-}
-
 fn number_type(dtype: DType) -> sys::cudaDataType {
     match dtype {
         DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
@@ -158,7 +137,7 @@ fn attribute<T>(value: &T) -> (*const c_void, usize) {
 }
 
 impl Blas {
-    fn new(context: &Arc<Context>) -> std::result::Result<Blas, String> {
+    fn new(context: &Arc<Context>) -> Result<Blas, String> {
         context.enter();
         let told = |error: CublasError| format!("cannot open cuBLASLt: {:?}", error.0);
         let handle = lt::create_handle().map_err(told)?;
@@ -172,7 +151,7 @@ impl Blas {
     }
 
     /// Whether there is a way; there is one without an epilogue.
-    fn run(&mut self, product: &Multiply) -> std::result::Result<bool, CublasError> {
+    fn run(&mut self, product: &Multiply) -> Result<bool, CublasError> {
         use sys::cublasLtEpilogue_t::{
             CUBLASLT_EPILOGUE_BGRADB, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DEFAULT,
         };
@@ -182,12 +161,13 @@ impl Blas {
             Some(Vector::Sums(at)) => (CUBLASLT_EPILOGUE_BGRADB, at),
         };
         // Swapped: see above.
-        let sides = [&product.b, &product.a, &product.out].map(Side::of);
+        let stored = [product.b, product.a, product.out];
+        let sides = stored.map(|side| Stored { at: align_of(side.at), ..side });
         let (vector_align, tf32) = (align_of(vector), product.tf32);
         let shape = Shape { sides, epilogue, vector_align, tf32 };
         // Off multiples of 16 bytes it faults in writing sums (CUDA 13, H200); of tf32 they may be
         // rounded.
-        let can_sum = vector_align >= 16 && sides.iter().all(Side::is_even) && !tf32;
+        let can_sum = vector_align >= 16 && sides.iter().all(Stored::is_even) && !tf32;
         if epilogue == CUBLASLT_EPILOGUE_BGRADB && !can_sum {
             return Ok(false);
         }
@@ -205,8 +185,7 @@ impl Blas {
         if product.vector.is_some() {
             plan.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector)?;
         }
-        let [left, right, out] =
-            [&product.b, &product.a, &product.out].map(|stored| stored.at as *mut c_void);
+        let [left, right, out] = stored.map(|side| side.at as *mut c_void);
         // SAFETY: operands were checked to lie inside of their buffers, the plan describes them,
         // and everything on the stream that uses the workspace runs in order.
         unsafe {
@@ -226,13 +205,13 @@ impl Blas {
                 &plan.algorithm,
                 self.workspace as *mut c_void,
                 self.workspace_bytes(),
-                self.context.stream.cast(),
+                self.context.cu_stream().cast(),
             )?;
         }
         Ok(true)
     }
 
-    fn plan(&self, shape: &Shape, vector: CUdeviceptr) -> std::result::Result<Plan, CublasError> {
+    fn plan(&self, shape: &Shape, vector: CUdeviceptr) -> Result<Plan, CublasError> {
         use sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
         let is_f32 = shape.sides[0].dtype == DType::F32;
         let compute =
@@ -248,18 +227,17 @@ impl Blas {
         plan.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, shape.epilogue)?;
         plan.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector)?;
         for (layout, side) in plan.sides.iter_mut().zip(&shape.sides) {
-            *layout = layout_of(side)?;
+            // Rows of ours are columns of cuBLASLt's.
+            let (rows, cols) = (side.cols as u64, side.rows as u64);
+            let dtype = number_type(side.dtype);
+            *layout = lt::create_matrix_layout(dtype, rows, cols, side.row as i64)?;
         }
         plan.algorithm = self.choose(shape, &plan)?;
         Ok(plan)
     }
 
     /// The algorithm that the library thinks best.
-    fn choose(
-        &self,
-        shape: &Shape,
-        plan: &Plan,
-    ) -> std::result::Result<sys::cublasLtMatmulAlgo_t, CublasError> {
+    fn choose(&self, shape: &Shape, plan: &Plan) -> Result<sys::cublasLtMatmulAlgo_t, CublasError> {
         use sys::cublasLtMatmulPreferenceAttributes_t::{
             CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as WORKSPACE_BYTES,
             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES as ALIGN_A,
@@ -269,7 +247,7 @@ impl Blas {
             CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK as REDUCTION,
         };
         let preference = lt::create_matmul_pref()?;
-        let [left, right, out] = shape.sides.map(|side| side.align);
+        let [left, right, out] = shape.sides.map(|side| side.at as u32);
         let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         let n_bytes = self.workspace_bytes() as u64;
         let numbers = [
@@ -296,12 +274,6 @@ impl Blas {
     }
 }
 
-/// Rows of ours are columns of cuBLASLt's.
-fn layout_of(side: &Side) -> std::result::Result<sys::cublasLtMatrixLayout_t, CublasError> {
-    let (rows, cols) = (side.cols as u64, side.rows as u64);
-    lt::create_matrix_layout(number_type(side.dtype), rows, cols, side.row as i64)
-}
-
 impl Drop for Blas {
     fn drop(&mut self) {
         self.context.enter();
@@ -322,7 +294,6 @@ impl Cuda {
     /// False where it has an epilogue that is not to be had, and nothing is done.
     pub(in crate::tensor::gpu) fn multiply(&self, product: &Multiply) -> bool {
         let _turn = self.turn();
-        self.context.enter();
         let mut blas = lock(&self.blas);
         if blas.is_none() {
             match Blas::new(&self.context) {
@@ -332,7 +303,9 @@ impl Cuda {
         }
         let Some(blas) = &mut *blas else { return true };
         let what = || {
-            let ((m, n), k) = ((product.out.rows, product.out.cols), depth(&product.a));
+            let Stored { rows, cols, transposed, .. } = product.a;
+            let k = if transposed { rows } else { cols };
+            let (m, n) = (product.out.rows, product.out.cols);
             let (from, to) = (product.a.dtype.name(), product.out.dtype.name());
             let more = match product.vector {
                 None => "",
@@ -348,9 +321,4 @@ impl Cuda {
         });
         is_done
     }
-}
-
-/// What a product sums over.
-fn depth(a: &Stored) -> usize {
-    if a.transposed { a.rows } else { a.cols }
 }

@@ -5,7 +5,7 @@
 //!
 //! | file         |                                                                  |
 //! |--------------|------------------------------------------------------------------|
-//! | `context.rs` | the libraries, devices, the context, memory of the host          |
+//! | `context.rs` | the libraries, devices, the context                              |
 //! | `module.rs`  | kernels: their text, compilation, and the functions it gives     |
 //! | `product.rs` | matrix products of tensors: formats, places and strides          |
 //! | `blas.rs`    | matrix products of what lies somewhere, by cuBLASLt              |
@@ -21,13 +21,13 @@ mod product;
 mod profile;
 
 use self::blas::Blas;
-use self::context::{Context, Pinned, words};
+use self::context::{Context, Pinned, cannot_open, expect_libraries, words};
 use self::module::{Functions, PARAMS_MAX};
 use self::profile::Profile;
 use super::profile::KernelTime;
-use super::{Caps, Failure, Fault, Launch};
+use super::{Caps, Failure, Fault, Launch, Resolved};
 use crate::error::Result;
-use cudarc::driver::{result, sys};
+use cudarc::driver::{CudaGraph, result, sys};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::ThreadId;
@@ -52,19 +52,12 @@ pub struct Cuda {
 }
 
 /// Memory of one buffer.
-pub(crate) struct Memory {
-    at: sys::CUdeviceptr,
-}
+pub(crate) struct Memory(sys::CUdeviceptr);
 
 impl Memory {
-    /// Address of the first byte.
-    pub(super) fn address(&self) -> u64 {
-        self.at
-    }
-
     /// Address of a byte.
-    fn at(&self, offset: usize) -> sys::CUdeviceptr {
-        self.at + offset as sys::CUdeviceptr
+    pub(super) fn at(&self, offset: usize) -> sys::CUdeviceptr {
+        self.0 + offset as sys::CUdeviceptr
     }
 }
 
@@ -78,11 +71,7 @@ impl Drop for Recording<'_> {
     fn drop(&mut self) {
         // Still recording: a panic came through here.
         if lock(&self.cuda.recording).take().is_some() {
-            // SAFETY: the stream records since `record`; the graph is destroyed once, right here.
-            let _ = unsafe {
-                result::stream::end_capture(self.cuda.context.stream)
-                    .and_then(|graph| result::graph::destroy(graph))
-            };
+            let _ = self.cuda.context.stream.end_capture(PLAIN);
         }
         *lock(&self.cuda.recorder) = None;
     }
@@ -90,7 +79,7 @@ impl Drop for Recording<'_> {
 
 /// Work that was recorded once and is started as one.
 pub(crate) struct Recorded {
-    exec: sys::CUgraphExec,
+    graph: CudaGraph,
     /// Bytes from the host that are uploaded again at every start.
     _kept: Vec<Pinned>,
     context: Arc<Context>,
@@ -102,12 +91,8 @@ unsafe impl Send for Recorded {}
 impl Drop for Recorded {
     fn drop(&mut self) {
         self.context.enter();
-        // SAFETY: the graph is ours and destroyed once; what runs of it is waited for first: it
-        // reads the memory that is freed next.
-        unsafe {
-            let _ = result::stream::synchronize(self.context.stream);
-            let _ = result::graph::exec_destroy(self.exec);
-        }
+        // What runs of it reads the memory that is freed next.
+        let _ = self.context.stream.synchronize();
     }
 }
 
@@ -119,15 +104,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 const EARLY_MIN: i32 = 90;
 /// Bytes of the staging memory.
 const STAGING: usize = 1 << 19;
+/// Graphs without options.
+const PLAIN: sys::CUgraphInstantiate_flags = sys::CUgraphInstantiate_flags(0);
 
 impl Cuda {
     pub(super) fn new(index: usize, failure: Failure) -> Result<Cuda> {
         let context = Arc::new(Context::new(index)?);
-        let functions = Functions::new(context.clone())?;
-        blas::expect_library()?;
-        let staging = Pinned::new(&context, STAGING).map_err(|error| context.error(&error))?;
+        expect_libraries()?;
+        let staging = context.pinned(STAGING).map_err(cannot_open)?;
         Ok(Cuda {
-            functions,
+            functions: Functions::new(context.clone()),
             blas: Mutex::default(),
             profile: Mutex::default(),
             staging: Mutex::new(staging),
@@ -140,7 +126,7 @@ impl Cuda {
     }
 
     pub(super) fn name(&self) -> String {
-        format!("{}, CUDA", self.context.device.name)
+        format!("{}, CUDA", self.context.name)
     }
 
     pub(super) fn caps(&self) -> Caps {
@@ -150,8 +136,8 @@ impl Cuda {
             tensor_cores: true,
             graphs: true,
             addresses: true,
-            shared_bytes_max: self.context.device.shared_bytes_max as usize,
-            n_multiprocessors: self.context.device.n_multiprocessors as usize,
+            shared_bytes_max: self.context.shared_bytes_max as usize,
+            n_multiprocessors: self.context.n_multiprocessors as usize,
             binding_bytes_max: usize::MAX,
             // Four numbers in one read.
             offset_align: 16,
@@ -159,8 +145,10 @@ impl Cuda {
         }
     }
 
-    /// Waits while another thread records; then none does as long as the guard is there.
+    /// Waits while another thread records; then none does as long as the guard is there, and the
+    /// context is current.
     fn turn(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        self.context.enter();
         let is_recorder = *lock(&self.recorder) == Some(std::thread::current().id());
         (!is_recorder).then(|| self.turns.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -180,9 +168,7 @@ impl Cuda {
     /// Asks whether anything can be done after a failure.
     pub(super) fn find_loss(&self) {
         let _turn = self.turn();
-        self.context.enter();
-        // SAFETY: the stream is ours.
-        if let Err(error) = unsafe { result::stream::synchronize(self.context.stream) } {
+        if let Err(error) = self.context.stream.synchronize() {
             self.failure.set_as(Fault::Lost, words(&error));
         }
     }
@@ -196,43 +182,38 @@ impl Cuda {
         self.context.enter();
         // SAFETY: the context is current; the memory is freed once, by `free`.
         match unsafe { result::malloc_sync(n_bytes) } {
-            Ok(at) => Ok(Memory { at }),
+            Ok(at) => Ok(Memory(at)),
             Err(error) => {
                 let (free, total) = result::mem_get_info().unwrap_or_default();
-                let mib = |n: usize| n >> 20;
-                let (asked, free, total) = (mib(n_bytes), mib(free), mib(total));
+                let [asked, free, total] = [n_bytes, free, total].map(|n| n >> 20);
                 let problem = words(&error);
-                Err(format!(
-                    "{asked} MiB were asked for, {free} of {total} MiB are free: {problem}"
-                ))
+                Err(format!("{asked} MiB were asked for, {free} of {total} are free: {problem}"))
             }
         }
     }
 
     pub(super) fn free(&self, memory: Memory) {
         let _turn = self.turn();
-        self.context.enter();
         // SAFETY: it comes from `allocate`, is given back once, and the driver waits for its users.
-        let freed = unsafe { result::free_sync(memory.at) };
+        let freed = unsafe { result::free_sync(memory.0) };
         self.tell("cannot free memory", freed);
     }
 
     /// In the order of launches; the bytes are taken over before it returns.
     pub(super) fn upload(&self, to: &Memory, offset: usize, bytes: &[u8]) {
         let _turn = self.turn();
-        self.context.enter();
         let at = to.at(offset);
-        let stream = self.context.stream;
+        let stream = self.context.cu_stream();
         let mut recording = lock(&self.recording);
         let copied = match &mut *recording {
             // SAFETY: the range is inside of the buffer (checked above us), and the driver takes
             // bytes from pageable memory over before it returns.
             None => unsafe { result::memcpy_htod_async(at, bytes, stream) },
             // The graph reads them at every start, so that they must stay where they are.
-            Some(kept) => Pinned::new(&self.context, bytes.len()).and_then(|mut pinned| {
-                pinned.bytes_mut().copy_from_slice(bytes);
+            Some(kept) => self.context.pinned(bytes.len()).and_then(|mut pinned| {
+                pinned.as_mut_slice()?.copy_from_slice(bytes);
                 // SAFETY: as above; the graph keeps the source.
-                let copied = unsafe { result::memcpy_htod_async(at, pinned.bytes(), stream) };
+                let copied = unsafe { result::memcpy_htod_async(at, pinned.as_slice()?, stream) };
                 kept.push(pinned);
                 copied
             }),
@@ -246,21 +227,21 @@ impl Cuda {
         if lock(&self.recording).is_some() {
             return self.failure.set("the host reads in the middle of a recorded graph".into());
         }
-        self.context.enter();
-        let (at, stream) = (from.at(offset), self.context.stream);
-        let mut staging = lock(&self.staging);
+        let at = from.at(offset);
         let is_small = bytes.len() <= STAGING;
-        let to = if is_small { &mut staging.bytes_mut()[..bytes.len()] } else { &mut *bytes };
-        // SAFETY: the range is inside of the buffer (checked above us), and `to` outlives the copy,
-        // because the stream is waited for.
-        let copied = unsafe {
-            result::memcpy_dtoh_async(to, at, stream)
-                .and_then(|()| result::stream::synchronize(stream))
-        };
+        let copied = lock(&self.staging).as_mut_slice().and_then(|staging| {
+            let to = if is_small { &mut staging[..bytes.len()] } else { &mut *bytes };
+            // SAFETY: the range is inside of the buffer (checked above us), and `to` outlives the
+            // copy, because the stream is waited for.
+            unsafe { result::memcpy_dtoh_async(to, at, self.context.cu_stream()) }?;
+            self.context.stream.synchronize()?;
+            if is_small {
+                bytes.copy_from_slice(&staging[..bytes.len()]);
+            }
+            Ok(())
+        });
         if self.tell("cannot read", copied).is_none() {
             bytes.fill(0xff);
-        } else if is_small {
-            bytes.copy_from_slice(&staging.bytes()[..bytes.len()]);
         }
     }
 
@@ -271,38 +252,34 @@ impl Cuda {
         n_bytes: usize,
     ) {
         let _turn = self.turn();
-        self.context.enter();
         let (from, to) = (from.at(from_offset), to.at(to_offset));
         // SAFETY: both ranges are inside of their buffers (checked above us).
-        let copied = unsafe { result::memcpy_dtod_async(to, from, n_bytes, self.context.stream) };
+        let copied =
+            unsafe { result::memcpy_dtod_async(to, from, n_bytes, self.context.cu_stream()) };
         self.tell("cannot copy", copied);
     }
 
     pub(super) fn fill(&self, buffer: &Memory, offset: usize, n_bytes: usize, word: u32) {
         let _turn = self.turn();
-        self.context.enter();
         let (at, n_words) = (buffer.at(offset), n_bytes.div_ceil(4));
         // SAFETY: the range is inside of the buffer, whose length is whole words.
         let filled =
-            unsafe { sys::cuMemsetD32Async(at, word, n_words, self.context.stream) }.result();
+            unsafe { sys::cuMemsetD32Async(at, word, n_words, self.context.cu_stream()) }.result();
         self.tell("cannot fill", filled);
     }
 
     pub(super) fn launch(&self, launch: &Launch) {
         let _turn = self.turn();
-        self.context.enter();
         let entry = launch.kernel.entry;
         let function = match self.functions.get(launch) {
             Ok(function) => function,
             Err(problem) => return self.failure.set(problem),
         };
-        let mut places: Vec<sys::CUdeviceptr> = Vec::with_capacity(launch.args.len());
-        for arg in launch.args {
-            let super::Memory::Cuda(memory) = arg.memory else {
-                unreachable!("a buffer of another device")
-            };
-            places.push(memory.at(arg.offset));
-        }
+        let place = |arg: &Resolved| match arg.memory {
+            super::Memory::Cuda(memory) => memory.at(arg.offset),
+            super::Memory::Wgpu(_) => unreachable!("a buffer of another device"),
+        };
+        let mut places: Vec<sys::CUdeviceptr> = launch.args.iter().map(place).collect();
         // Kernels may declare more than is given: zeros behind it.
         let mut params = [0u32; PARAMS_MAX / 4];
         params.iter_mut().zip(launch.params).for_each(|(to, word)| *to = word.0);
@@ -325,23 +302,21 @@ impl Cuda {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: launch.work.shared,
-            hStream: self.context.stream,
+            hStream: self.context.cu_stream(),
             attrs: &mut early,
             numAttrs: u32::from(is_early),
         };
-        self.timed(
-            || entry.into(),
-            || {
-                // SAFETY: the function was checked to take these arguments and parameters; buffers
-                // stay until the stream has passed, because a pool reuses them in its order; who
-                // starts early awaits its input.
-                let started = unsafe {
-                    let (params, extra) = (pointers.as_mut_ptr(), std::ptr::null_mut());
-                    sys::cuLaunchKernelEx(&config, function.handle(), params, extra)
-                };
-                self.tell(&format!("cannot start `{entry}`"), started.result());
-            },
-        );
+        let start = || {
+            // SAFETY: the function was checked to take these arguments and parameters; buffers stay
+            // until the stream has passed, because a pool reuses them in its order; who starts
+            // early awaits its input.
+            let started = unsafe {
+                let (params, extra) = (pointers.as_mut_ptr(), std::ptr::null_mut());
+                sys::cuLaunchKernelEx(&config, function.cu_function(), params, extra)
+            };
+            self.tell(&format!("cannot start `{entry}`"), started.result());
+        };
+        self.timed(|| entry.into(), start);
     }
 
     /// Starts something and, where somebody asked for it, takes its time.
@@ -372,21 +347,15 @@ impl Cuda {
         if lock(&self.recording).is_some() {
             return self.failure.set("the host waits in the middle of a recorded graph".into());
         }
-        self.context.enter();
-        // SAFETY: the stream is ours.
-        let waited = unsafe { result::stream::synchronize(self.context.stream) };
-        self.tell("a kernel failed", waited);
+        self.tell("a kernel failed", self.context.stream.synchronize());
     }
 
     /// From here on the work of this thread is recorded and not done.
     pub(super) fn record(&self) -> Option<Recording<'_>> {
         let turn = self.turns.write().unwrap_or_else(PoisonError::into_inner);
-        self.context.enter();
         // Relaxed: memory that no pool has may still be asked for.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream is ours and records nothing yet.
-        let begun = unsafe { result::stream::begin_capture(self.context.stream, mode) };
-        self.tell("cannot record a graph", begun)?;
+        self.tell("cannot record a graph", self.context.stream.begin_capture(mode))?;
         *lock(&self.recording) = Some(Vec::new());
         *lock(&self.recorder) = Some(std::thread::current().id());
         Some(Recording { cuda: self, _turn: turn })
@@ -394,30 +363,18 @@ impl Cuda {
 
     /// What was recorded since `record`.
     pub(super) fn recorded(&self, _recording: Recording) -> Option<Recorded> {
-        self.context.enter();
         let kept = lock(&self.recording).take().unwrap_or_default();
-        // SAFETY: the stream records since `record`; the graph is destroyed once, right here.
-        let made = unsafe {
-            result::stream::end_capture(self.context.stream).and_then(|graph| {
-                let made = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
-                result::graph::destroy(graph).and(made)
-            })
-        };
-        let exec = self.tell("cannot record a graph", made)?;
-        Some(Recorded { exec, _kept: kept, context: self.context.clone() })
+        let made = self.context.stream.end_capture(PLAIN);
+        let graph = self.tell("cannot record a graph", made)??;
+        Some(Recorded { graph, _kept: kept, context: self.context.clone() })
     }
 
     /// Does what was recorded.
     pub(super) fn replay(&self, recorded: &Recorded) {
         let _turn = self.turn();
-        self.context.enter();
-        self.timed(
-            || "graph".into(),
-            || {
-                // SAFETY: the graph lives, and so does the memory that it names.
-                let started = unsafe { result::graph::launch(recorded.exec, self.context.stream) };
-                self.tell("cannot start a graph", started);
-            },
-        );
+        let start = || {
+            self.tell("cannot start a graph", recorded.graph.launch());
+        };
+        self.timed(|| "graph".into(), start);
     }
 }

@@ -6,16 +6,14 @@
 //!
 //! Not here: a store of compiled kernels on disk. The engine sees no files.
 
-use super::context::{Context, driver_has, expect_nvrtc, words};
+use super::context::{Context, driver_has, words};
 use super::lock;
-use crate::error::Result;
 use crate::tensor::DType;
 use crate::tensor::gpu::{Const, Launch};
-use cudarc::driver::{result, sys};
+use cudarc::driver::{CudaFunction, result, sys};
 use cudarc::nvrtc;
 use std::collections::HashMap;
 use std::ffi::{CString, c_char};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 const PRELUDE: &str = include_str!("../prelude.cu");
@@ -25,17 +23,11 @@ const SHARED_PLAIN: u32 = 48 << 10;
 /// Most bytes of parameters, as with wgpu.
 pub(super) const PARAMS_MAX: usize = 256;
 
-/// What kernels are compiled for.
-enum Target {
-    /// Machine code of this architecture, as `sm_90a`.
-    Machine(String),
-    /// An intermediate text for the driver, where NVRTC is older than the device.
-    Virtual(String),
-}
-
 pub(super) struct Functions {
     known: Mutex<Known>,
-    target: Target,
+    /// What kernels are compiled for: machine code, as `sm_90a`, or an intermediate text for the
+    /// driver, as `compute_80`, where NVRTC is older than the device.
+    target: String,
     /// Whether the driver tells what a function takes.
     knows_params: bool,
     context: Arc<Context>,
@@ -43,7 +35,7 @@ pub(super) struct Functions {
 
 #[derive(Default)]
 struct Known {
-    functions: HashMap<Key, Arc<Function>>,
+    functions: HashMap<Key, CudaFunction>,
     /// The kernel that was started last, for messages.
     last: &'static str,
 }
@@ -54,34 +46,6 @@ struct Key {
     threads: u32,
     consts: Vec<Const>,
     types: Vec<&'static str>,
-}
-
-/// A function on the device.
-pub(super) struct Function {
-    handle: sys::CUfunction,
-    module: sys::CUmodule,
-    /// Dynamic shared memory that it may have.
-    shared: AtomicU32,
-    context: Arc<Context>,
-}
-
-// SAFETY: handles of the driver may be used from any thread.
-unsafe impl Send for Function {}
-// SAFETY: as above.
-unsafe impl Sync for Function {}
-
-impl Function {
-    pub(super) fn handle(&self) -> sys::CUfunction {
-        self.handle
-    }
-}
-
-impl Drop for Function {
-    fn drop(&mut self) {
-        self.context.enter();
-        // SAFETY: the module is ours and unloaded once, when nobody starts its function any more.
-        let _ = unsafe { result::module::unload(self.module) };
-    }
 }
 
 /// The type of an argument in a kernel.
@@ -96,7 +60,7 @@ fn type_of(dtype: DType) -> &'static str {
 }
 
 /// What this NVRTC compiles for this device.
-fn target(wanted: i32) -> Target {
+fn target(wanted: i32) -> String {
     let mut n_known = 0;
     // SAFETY: writes one number.
     let _ = unsafe { nvrtc::sys::nvrtcGetNumSupportedArchs(&mut n_known) };
@@ -106,18 +70,17 @@ fn target(wanted: i32) -> Target {
     if known.contains(&wanted) {
         // Hopper's own instructions are behind an `a`.
         let suffix = if wanted == 90 { "a" } else { "" };
-        return Target::Machine(format!("sm_{wanted}{suffix}"));
+        return format!("sm_{wanted}{suffix}");
     }
     let below = known.into_iter().filter(|&one| one <= wanted).max().unwrap_or(80);
-    Target::Virtual(format!("compute_{below}"))
+    format!("compute_{below}")
 }
 
 impl Functions {
-    pub(super) fn new(context: Arc<Context>) -> Result<Functions> {
-        expect_nvrtc()?;
+    pub(super) fn new(context: Arc<Context>) -> Functions {
         let target = target(context.architecture);
         let knows_params = driver_has("cuFuncGetParamInfo");
-        Ok(Functions { known: Mutex::default(), target, knows_params, context })
+        Functions { known: Mutex::default(), target, knows_params, context }
     }
 
     /// The kernel that was started last.
@@ -126,7 +89,7 @@ impl Functions {
     }
 
     /// The function of a launch, allowed the shared memory it asks for.
-    pub(super) fn get(&self, launch: &Launch) -> std::result::Result<Arc<Function>, String> {
+    pub(super) fn get(&self, launch: &Launch) -> Result<CudaFunction, String> {
         let key = Key {
             kernel: launch.kernel.id(),
             threads: launch.work.threads,
@@ -138,60 +101,44 @@ impl Functions {
         let function = match known.functions.get(&key) {
             Some(found) => found.clone(),
             None => {
-                let made = Arc::new(self.make(launch, &key)?);
+                let made = self.make(launch, &key)?;
                 known.functions.insert(key, made.clone());
                 made
             }
         };
         drop(known);
         let shared = launch.work.shared;
-        if shared > function.shared.load(Ordering::Relaxed) {
+        if shared > SHARED_PLAIN {
             let attribute =
                 sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function lives.
-            let allowed =
-                unsafe { sys::cuFuncSetAttribute(function.handle, attribute, shared as i32) };
-            allowed.result().map_err(|error| {
+            function.set_attribute(attribute, shared as i32).map_err(|error| {
                 let entry = launch.kernel.entry;
                 format!("`{entry}` asks for {shared} bytes of shared memory: {}", words(&error))
             })?;
-            function.shared.store(shared, Ordering::Relaxed);
         }
         Ok(function)
     }
 
-    fn make(&self, launch: &Launch, key: &Key) -> std::result::Result<Function, String> {
+    fn make(&self, launch: &Launch, key: &Key) -> Result<CudaFunction, String> {
         let entry = launch.kernel.entry;
         let image = self.compile(entry, source(launch, key))?;
         let told = |error: result::DriverError| format!("cannot load `{entry}`: {}", words(&error));
-        let name = CString::new(entry).map_err(|_| format!("`{entry}` has a zero in its name"))?;
-        self.context.enter();
-        // SAFETY: the image is complete, a text with its zero or machine code; the module is
-        // unloaded by `Function`, which is made before anything can fail.
-        let function = unsafe {
-            let module = result::module::load_data(image.as_ptr().cast()).map_err(told)?;
-            let (shared, context) = (AtomicU32::new(SHARED_PLAIN), self.context.clone());
-            let mut function = Function { handle: std::ptr::null_mut(), module, shared, context };
-            function.handle = result::module::get_function(module, name).map_err(told)?;
-            function
-        };
+        let context = self.context.stream.context();
+        let module = context.load_module(image).map_err(told)?;
+        let function = module.load_function(entry).map_err(told)?;
         self.expect_params(&function, launch)?;
         Ok(function)
     }
 
     /// A kernel reads what it declares, whatever is given: it must be the same.
-    fn expect_params(
-        &self,
-        function: &Function,
-        launch: &Launch,
-    ) -> std::result::Result<(), String> {
+    fn expect_params(&self, function: &CudaFunction, launch: &Launch) -> Result<(), String> {
         if !self.knows_params {
             return Ok(());
         }
         let (mut sizes, mut offset, mut size) = (Vec::new(), 0, 0);
         // SAFETY: writes two numbers, and fails past the last parameter.
         while unsafe {
-            sys::cuFuncGetParamInfo(function.handle, sizes.len(), &mut offset, &mut size)
+            sys::cuFuncGetParamInfo(function.cu_function(), sizes.len(), &mut offset, &mut size)
         } == sys::CUresult::CUDA_SUCCESS
         {
             sizes.push(size);
@@ -210,16 +157,12 @@ impl Functions {
         Err(format!("`{entry}` takes {sizes:?} bytes, given are {args:?} and {n_bytes}"))
     }
 
-    /// Machine code or, with a zero at its end, an intermediate text.
-    fn compile(&self, entry: &str, source: String) -> std::result::Result<Vec<c_char>, String> {
+    fn compile(&self, entry: &str, source: String) -> Result<nvrtc::Ptx, String> {
         let has_zero = |_| format!("`{entry}` has a zero in its text");
         let source = CString::new(source).map_err(has_zero)?;
         let name = CString::new(format!("{entry}.cu")).map_err(has_zero)?;
-        let target = match &self.target {
-            Target::Machine(target) | Target::Virtual(target) => target,
-        };
         let options = [
-            format!("--gpu-architecture={target}"),
+            format!("--gpu-architecture={}", self.target),
             "-default-device".into(),
             "--fmad=true".into(),
         ];
@@ -229,10 +172,15 @@ impl Functions {
         // SAFETY: the program lives until it is destroyed at the end; `source` outlives it.
         unsafe {
             let compiled = nvrtc::result::compile_program(program, &options);
-            let image = match (compiled, &self.target) {
-                (Ok(()), Target::Machine(_)) => machine_code(program).map_err(told),
-                (Ok(()), Target::Virtual(_)) => nvrtc::result::get_ptx(program).map_err(told),
-                (Err(error), _) => Err(format!("{}\n{}", told(error), log(program))),
+            let image = match compiled {
+                Ok(()) if self.target.starts_with("sm_") => machine_code(program).map_err(told),
+                Ok(()) => {
+                    nvrtc::result::get_ptx(program).map(|text| text_of(&text).into()).map_err(told)
+                }
+                Err(error) => {
+                    let log = nvrtc::result::get_program_log(program).unwrap_or_default();
+                    Err(format!("{}\n{}", told(error), text_of(&log)))
+                }
             };
             let _ = nvrtc::result::destroy_program(program);
             image
@@ -244,24 +192,19 @@ impl Functions {
 /// The program lives and was compiled for a machine.
 unsafe fn machine_code(
     program: nvrtc::sys::nvrtcProgram,
-) -> std::result::Result<Vec<c_char>, nvrtc::result::NvrtcError> {
+) -> Result<nvrtc::Ptx, nvrtc::result::NvrtcError> {
     let mut n_bytes = 0;
     // SAFETY: writes one number.
     unsafe { nvrtc::sys::nvrtcGetCUBINSize(program, &mut n_bytes) }.result()?;
-    let mut code = vec![0; n_bytes];
+    let mut code = vec![0u8; n_bytes];
     // SAFETY: writes as many bytes as it just said.
-    unsafe { nvrtc::sys::nvrtcGetCUBIN(program, code.as_mut_ptr()) }.result()?;
-    Ok(code)
+    unsafe { nvrtc::sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()) }.result()?;
+    Ok(nvrtc::Ptx::from_binary(code))
 }
 
-/// What the compiler said.
-///
-/// # Safety
-/// The program lives.
-unsafe fn log(program: nvrtc::sys::nvrtcProgram) -> String {
-    // SAFETY: as the caller says.
-    let log = unsafe { nvrtc::result::get_program_log(program) }.unwrap_or_default();
-    let bytes: Vec<u8> = log.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
+/// What stands before the first zero.
+fn text_of(text: &[c_char]) -> String {
+    let bytes: Vec<u8> = text.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

@@ -3,16 +3,15 @@
 use super::Cuda;
 use super::blas::{Multiply, Stored, Vector};
 use crate::tensor::gpu::product::{Epilogue, Operand, Product};
-use crate::tensor::gpu::{Gpu, Memory, Precision};
+use crate::tensor::gpu::{Gpu, Precision};
 use crate::tensor::{DType, Tensor};
 use cudarc::driver::sys::CUdeviceptr;
 
 /// Address of a number of a tensor; nothing where memory could not be had.
 fn address(tensor: &Tensor, first: usize) -> Option<CUdeviceptr> {
-    let (buffer, offset) = tensor.gpu_buffer();
-    let Some(Memory::Cuda(memory)) = &buffer.memory else { return None };
-    let skip = tensor.dtype().n_bytes(first).expect("numbers of whole bytes");
-    Some(memory.at(offset + skip))
+    let skip = tensor.dtype().n_bytes(first).expect("numbers of whole bytes") as CUdeviceptr;
+    let at = tensor.cuda_address();
+    (at != 0).then_some(at + skip)
 }
 
 /// A side that the product sees as `rows` by `cols`.
@@ -24,10 +23,6 @@ fn stored(operand: &Operand, (rows, cols): (usize, usize)) -> Option<Stored> {
 }
 
 impl Cuda {
-    pub(in crate::tensor::gpu) fn product(&self, gpu: &Gpu, product: Product) {
-        self.product_and(gpu, product, None);
-    }
-
     /// With an epilogue; false where cuBLASLt has none for this and nothing was done.
     pub(in crate::tensor::gpu) fn product_with(
         &self,
@@ -52,10 +47,16 @@ impl Cuda {
         let (mut at, written) = (None, sums.into_iter().chain([out]));
         gpu.attempt([vector_buffer], written, || at = address(tensor, first));
         let Some(at) = at else { return true };
-        product.k > 0 && self.product_and(gpu, product, Some(vector(at)))
+        product.k > 0 && self.product(gpu, product, Some(vector(at)))
     }
 
-    fn product_and(&self, gpu: &Gpu, product: Product, vector: Option<Vector>) -> bool {
+    /// False where cuBLASLt has no such epilogue and nothing was done.
+    pub(in crate::tensor::gpu) fn product(
+        &self,
+        gpu: &Gpu,
+        product: Product,
+        vector: Option<Vector>,
+    ) -> bool {
         let Product { out, out_first, out_stride, a, b, m, n, k, alpha, beta } = product;
         out.expect_unique();
         if k == 0 {

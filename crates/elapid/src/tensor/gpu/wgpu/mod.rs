@@ -21,6 +21,7 @@ mod profile;
 use super::{Caps, Const, Failure, Fault, Kernel, Launch, Memory, N_ROUNDS_MAX, Resolved, Work};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
+use crate::tensor::devices::DeviceInfo;
 use profile::Profile;
 use std::collections::HashMap;
 use std::num::NonZeroU64;
@@ -91,70 +92,56 @@ struct Uniforms {
     bytes: Vec<u8>,
 }
 
-/// What `elapid info --devices` says of an adapter.
-#[derive(Clone, Debug)]
-pub struct Adapter {
-    /// Its name and the way to it.
-    pub name: String,
-    /// `discrete`, `integrated`, `software` or `other`.
-    pub kind: &'static str,
-    /// Vulkan, Metal, Dx12.
-    pub backend: String,
-    /// Most bytes of a buffer.
-    pub buffer_bytes_max: u64,
-    /// Most bytes of one argument of a kernel.
-    pub binding_bytes_max: u64,
-    /// Of those that kernels can use.
-    pub features: Vec<&'static str>,
-}
-
 fn adapters() -> Vec<wgpu::Adapter> {
+    use wgpu::DeviceType::{Cpu, DiscreteGpu, IntegratedGpu, Other, VirtualGpu};
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::PRIMARY;
     let instance = wgpu::Instance::new(descriptor);
     let mut list = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY));
-    list.sort_by_key(|adapter| rank(adapter.get_info().device_type));
+    let best_first = [DiscreteGpu, IntegratedGpu, VirtualGpu, Other, Cpu];
+    list.sort_by_key(|it| best_first.iter().position(|kind| *kind == it.get_info().device_type));
     list
 }
 
-fn rank(kind: wgpu::DeviceType) -> usize {
-    match kind {
-        wgpu::DeviceType::DiscreteGpu => 0,
-        wgpu::DeviceType::IntegratedGpu => 1,
-        wgpu::DeviceType::VirtualGpu => 2,
-        wgpu::DeviceType::Other => 3,
-        wgpu::DeviceType::Cpu => 4,
-    }
-}
-
-/// What wgpu finds, best first.
-pub fn list() -> Vec<Adapter> {
-    adapters().iter().map(describe).collect()
-}
-
-fn describe(adapter: &wgpu::Adapter) -> Adapter {
-    let (info, limits, has) = (adapter.get_info(), adapter.limits(), adapter.features());
-    Adapter {
-        name: info.name.clone(),
-        kind: match info.device_type {
+/// What wgpu finds, best first. No feature is in use yet.
+pub fn list() -> Vec<DeviceInfo> {
+    let describe = |(idx, adapter): (usize, wgpu::Adapter)| {
+        let (info, limits, has) = (adapter.get_info(), adapter.limits(), adapter.features());
+        let features = FEATURES.iter().filter(|(feature, _)| has.contains(*feature));
+        let kind = match info.device_type {
             wgpu::DeviceType::DiscreteGpu => "discrete",
             wgpu::DeviceType::IntegratedGpu => "integrated",
             wgpu::DeviceType::Cpu => "software",
             _ => "other",
-        },
-        backend: format!("{:?}", info.backend),
-        buffer_bytes_max: limits.max_buffer_size,
-        binding_bytes_max: limits.max_storage_buffer_binding_size,
-        features: FEATURES.iter().filter(|(one, _)| has.contains(*one)).map(|it| it.1).collect(),
-    }
+        };
+        DeviceInfo {
+            id: format!("wgpu:{idx}"),
+            name: info.name,
+            kind: Some(kind.into()),
+            backend: Some(format!("{:?}", info.backend)),
+            buffer_bytes_max: Some(limits.max_buffer_size),
+            binding_bytes_max: Some(limits.max_storage_buffer_binding_size),
+            features: features.map(|it| (it.1, false)).collect(),
+            ..DeviceInfo::default()
+        }
+    };
+    adapters().into_iter().enumerate().map(describe).collect()
 }
 
-/// WebGPU's own limits, with the sizes of buffers that the adapter allows.
-fn limits(adapter: &wgpu::Adapter) -> wgpu::Limits {
+/// A buffer of this many bytes.
+fn buffer(device: &wgpu::Device, n_bytes: usize, usage: wgpu::BufferUsages) -> wgpu::Buffer {
+    let size = n_bytes as u64;
+    let made = wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false };
+    device.create_buffer(&made)
+}
+
+/// WebGPU's own limits, with the sizes of buffers that the adapter allows, bindings of at most so
+/// many bytes.
+fn limits(adapter: &wgpu::Adapter, bytes_max: usize) -> wgpu::Limits {
     let has = adapter.limits();
     wgpu::Limits {
         max_buffer_size: has.max_buffer_size,
-        max_storage_buffer_binding_size: has.max_storage_buffer_binding_size,
+        max_storage_buffer_binding_size: has.max_storage_buffer_binding_size.min(bytes_max as u64),
         max_storage_buffers_per_shader_stage: has.max_storage_buffers_per_shader_stage.min(8),
         ..wgpu::Limits::default()
     }
@@ -173,16 +160,13 @@ impl Wgpu {
         let Some(adapter) = list.into_iter().nth(index) else {
             return Err(Error::Device {
                 problem: format!("there is no wgpu adapter {index}: {n_found} found"),
-                hint:
-                    "`elapid info --devices` lists what is there; on Linux a driver of Vulkan is \
-                       needed (Debian: mesa-vulkan-drivers)"
-                        .into(),
+                hint: "list the devices to see what is there; on Linux a Vulkan driver is needed \
+                       (Debian: mesa-vulkan-drivers)"
+                    .into(),
             });
         };
         let info = adapter.get_info();
-        let mut limits = limits(&adapter);
-        let binding_max = &mut limits.max_storage_buffer_binding_size;
-        *binding_max = (*binding_max).min(bytes_max as u64);
+        let limits = limits(&adapter, bytes_max);
         let wanted = FEATURES.iter().filter(|(_, name)| features.contains(name));
         let wanted = wanted.fold(wgpu::Features::TIMESTAMP_QUERY, |all, it| all | it.0);
         let features = wanted & adapter.features();
@@ -195,7 +179,7 @@ impl Wgpu {
         let opened = pollster::block_on(adapter.request_device(&descriptor));
         let (device, queue) = opened.map_err(|error| Error::Device {
             problem: format!("cannot open {}: {error}", info.name),
-            hint: "use `--device cpu`".into(),
+            hint: "use the CPU".into(),
         })?;
         let told = failure.clone();
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
@@ -264,14 +248,7 @@ impl Wgpu {
         let usage = wgpu::BufferUsages::STORAGE
             | wgpu::BufferUsages::COPY_SRC
             | wgpu::BufferUsages::COPY_DST;
-        self.made(n_bytes, || {
-            self.device.create_buffer(&wgpu::BufferDescriptor {
-                label: None,
-                size: n_bytes as u64,
-                usage,
-                mapped_at_creation: false,
-            })
-        })
+        self.made(n_bytes, || buffer(&self.device, n_bytes, usage))
     }
 
     /// A buffer, unless there is no memory for it.
@@ -294,22 +271,16 @@ impl Wgpu {
 
     /// Through a buffer of its own, in the order of launches.
     pub(super) fn upload(&self, to: &wgpu::Buffer, offset: usize, bytes: &[u8]) {
-        let padded;
-        let whole = if bytes.len().is_multiple_of(4) {
-            bytes
-        } else {
-            padded = [bytes, &[0; 3][..4 - bytes.len() % 4]].concat();
-            &padded
-        };
-        let made = self.made(whole.len(), || {
+        // Zeros behind the bytes make whole words.
+        let made = self.made(bytes.len(), || {
             self.device.create_buffer_init(&wgpu::util::BufferInitDescriptor {
                 label: None,
-                contents: whole,
+                contents: bytes,
                 usage: wgpu::BufferUsages::COPY_SRC,
             })
         });
         match made {
-            Ok(from) => self.copy((&from, 0), (to, offset), whole.len()),
+            Ok(from) => self.copy((&from, 0), (to, offset), bytes.len()),
             Err(problem) => self.failure.set_as(Fault::Memory, problem),
         }
     }
@@ -340,15 +311,8 @@ impl Wgpu {
         // Whole words around what is wanted.
         let begin = offset / 4 * 4;
         let n_bytes = (offset + bytes.len() - begin).next_multiple_of(4);
-        let make = || {
-            self.device.create_buffer(&wgpu::BufferDescriptor {
-                label: None,
-                size: n_bytes as u64,
-                usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
-                mapped_at_creation: false,
-            })
-        };
-        let staging = match self.made(n_bytes, make) {
+        let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
+        let staging = match self.made(n_bytes, || buffer(&self.device, n_bytes, usage)) {
             Ok(staging) => staging,
             Err(problem) => return self.failure.set_as(Fault::Memory, problem),
         };
@@ -379,20 +343,17 @@ impl Wgpu {
             let super::Memory::Wgpu(buffer) = arg.memory else {
                 unreachable!("a buffer of another device")
             };
-            let n_bytes = arg.n_bytes.next_multiple_of(4).max(4) as u64;
-            (&**buffer, arg.offset as u64, NonZeroU64::new(n_bytes))
+            let size = NonZeroU64::new(arg.n_bytes.next_multiple_of(4).max(4) as u64);
+            wgpu::BufferBinding { buffer, offset: arg.offset as u64, size }
         });
-        let params = (uniforms, at as u64, NonZeroU64::new(SLOT as u64));
+        let size = NonZeroU64::new(SLOT as u64);
+        let params = wgpu::BufferBinding { buffer: uniforms, offset: at as u64, size };
         let entries: Vec<wgpu::BindGroupEntry> = buffers
             .chain([params])
             .enumerate()
-            .map(|(binding, (buffer, offset, size))| wgpu::BindGroupEntry {
+            .map(|(binding, buffer)| wgpu::BindGroupEntry {
                 binding: binding as u32,
-                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
-                    buffer,
-                    offset,
-                    size,
-                }),
+                resource: wgpu::BindingResource::Buffer(buffer),
             })
             .collect();
         let bind_group = self.device.create_bind_group(&wgpu::BindGroupDescriptor {
@@ -441,19 +402,15 @@ impl Wgpu {
     fn make(&self, launch: &Launch) -> Pipeline {
         let has_halves = launch.args.iter().any(|arg| arg.dtype == DType::F16);
         let halves = if has_halves { self.halves } else { "" };
-        let mut source = String::new();
-        if halves == F16_HALVES {
-            source.push_str("enable f16;\n");
-        }
-        source.push_str(&format!("const THREADS: u32 = {}u;\n", launch.work.threads));
-        for (name, value) in launch.consts {
+        let mut source = String::from(if halves == F16_HALVES { "enable f16;\n" } else { "" });
+        let own = [
+            ("THREADS", launch.work.threads as usize),
+            ("SUBGROUP_MIN", self.info.subgroup_min_size as usize),
+        ];
+        for (name, value) in own.iter().chain(launch.consts) {
             source.push_str(&format!("const {name}: u32 = {value}u;\n"));
         }
-        source.push_str(&format!("const SUBGROUP_MIN: u32 = {}u;\n", self.info.subgroup_min_size));
-        source.push_str(PRELUDE);
-        source.push_str(self.sums);
-        source.push_str(halves);
-        source.push_str(launch.kernel.wgsl);
+        source.extend([PRELUDE, self.sums, halves, launch.kernel.wgsl]);
         let entry = launch.kernel.entry;
         let descriptor = wgpu::ShaderModuleDescriptor {
             label: Some(entry),
@@ -545,12 +502,8 @@ impl Pending {
     fn slot(&mut self, device: &wgpu::Device, launch: &Launch) -> (&wgpu::Buffer, usize) {
         let idx = self.n_launches / N_SLOTS;
         if self.uniforms.len() <= idx {
-            let buffer = device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some("parameters"),
-                size: (SLOT * N_SLOTS) as u64,
-                usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
-                mapped_at_creation: false,
-            });
+            let usage = wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST;
+            let buffer = buffer(device, SLOT * N_SLOTS, usage);
             self.uniforms.push(Uniforms { buffer, bytes: Vec::new() });
         }
         let uniforms = &mut self.uniforms[idx];

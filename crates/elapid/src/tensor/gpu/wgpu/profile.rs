@@ -66,12 +66,8 @@ impl Wgpu {
             return;
         }
         let mut times = vec![0u64; n_queries];
-        let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
-            label: None,
-            size: 8 * n_queries as u64,
-            usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
-            mapped_at_creation: false,
-        });
+        let usage = wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC;
+        let buffer = buffer(&self.device, 8 * n_queries, usage);
         encoder.resolve_query_set(&profile.queries, 0..n_queries as u32, &buffer, 0);
         drop(guard);
         self.download(&buffer, 0, bytemuck::cast_slice_mut(&mut times));

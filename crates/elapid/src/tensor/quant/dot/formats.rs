@@ -4,8 +4,11 @@
 //! perhaps a minimum: a number is `s (u - zero) + low`. Scales and minima may differ between the
 //! halves of a group.
 
-use super::super::{k, legacy};
+use super::super::k;
+use super::super::legacy::{self, Legacy};
 use super::isa::Isa;
+
+pub(super) use super::super::legacy::{Q4_0, Q4_1, Q5_0, Q5_1};
 
 /// What becomes of the groups of a block, one after the other.
 pub(super) trait Taker<I: Isa> {
@@ -41,47 +44,21 @@ impl Format<{ legacy::Q8_0_BYTES }, 1> for Q8_0 {
     }
 }
 
-pub(super) struct Q4_0;
-
-impl Format<{ legacy::Q4_0_BYTES }, 1> for Q4_0 {
+impl<const BITS: u32, const HAS_MIN: bool, const BYTES: usize> Format<BYTES, 1>
+    for Legacy<BITS, HAS_MIN, BYTES>
+{
     #[inline(always)]
-    fn block<I: Isa>(isa: I, block: &[u8; legacy::Q4_0_BYTES], taker: &mut impl Taker<I>) {
-        let u = isa.nibbles(part(block, 2));
-        taker.centred::<3>(isa, 0, u, isa.splat_f16(*part(block, 0)));
-    }
-}
-
-pub(super) struct Q4_1;
-
-impl Format<{ legacy::Q4_1_BYTES }, 1> for Q4_1 {
-    #[inline(always)]
-    fn block<I: Isa>(isa: I, block: &[u8; legacy::Q4_1_BYTES], taker: &mut impl Taker<I>) {
-        let u = isa.nibbles(part(block, 4));
-        let line = (isa.splat_f16(*part(block, 0)), isa.splat_f16(*part(block, 2)));
-        taker.raised(isa, 0, u, line);
-    }
-}
-
-pub(super) struct Q5_0;
-
-impl Format<{ legacy::Q5_0_BYTES }, 1> for Q5_0 {
-    #[inline(always)]
-    fn block<I: Isa>(isa: I, block: &[u8; legacy::Q5_0_BYTES], taker: &mut impl Taker<I>) {
-        let fifth = isa.sixteens(u32::from_le_bytes(*part(block, 2)));
-        let u = isa.put::<0>(isa.nibbles(part(block, 6)), fifth);
-        taker.centred::<4>(isa, 0, u, isa.splat_f16(*part(block, 0)));
-    }
-}
-
-pub(super) struct Q5_1;
-
-impl Format<{ legacy::Q5_1_BYTES }, 1> for Q5_1 {
-    #[inline(always)]
-    fn block<I: Isa>(isa: I, block: &[u8; legacy::Q5_1_BYTES], taker: &mut impl Taker<I>) {
-        let fifth = isa.sixteens(u32::from_le_bytes(*part(block, 4)));
-        let u = isa.put::<0>(isa.nibbles(part(block, 8)), fifth);
-        let line = (isa.splat_f16(*part(block, 0)), isa.splat_f16(*part(block, 2)));
-        taker.raised(isa, 0, u, line);
+    fn block<I: Isa>(isa: I, block: &[u8; BYTES], taker: &mut impl Taker<I>) {
+        let mut u = isa.nibbles(part(block, BYTES - 16));
+        if BITS == 5 {
+            u = isa.put::<0>(u, isa.sixteens(u32::from_le_bytes(*part(block, BYTES - 20))));
+        }
+        let scale = isa.splat_f16(*part(block, 0));
+        match (HAS_MIN, BITS) {
+            (true, _) => taker.raised(isa, 0, u, (scale, isa.splat_f16(*part(block, 2)))),
+            (false, 4) => taker.centred::<3>(isa, 0, u, scale),
+            (false, _) => taker.centred::<4>(isa, 0, u, scale),
+        }
     }
 }
 

@@ -14,7 +14,6 @@ pub(super) trait Isa: Copy + Send + Sync {
 
     /// Asks for memory that will soon be read.
     fn prefetch(self, _: *const u8) {}
-    /// 32 bytes.
     fn bytes(self, x: &[u8; 32]) -> Self::Bytes;
     /// The low halves of 16 bytes, then their high halves.
     fn nibbles(self, x: &[u8; 16]) -> Self::Bytes;
@@ -31,15 +30,16 @@ pub(super) trait Isa: Copy + Send + Sync {
     fn dot_signed(self, q: Self::Bytes, x: &[i8; 32], negated: &[i32; 8]) -> Self::Ints;
     /// `x << SHIFT`.
     fn shifted<const SHIFT: i32>(self, x: &[i32; 8]) -> Self::Ints;
-    fn no_ints(self) -> Self::Ints;
     fn to_floats(self, x: Self::Ints) -> Self::Floats;
 
-    /// 8 floats.
     fn floats(self, x: &[f32; 8]) -> Self::Floats;
     /// The same in every lane.
     fn splat(self, x: f32) -> Self::Floats;
     /// a in the lower four lanes, b in the upper.
-    fn halves(self, a: f32, b: f32) -> Self::Floats;
+    #[inline(always)]
+    fn halves(self, a: f32, b: f32) -> Self::Floats {
+        self.floats(&[a, a, a, a, b, b, b, b])
+    }
     /// An f16 in every lane.
     fn splat_f16(self, x: [u8; 2]) -> Self::Floats;
     /// 8 f16.
@@ -48,9 +48,7 @@ pub(super) trait Isa: Copy + Send + Sync {
     fn bf16s(self, x: &[u8; 16]) -> Self::Floats;
     /// 8 unsigned bytes.
     fn small_ints(self, x: [u8; 8]) -> Self::Floats;
-    /// `a * b`.
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// `a + b`.
     fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b + c`.
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
@@ -117,11 +115,6 @@ impl Isa for Plain {
     }
 
     #[inline(always)]
-    fn no_ints(self) -> [i32; 8] {
-        [0; 8]
-    }
-
-    #[inline(always)]
     fn to_floats(self, x: [i32; 8]) -> [f32; 8] {
         x.map(|x| x as f32)
     }
@@ -134,11 +127,6 @@ impl Isa for Plain {
     #[inline(always)]
     fn splat(self, x: f32) -> [f32; 8] {
         [x; 8]
-    }
-
-    #[inline(always)]
-    fn halves(self, a: f32, b: f32) -> [f32; 8] {
-        [a, a, a, a, b, b, b, b]
     }
 
     #[inline(always)]

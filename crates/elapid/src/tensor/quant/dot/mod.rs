@@ -27,7 +27,7 @@ pub use self::inputs::{Group, Many, N_ROW, Pair, Rounded, Rounding};
 
 use self::formats::{Format, Taker};
 use self::isa::{Isa, Plain};
-use super::{BlockType, k, legacy};
+use super::BlockType;
 use std::sync::OnceLock;
 
 /// How far ahead memory is asked for, in bytes. Without, one thread reads half as fast: a block
@@ -56,10 +56,7 @@ pub enum Inputs<'a> {
 
 /// Instruction sets that products are written for.
 #[derive(Clone, Copy)]
-pub struct Set(Kind);
-
-#[derive(Clone, Copy)]
-enum Kind {
+pub enum Set {
     Plain,
     #[cfg(target_arch = "x86_64")]
     Avx2(x86::Avx2),
@@ -75,12 +72,12 @@ impl Set {
         let mut list = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
-            list.extend(x86::Vnni::detect().map(|isa| Set(Kind::Vnni(isa))));
-            list.extend(x86::Avx2::detect().map(|isa| Set(Kind::Avx2(isa))));
+            list.extend(x86::Vnni::detect().map(Set::Vnni));
+            list.extend(x86::Avx2::detect().map(Set::Avx2));
         }
         #[cfg(target_arch = "aarch64")]
-        list.extend(neon::Neon::detect().map(|isa| Set(Kind::Neon(isa))));
-        list.push(Set(Kind::Plain));
+        list.extend(neon::Neon::detect().map(Set::Neon));
+        list.push(Set::Plain);
         list
     }
 
@@ -91,33 +88,29 @@ impl Set {
     }
 
     pub fn name(self) -> &'static str {
-        match self.0 {
-            Kind::Plain => "plain",
+        match self {
+            Set::Plain => "plain",
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2(_) => "avx2",
+            Set::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
-            Kind::Vnni(_) => "avx512-vnni",
+            Set::Vnni(_) => "avx512-vnni",
             #[cfg(target_arch = "aarch64")]
-            Kind::Neon(_) => "neon",
+            Set::Neon(_) => "neon",
         }
     }
 
     /// Whether there are products of blocks with many inputs, and a use for inputs in pairs.
     pub fn has_strips(self) -> bool {
-        match self.0 {
-            #[cfg(target_arch = "x86_64")]
-            Kind::Vnni(_) => true,
-            _ => false,
-        }
+        self.name() == "avx512-vnni"
     }
 
     /// The products of up to `N_ROW` rows in blocks with many inputs: y is (n_tok, N_ROW).
     ///
     /// Panics where there are none.
     pub fn strip(self, block: BlockType, w: &[u8], x: &Many, y: &mut [f32]) {
-        match self.0 {
+        match self {
             #[cfg(target_arch = "x86_64")]
-            Kind::Vnni(isa) => panel::strip(isa, block, w, x, y),
+            Set::Vnni(isa) => panel::strip(isa, block, w, x, y),
             _ => panic!("no products of {block:?} with many inputs in {}", self.name()),
         }
     }
@@ -130,24 +123,23 @@ impl Set {
             return;
         }
         #[cfg(target_arch = "x86_64")]
-        if let (Kind::Vnni(isa), Rows::Blocks(block, w), Inputs::Rounded(_, pairs)) =
-            (self.0, rows, x)
+        if let (Set::Vnni(isa), Rows::Blocks(block, w), Inputs::Rounded(_, pairs)) = (self, rows, x)
             && wide::products(isa, block, w, pairs, n_tok, y)
         {
             return;
         }
         let product = Product { rows, x, n_tok, y };
-        match self.0 {
-            Kind::Plain => product.run(Plain),
+        match self {
+            Set::Plain => product.run(Plain),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the value exists only where the set was found.
-            Kind::Avx2(isa) => unsafe { run_avx2(isa, product) },
+            Set::Avx2(isa) => unsafe { run_avx2(isa, product) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the value exists only where the set was found.
-            Kind::Vnni(isa) => unsafe { run_vnni(isa, product) },
+            Set::Vnni(isa) => unsafe { run_vnni(isa, product) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: the value exists only where the set was found.
-            Kind::Neon(isa) => unsafe { run_neon(isa, product) },
+            Set::Neon(isa) => unsafe { run_neon(isa, product) },
         }
     }
 }
@@ -202,21 +194,21 @@ impl Product<'_> {
 fn blocks<I: Isa>(isa: I, block: BlockType, w: &[u8], x: &[Group], n_tok: usize, y: &mut [f32]) {
     use formats as f;
     match block {
-        BlockType::Q2K => of::<I, f::Q2K, { k::Q2K_BYTES }, 8>(isa, w, x, n_tok, y),
-        BlockType::Q3K => of::<I, f::Q3K, { k::Q3K_BYTES }, 8>(isa, w, x, n_tok, y),
-        BlockType::Q4_0 => of::<I, f::Q4_0, { legacy::Q4_0_BYTES }, 1>(isa, w, x, n_tok, y),
-        BlockType::Q4_1 => of::<I, f::Q4_1, { legacy::Q4_1_BYTES }, 1>(isa, w, x, n_tok, y),
-        BlockType::Q5_0 => of::<I, f::Q5_0, { legacy::Q5_0_BYTES }, 1>(isa, w, x, n_tok, y),
-        BlockType::Q5_1 => of::<I, f::Q5_1, { legacy::Q5_1_BYTES }, 1>(isa, w, x, n_tok, y),
-        BlockType::Q8_0 => of::<I, f::Q8_0, { legacy::Q8_0_BYTES }, 1>(isa, w, x, n_tok, y),
-        BlockType::Q4K => of::<I, f::Q4K, { k::Q4K_BYTES }, 8>(isa, w, x, n_tok, y),
-        BlockType::Q5K => of::<I, f::Q5K, { k::Q5K_BYTES }, 8>(isa, w, x, n_tok, y),
-        BlockType::Q6K => of::<I, f::Q6K, { k::Q6K_BYTES }, 8>(isa, w, x, n_tok, y),
+        BlockType::Q2K => of::<I, f::Q2K, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q3K => of::<I, f::Q3K, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q4_0 => of::<I, f::Q4_0, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q4_1 => of::<I, f::Q4_1, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q5_0 => of::<I, f::Q5_0, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q5_1 => of::<I, f::Q5_1, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q8_0 => of::<I, f::Q8_0, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q4K => of::<I, f::Q4K, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q5K => of::<I, f::Q5K, _, _>(isa, w, x, n_tok, y),
+        BlockType::Q6K => of::<I, f::Q6K, _, _>(isa, w, x, n_tok, y),
         BlockType::Nf4 => panic!("NF4 is multiplied after decoding"),
     }
 }
 
-/// Rows of one format: two rows at a time, up to four inputs at a time.
+/// Rows of one format, up to four inputs at a time.
 #[inline(always)]
 fn of<I: Isa, F: Format<BYTES, GROUPS>, const BYTES: usize, const GROUPS: usize>(
     isa: I,
@@ -325,7 +317,7 @@ impl<I: Isa, const GROUPS: usize, const T: usize> Taker<I> for Dots<'_, I, GROUP
     fn raised(&mut self, isa: I, idx: usize, u: I::Bytes, (scale, low): (I::Floats, I::Floats)) {
         for t in 0..T {
             let x = &self.x[t][idx];
-            self.add(isa, idx, t, isa.dot(u, &x.q, isa.no_ints()), scale);
+            self.add(isa, idx, t, isa.dot(u, &x.q, isa.shifted::<0>(&[0; 8])), scale);
             let sum = &mut self.sums[t][2 + (self.turn + idx) % 2];
             *sum = isa.mul_add(low, isa.floats(&x.sums), *sum);
         }

@@ -6,7 +6,7 @@ use super::isa::Isa;
 use std::arch::aarch64::*;
 
 #[derive(Clone, Copy)]
-pub(super) struct Neon(());
+pub struct Neon(());
 
 impl Neon {
     /// If the machine has it.
@@ -94,7 +94,7 @@ impl Isa for Neon {
     #[inline(always)]
     fn dot_signed(self, q: [uint8x16_t; 2], x: &[i8; 32], _: &[i32; 8]) -> [int32x4_t; 2] {
         // At most 127, an unsigned byte is a signed one: `dot` takes both.
-        self.dot(q, x, self.no_ints())
+        self.dot(q, x, self.shifted::<0>(&[0; 8]))
     }
 
     #[inline(always)]
@@ -104,12 +104,6 @@ impl Isa for Neon {
             let x = [vld1q_s32(x.as_ptr()), vld1q_s32(x.as_ptr().add(4))];
             [vshlq_n_s32::<SHIFT>(x[0]), vshlq_n_s32::<SHIFT>(x[1])]
         }
-    }
-
-    #[inline(always)]
-    fn no_ints(self) -> [int32x4_t; 2] {
-        // SAFETY: `self` stands for the set.
-        unsafe { [vdupq_n_s32(0); 2] }
     }
 
     #[inline(always)]
@@ -128,12 +122,6 @@ impl Isa for Neon {
     fn splat(self, x: f32) -> [float32x4_t; 2] {
         // SAFETY: `self` stands for the set.
         unsafe { [vdupq_n_f32(x); 2] }
-    }
-
-    #[inline(always)]
-    fn halves(self, a: f32, b: f32) -> [float32x4_t; 2] {
-        // SAFETY: `self` stands for the set.
-        unsafe { [vdupq_n_f32(a), vdupq_n_f32(b)] }
     }
 
     #[inline(always)]

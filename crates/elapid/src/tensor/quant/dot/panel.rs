@@ -11,14 +11,12 @@
 //!
 //! As in the products of few inputs the bracket is an exact sum of integers.
 
+use super::super::BlockType;
+use super::formats as f;
 use super::formats::{Format, Taker};
 use super::inputs::{Many, N_ROW};
 use super::isa::Isa;
 use super::x86::Vnni;
-use super::{
-    super::{BlockType, k, legacy},
-    formats as f,
-};
 use std::arch::x86_64::*;
 
 /// Inputs at a time.
@@ -48,16 +46,16 @@ fn run(isa: Vnni, block: BlockType, w: &[u8], x: &Many, y: &mut [[f32; N_ROW]]) 
     assert_eq!(y.len(), x.n_tok, "one row of results for each input");
     let n = x.n_group;
     let strip = match block {
-        BlockType::Q4_0 => pack::<f::Q4_0, { legacy::Q4_0_BYTES }, 1>(isa, w, n),
-        BlockType::Q4_1 => pack::<f::Q4_1, { legacy::Q4_1_BYTES }, 1>(isa, w, n),
-        BlockType::Q5_0 => pack::<f::Q5_0, { legacy::Q5_0_BYTES }, 1>(isa, w, n),
-        BlockType::Q5_1 => pack::<f::Q5_1, { legacy::Q5_1_BYTES }, 1>(isa, w, n),
-        BlockType::Q8_0 => pack::<f::Q8_0, { legacy::Q8_0_BYTES }, 1>(isa, w, n),
-        BlockType::Q2K => pack::<f::Q2K, { k::Q2K_BYTES }, 8>(isa, w, n),
-        BlockType::Q3K => pack::<f::Q3K, { k::Q3K_BYTES }, 8>(isa, w, n),
-        BlockType::Q4K => pack::<f::Q4K, { k::Q4K_BYTES }, 8>(isa, w, n),
-        BlockType::Q5K => pack::<f::Q5K, { k::Q5K_BYTES }, 8>(isa, w, n),
-        BlockType::Q6K => pack::<f::Q6K, { k::Q6K_BYTES }, 8>(isa, w, n),
+        BlockType::Q4_0 => pack::<f::Q4_0, _, _>(isa, w, n),
+        BlockType::Q4_1 => pack::<f::Q4_1, _, _>(isa, w, n),
+        BlockType::Q5_0 => pack::<f::Q5_0, _, _>(isa, w, n),
+        BlockType::Q5_1 => pack::<f::Q5_1, _, _>(isa, w, n),
+        BlockType::Q8_0 => pack::<f::Q8_0, _, _>(isa, w, n),
+        BlockType::Q2K => pack::<f::Q2K, _, _>(isa, w, n),
+        BlockType::Q3K => pack::<f::Q3K, _, _>(isa, w, n),
+        BlockType::Q4K => pack::<f::Q4K, _, _>(isa, w, n),
+        BlockType::Q5K => pack::<f::Q5K, _, _>(isa, w, n),
+        BlockType::Q6K => pack::<f::Q6K, _, _>(isa, w, n),
         BlockType::Nf4 => panic!("NF4 is multiplied after decoding"),
     };
     let (tiles, rest) = y.as_chunks_mut::<N_TOK>();

@@ -42,14 +42,14 @@ pub(super) fn products(
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 fn run(block: BlockType, w: &[u8], x: &[Pair], n_tok: usize, y: &mut [f32]) -> bool {
     match block {
-        BlockType::Q8_0 => of::<Q8_0, { 2 * legacy::Q8_0_BYTES }, 1>(w, x, n_tok, y),
-        BlockType::Q4_0 => of::<Q4_0, { 2 * legacy::Q4_0_BYTES }, 1>(w, x, n_tok, y),
-        BlockType::Q4_1 => of::<Q4_1, { 2 * legacy::Q4_1_BYTES }, 1>(w, x, n_tok, y),
-        BlockType::Q5_0 => of::<Q5_0, { 2 * legacy::Q5_0_BYTES }, 1>(w, x, n_tok, y),
-        BlockType::Q5_1 => of::<Q5_1, { 2 * legacy::Q5_1_BYTES }, 1>(w, x, n_tok, y),
-        BlockType::Q4K => of::<Q4K, { k::Q4K_BYTES }, 4>(w, x, n_tok, y),
-        BlockType::Q5K => of::<Q5K, { k::Q5K_BYTES }, 4>(w, x, n_tok, y),
-        BlockType::Q6K => of::<Q6K, { k::Q6K_BYTES }, 4>(w, x, n_tok, y),
+        BlockType::Q8_0 => of::<Q8_0, _, _>(w, x, n_tok, y),
+        BlockType::Q4_0 => of::<Q4_0, _, _>(w, x, n_tok, y),
+        BlockType::Q4_1 => of::<Q4_1, _, _>(w, x, n_tok, y),
+        BlockType::Q5_0 => of::<Q5_0, _, _>(w, x, n_tok, y),
+        BlockType::Q5_1 => of::<Q5_1, _, _>(w, x, n_tok, y),
+        BlockType::Q4K => of::<Q4K, _, _>(w, x, n_tok, y),
+        BlockType::Q5K => of::<Q5K, _, _>(w, x, n_tok, y),
+        BlockType::Q6K => of::<Q6K, _, _>(w, x, n_tok, y),
         _ => return false,
     }
     true
@@ -133,43 +133,32 @@ fn add<F: Format<BYTES, PAIRS>, const BYTES: usize, const PAIRS: usize, const T:
         let turn = (turn + p) % 2;
         for t in 0..T {
             let x = &x[t][unit][p];
-            let q = bytes_of(&x.q);
+            let q = load(&x.q);
             let start = match F::ZERO {
-                Some(7) => _mm512_slli_epi32::<7>(ints_of(&x.negated)),
-                Some(5) => _mm512_slli_epi32::<5>(ints_of(&x.negated)),
-                Some(4) => _mm512_slli_epi32::<4>(ints_of(&x.negated)),
-                Some(3) => _mm512_slli_epi32::<3>(ints_of(&x.negated)),
+                Some(7) => _mm512_slli_epi32::<7>(load(&x.negated)),
+                Some(5) => _mm512_slli_epi32::<5>(load(&x.negated)),
+                Some(4) => _mm512_slli_epi32::<4>(load(&x.negated)),
+                Some(3) => _mm512_slli_epi32::<3>(load(&x.negated)),
                 _ => _mm512_setzero_si512(),
             };
             let dot = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(start, u, q));
-            let factor = _mm512_mul_ps(scale, floats_of(&x.scales));
+            let factor = _mm512_mul_ps(scale, _mm512_castsi512_ps(load(&x.scales)));
             sums[t][turn] = _mm512_fmadd_ps(dot, factor, sums[t][turn]);
             if F::ZERO.is_none() {
-                sums[t][2 + turn] = _mm512_fmadd_ps(low, floats_of(&x.sums), sums[t][2 + turn]);
+                let sums_of_x = _mm512_castsi512_ps(load(&x.sums));
+                sums[t][2 + turn] = _mm512_fmadd_ps(low, sums_of_x, sums[t][2 + turn]);
             }
         }
     }
 }
 
+/// 64 bytes.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn bytes_of(x: &[i8; 64]) -> __m512i {
+fn load<T: bytemuck::Pod>(x: &T) -> __m512i {
+    const { assert!(size_of::<T>() == 64) };
     // SAFETY: 64 bytes are there.
-    unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn ints_of(x: &[i32; 16]) -> __m512i {
-    // SAFETY: 64 bytes are there.
-    unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn floats_of(x: &[f32; 16]) -> __m512 {
-    // SAFETY: sixteen floats are there.
-    unsafe { _mm512_loadu_ps(x.as_ptr()) }
+    unsafe { _mm512_loadu_si512(std::ptr::from_ref(x).cast()) }
 }
 
 /// Some bytes, as an array.
@@ -235,64 +224,31 @@ impl Format<{ 2 * legacy::Q8_0_BYTES }, 1> for Q8_0 {
     }
 }
 
-struct Q4_0;
+/// Two blocks of a format of 4 or 5 bits, see `legacy.rs`, in `TWO` bytes.
+struct Legacy<const BITS: i32, const HAS_MIN: bool, const TWO: usize>;
 
-impl Format<{ 2 * legacy::Q4_0_BYTES }, 1> for Q4_0 {
-    const ZERO: Option<i32> = Some(3);
+type Q4_0 = Legacy<4, false, { 2 * legacy::Q4_0_BYTES }>;
+type Q4_1 = Legacy<4, true, { 2 * legacy::Q4_1_BYTES }>;
+type Q5_0 = Legacy<5, false, { 2 * legacy::Q5_0_BYTES }>;
+type Q5_1 = Legacy<5, true, { 2 * legacy::Q5_1_BYTES }>;
+
+impl<const BITS: i32, const HAS_MIN: bool, const TWO: usize> Format<TWO, 1>
+    for Legacy<BITS, HAS_MIN, TWO>
+{
+    const ZERO: Option<i32> = if HAS_MIN { None } else { Some(BITS - 1) };
     #[inline(always)]
-    fn pairs(bytes: &[u8; 2 * legacy::Q4_0_BYTES]) -> [Two; 1] {
+    fn pairs(bytes: &[u8; TWO]) -> [Two; 1] {
+        let one = TWO / 2;
         // SAFETY: called where the set is.
         unsafe {
-            let u = nibbles(part(bytes, 2), part(bytes, 20));
-            let scale = two_f16(*part(bytes, 0), *part(bytes, 18));
-            [Two { u, scale, low: scale }]
-        }
-    }
-}
-
-struct Q4_1;
-
-impl Format<{ 2 * legacy::Q4_1_BYTES }, 1> for Q4_1 {
-    const ZERO: Option<i32> = None;
-    #[inline(always)]
-    fn pairs(bytes: &[u8; 2 * legacy::Q4_1_BYTES]) -> [Two; 1] {
-        // SAFETY: called where the set is.
-        unsafe {
-            let u = nibbles(part(bytes, 4), part(bytes, 24));
-            let scale = two_f16(*part(bytes, 0), *part(bytes, 20));
-            [Two { u, scale, low: two_f16(*part(bytes, 2), *part(bytes, 22)) }]
-        }
-    }
-}
-
-struct Q5_0;
-
-impl Format<{ 2 * legacy::Q5_0_BYTES }, 1> for Q5_0 {
-    const ZERO: Option<i32> = Some(4);
-    #[inline(always)]
-    fn pairs(bytes: &[u8; 2 * legacy::Q5_0_BYTES]) -> [Two; 1] {
-        // SAFETY: called where the set is.
-        unsafe {
-            let word = |from: usize| u32::from_le_bytes(*part(bytes, from));
-            let u = with_fifths(nibbles(part(bytes, 6), part(bytes, 28)), word(2), word(24));
-            let scale = two_f16(*part(bytes, 0), *part(bytes, 22));
-            [Two { u, scale, low: scale }]
-        }
-    }
-}
-
-struct Q5_1;
-
-impl Format<{ 2 * legacy::Q5_1_BYTES }, 1> for Q5_1 {
-    const ZERO: Option<i32> = None;
-    #[inline(always)]
-    fn pairs(bytes: &[u8; 2 * legacy::Q5_1_BYTES]) -> [Two; 1] {
-        // SAFETY: called where the set is.
-        unsafe {
-            let word = |from: usize| u32::from_le_bytes(*part(bytes, from));
-            let u = with_fifths(nibbles(part(bytes, 8), part(bytes, 32)), word(4), word(28));
-            let scale = two_f16(*part(bytes, 0), *part(bytes, 24));
-            [Two { u, scale, low: two_f16(*part(bytes, 2), *part(bytes, 26)) }]
+            let mut u = nibbles(part(bytes, one - 16), part(bytes, TWO - 16));
+            if BITS == 5 {
+                let word = |from: usize| u32::from_le_bytes(*part(bytes, from));
+                u = with_fifths(u, word(one - 20), word(TWO - 20));
+            }
+            let scale = two_f16(*part(bytes, 0), *part(bytes, one));
+            let low = if HAS_MIN { two_f16(*part(bytes, 2), *part(bytes, one + 2)) } else { scale };
+            [Two { u, scale, low }]
         }
     }
 }
@@ -393,8 +349,7 @@ impl Q6K {
     #[inline]
     #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl")]
     fn two(bytes: &[u8; k::Q6K_BYTES], scales: __m512, half: usize, high: usize) -> Two {
-        // SAFETY: 64 bytes are there.
-        let q = unsafe { _mm512_loadu_si512(part::<64>(bytes, half * 64).as_ptr().cast()) };
+        let q = load(part::<64>(bytes, half * 64));
         let q = if high == 1 { _mm512_srli_epi16::<4>(q) } else { q };
         let (a, b) = (4 * high as i16, 4 * high as i16 + 2);
         let counts = _mm512_castsi256_si512(_mm256_set1_epi16(a));

@@ -7,10 +7,10 @@ use std::arch::x86_64::*;
 
 /// AVX2, FMA and F16C; with `VNNI` also AVX-512 with its dot products of bytes.
 #[derive(Clone, Copy)]
-pub(super) struct X86<const VNNI: bool>(());
+pub struct X86<const VNNI: bool>(());
 
-pub(super) type Avx2 = X86<false>;
-pub(super) type Vnni = X86<true>;
+pub type Avx2 = X86<false>;
+pub type Vnni = X86<true>;
 
 impl<const VNNI: bool> X86<VNNI> {
     /// If the machine has it.
@@ -126,12 +126,6 @@ impl<const VNNI: bool> Isa for X86<VNNI> {
     }
 
     #[inline(always)]
-    fn no_ints(self) -> __m256i {
-        // SAFETY: `self` stands for the set.
-        unsafe { _mm256_setzero_si256() }
-    }
-
-    #[inline(always)]
     fn to_floats(self, x: __m256i) -> __m256 {
         // SAFETY: `self` stands for the set.
         unsafe { _mm256_cvtepi32_ps(x) }
@@ -147,12 +141,6 @@ impl<const VNNI: bool> Isa for X86<VNNI> {
     fn splat(self, x: f32) -> __m256 {
         // SAFETY: `self` stands for the set.
         unsafe { _mm256_set1_ps(x) }
-    }
-
-    #[inline(always)]
-    fn halves(self, a: f32, b: f32) -> __m256 {
-        // SAFETY: `self` stands for the set.
-        unsafe { _mm256_set_m128(_mm_set1_ps(b), _mm_set1_ps(a)) }
     }
 
     #[inline(always)]

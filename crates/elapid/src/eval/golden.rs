@@ -6,6 +6,7 @@
 //! batch.
 
 use crate::error::{Error, Result};
+use crate::files::TensorFile;
 use crate::files::disk::read_text;
 use crate::files::safetensors::SafeTensors;
 use crate::model::checkpoint::Checkpoint;
@@ -157,7 +158,7 @@ fn train_what_has_gradients(
         .map(|(name, _)| name)
         .collect();
     if weights.train(|name, _| wanted.contains(name)) == 0 {
-        let example = golden.names().next().unwrap_or_default().to_string();
+        let example = golden.names().first().copied().unwrap_or_default().to_string();
         return Err(Error::NoMatch { pattern: "grad.<parameter>".into(), example });
     }
     Ok(())
@@ -243,7 +244,7 @@ fn backward(
             note: format!("{loss:.6}"),
         });
     }
-    for name in golden.names().filter_map(|name| name.strip_prefix("grad.")) {
+    for name in golden.names().into_iter().filter_map(|name| name.strip_prefix("grad.")) {
         let want = reference(device, golden, &format!("grad.{name}"))?;
         let want = want.expect("the name comes from the file");
         let got = stored(model, weights, name, |id| grads.get(id.0).cloned());

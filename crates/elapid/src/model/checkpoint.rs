@@ -119,7 +119,7 @@ impl Checkpoint {
             SafeTensors::parse(&at(name), bytes)
         };
         let files = shards.iter().map(open).collect::<Result<Vec<_>>>()?;
-        let shapes = files.iter().flat_map(|file| file.names().filter_map(|name| file.shape(name)));
+        let shapes = files.iter().flat_map(SafeTensors::shapes);
         check_parts(&at("config.json"), &config, shapes)?;
         let model = Model::new(config);
         let (places, container) = (model.places(), Container::SafeTensors(files));

@@ -37,7 +37,7 @@ impl OutFile<'_> {
     pub fn write(&self, sink: &mut Sink) -> Result<()> {
         match &self.content {
             Content::Bytes(bytes) => sink(bytes),
-            Content::SafeTensors(tensors) => safetensors::write(&[("format", "pt")], tensors, sink),
+            Content::SafeTensors(tensors) => safetensors::write("pt", tensors, sink),
             Content::Gguf(metadata, tensors) => gguf::write(metadata, tensors, sink),
         }
     }

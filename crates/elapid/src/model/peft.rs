@@ -7,8 +7,8 @@
 
 use super::lora::{Lora, MAGNITUDE, Module, PREFIX, WEIGHT, most_common, outgoing};
 use crate::error::{Error, Result};
-use crate::files::Outgoing;
 use crate::files::safetensors::SafeTensors;
+use crate::files::{Outgoing, TensorFile};
 use crate::model::weights::Weights;
 use crate::tensor::Tensor;
 use crate::tensor::device::Device;

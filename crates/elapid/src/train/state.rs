@@ -14,7 +14,7 @@ use super::{Progress, Training};
 use crate::error::{Error, Result};
 use crate::files::package::{self, OutFile, Package};
 use crate::files::safetensors::{self, SafeTensors};
-use crate::files::{Outgoing, Sink};
+use crate::files::{Outgoing, Sink, TensorFile};
 use crate::tensor::{DType, SharedBytes, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -44,7 +44,7 @@ pub fn write(training: &Training, extra: &Value, sink: &mut Sink) -> Result<()> 
         let kept = training.trainer.optimizer.state();
         let list: Vec<Outgoing> =
             trained.chain(kept).map(|(name, tensor)| outgoing(name, tensor)).collect();
-        safetensors::write(&[("format", "elapid run")], &list, sink)
+        safetensors::write("elapid run", &list, sink)
     });
     let step = training.progress().step;
     package::write(&format!("step {step}"), &[(JSON.into(), json), (TENSORS.into(), tensors)], sink)
@@ -94,7 +94,7 @@ impl Saved {
         let mut get = |name: &str| self.tensor(&trainer.weights, name);
         trainer.optimizer.restore(self.state.progress.step, &mut get)?;
         let want = trainer.weights.trained().len() + trainer.optimizer.state().len();
-        let got = file.names().count();
+        let got = file.names().len();
         if want != got {
             let problem = format!("holds {got} tensors, the run has {want}");
             return Err(Error::format(file.file(), problem, HINT));

@@ -2,8 +2,8 @@
 
 use super::value::{Cursor, stored};
 use super::{
-    ALIGNMENT_DEFAULT, ALIGNMENT_KEY, ALIGNMENT_MAX, Array, Checked, GgmlType, KEY_BYTES_MAX, Kind,
-    MAGIC, N_AXES_MAX, NAME_BYTES_MAX, Value, check_name, n_bytes,
+    ALIGNMENT_DEFAULT, ALIGNMENT_KEY, ALIGNMENT_MAX, Checked, GgmlType, KEY_BYTES_MAX, Kind, MAGIC,
+    N_AXES_MAX, NAME_BYTES_MAX, Value, check_name, n_bytes,
 };
 use crate::error::{Error, Result};
 use crate::files::foreign::{self, Wanted};
@@ -28,8 +28,6 @@ const HINT_TYPE: &str =
 pub struct Gguf {
     file: String,
     bytes: SharedBytes,
-    #[cfg_attr(not(test), allow(dead_code))] // tests read or write it
-    version: u32,
     /// In the order of the file.
     values: Vec<Stored>,
     value_idx: BTreeMap<String, usize>,
@@ -69,11 +67,10 @@ impl Gguf {
         let Some(&version) = rest.first_chunk() else {
             return Err(fail(format!("{} bytes are too few for a header", data.len())));
         };
-        let version = check_version(file, version)?;
+        check_version(file, version)?;
         let mut gguf = Gguf {
             file: file.into(),
             bytes: bytes.clone(),
-            version,
             values: Vec::new(),
             value_idx: BTreeMap::new(),
             entries: Vec::new(),
@@ -121,17 +118,19 @@ impl Gguf {
     }
 
     fn alignment(&self) -> Checked<usize> {
-        let is_good = |&n: &usize| n.is_power_of_two() && n <= ALIGNMENT_MAX;
-        match self.get(ALIGNMENT_KEY) {
-            None => Ok(ALIGNMENT_DEFAULT),
-            Some(Value::U32(n)) => usize::try_from(n).ok().filter(is_good).ok_or_else(|| {
-                format!("`{ALIGNMENT_KEY}` is {n}, not a power of two up to {ALIGNMENT_MAX}")
-            }),
-            Some(other) => Err(format!("`{ALIGNMENT_KEY}` is {}, not a u32", describe(other))),
-        }
+        let Some(value) = self.get(ALIGNMENT_KEY) else { return Ok(ALIGNMENT_DEFAULT) };
+        let kind = self.values[self.value_idx[ALIGNMENT_KEY]].kind;
+        let n = value
+            .integer()
+            .filter(|_| kind == Kind::U32)
+            .ok_or_else(|| format!("`{ALIGNMENT_KEY}` is {}, not a u32", value.describe()))?;
+        let good = usize::try_from(n).ok().filter(|n| n.is_power_of_two() && *n <= ALIGNMENT_MAX);
+        good.ok_or_else(|| {
+            format!("`{ALIGNMENT_KEY}` is {n}, not a power of two up to {ALIGNMENT_MAX}")
+        })
     }
 
-    /// One tensor, with its offset as the file says it: from the begin of the data.
+    /// One tensor, with its offset as the file says it: from the start of the data.
     fn read_entry(&mut self, cursor: &mut Cursor, which: &str, alignment: usize) -> Checked<()> {
         let name = cursor.string().map_err(|problem| format!("{which}: name: {problem}"))?;
         let name = check_name("the name", name, NAME_BYTES_MAX)
@@ -145,7 +144,7 @@ impl Gguf {
         Ok(())
     }
 
-    /// Makes offsets count from the begin of the file; each tensor must lie inside it.
+    /// Makes offsets count from the start of the file; each tensor must lie inside it.
     fn place(&mut self, data_begin: usize) -> Checked<()> {
         let n_file = (*self.bytes).as_ref().len();
         for entry in &mut self.entries {
@@ -197,17 +196,6 @@ impl Gguf {
         Ok(())
     }
 
-    /// The version of the format.
-    #[cfg(test)]
-    pub fn version(&self) -> u32 {
-        self.version
-    }
-
-    /// The name given to `parse`.
-    pub fn file(&self) -> &str {
-        &self.file
-    }
-
     /// The keys of the values, in the order of the file.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.values.iter().map(|value| value.key.as_str())
@@ -224,6 +212,10 @@ impl Gguf {
         stored(value.kind, &(*self.bytes).as_ref()[value.range.clone()])
     }
 
+    fn wrong(&self, key: &str, problem: String) -> Error {
+        Error::config(&self.file, key, problem, "convert the model again")
+    }
+
     /// The value as `pick` takes it, or an error that says what it is and what was wanted.
     fn typed<'a, T>(
         &'a self,
@@ -232,13 +224,8 @@ impl Gguf {
         pick: impl FnOnce(Value<'a>) -> Option<T>,
     ) -> Result<Option<T>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        match pick(value) {
-            Some(picked) => Ok(Some(picked)),
-            None => {
-                let problem = format!("is {}, not {want}", describe(value));
-                Err(Error::config(&self.file, key, problem, "convert the model again"))
-            }
-        }
+        let wrong = || self.wrong(key, format!("is {}, not {want}", value.describe()));
+        pick(value).map(Some).ok_or_else(wrong)
     }
 
     /// Every element of an array as `pick` takes it.
@@ -248,18 +235,15 @@ impl Gguf {
         want: &str,
         pick: impl Fn(Value<'a>) -> Option<T>,
     ) -> Result<Option<Vec<T>>> {
-        let mut wrong = None;
-        let list = self.typed(key, want, |value| {
-            let Value::Array(array) = value else { return None };
-            Some(collect(array, &mut wrong, pick))
+        let array = self.typed(key, want, |value| match value {
+            Value::Array(array) => Some(array),
+            _ => None,
         })?;
-        match wrong {
-            None => Ok(list),
-            Some((idx, value)) => {
-                let problem = format!("element {idx} is {}; wanted is {want}", describe(value));
-                Err(Error::config(&self.file, key, problem, "convert the model again"))
-            }
-        }
+        let element = |(idx, value): (usize, Value<'a>)| {
+            let what = || format!("element {idx} is {}; wanted is {want}", value.describe());
+            pick(value).ok_or_else(|| self.wrong(key, what()))
+        };
+        array.map(|array| array.iter().enumerate().map(element).collect()).transpose()
     }
 
     /// A string that must be UTF-8.
@@ -303,15 +287,6 @@ impl Gguf {
         self.list(key, "an array of floats", |value| value.float().map(|x| x as f32))
     }
 
-    /// An array of bools.
-    #[cfg(test)]
-    pub fn bools(&self, key: &str) -> Result<Option<Vec<bool>>> {
-        self.list(key, "an array of bools", |value| match value {
-            Value::Bool(x) => Some(x),
-            _ => None,
-        })
-    }
-
     /// An array of strings, which need not be UTF-8.
     pub fn strings(&self, key: &str) -> Result<Option<Vec<&[u8]>>> {
         self.list(key, "an array of strings", |value| match value {
@@ -350,35 +325,15 @@ impl TensorFile for Gguf {
     }
 }
 
-fn describe(value: Value) -> String {
-    value.describe()
-}
-
 /// The first bytes, to be shown.
 fn head(data: &[u8]) -> String {
     data[..data.len().min(4)].escape_ascii().to_string()
 }
 
-/// The elements as `pick` takes them; the first it does not take goes to `wrong`.
-fn collect<'a, T>(
-    array: Array<'a>,
-    wrong: &mut Option<(usize, Value<'a>)>,
-    pick: impl Fn(Value<'a>) -> Option<T>,
-) -> Vec<T> {
-    let picked = array.iter().enumerate().map_while(|(idx, value)| {
-        let picked = pick(value);
-        if picked.is_none() {
-            *wrong = Some((idx, value));
-        }
-        picked
-    });
-    picked.collect()
-}
-
-fn check_version(file: &str, bytes: [u8; 4]) -> Result<u32> {
+fn check_version(file: &str, bytes: [u8; 4]) -> Result<()> {
     let (version, swapped) = (u32::from_le_bytes(bytes), u32::from_be_bytes(bytes));
     let (problem, hint) = match (version, swapped) {
-        (2 | 3, _) => return Ok(version),
+        (2 | 3, _) => return Ok(()),
         (1, _) => {
             let problem = "GGUF version 1, of August 2023; versions 2 and 3 are read".into();
             (problem, "convert the original weights again")

@@ -2,7 +2,7 @@
 //!
 //! Keys of a family are asked for by our names; errors spell them as the file does.
 
-use super::family::{Arch, Facts, Family};
+use super::family::{Arch, Facts, Family, Mixers};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 
@@ -73,9 +73,19 @@ impl Keys {
         Error::config(&self.file, &key, problem, hint)
     }
 
-    /// The value, unless absent or null.
+    /// Whether it is a config of our own.
+    pub(crate) fn is_own(&self) -> bool {
+        self.facts.is_some_and(|facts| facts.mixers == Mixers::Own)
+    }
+
+    /// The value, unless absent or null. In our own config the settings of a part are an object.
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
-        self.map.get(self.name(key)).filter(|value| !value.is_null())
+        let name = self.name(key);
+        let in_part = || {
+            let (part, key) = name.split_once('.').filter(|_| self.is_own())?;
+            self.map.get(part)?.get(key)
+        };
+        self.map.get(name).or_else(in_part).filter(|value| !value.is_null())
     }
 
     pub(crate) fn has(&self, key: &str) -> bool {

@@ -7,7 +7,7 @@
 
 pub(crate) mod check;
 mod experts;
-mod families;
+pub(crate) mod families;
 mod family;
 pub mod gguf;
 pub(crate) mod keys;

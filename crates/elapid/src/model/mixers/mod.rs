@@ -19,8 +19,8 @@ use crate::error::Result;
 use crate::model::builder::{Builder, ConvIds};
 use crate::model::config::Config;
 use crate::model::config::check::*;
+use crate::model::config::families::Reader;
 use crate::model::config::gguf::LayerNames;
-use crate::model::config::keys::Keys;
 use crate::model::pass::Pass;
 use crate::model::place::Map;
 use crate::model::state::{Slot, SlotId, States, caches, tensors};
@@ -122,6 +122,6 @@ pub(crate) struct Own {
     pub name: &'static str,
     /// Keys of that object.
     pub keys: &'static [&'static str],
-    /// Reads the object; the parameters get this prefix.
-    pub read: fn(&Keys, String, &Config) -> Result<MixerConfig>,
+    /// Reads layer `idx`, whose parameters are named after the prefix.
+    pub read: fn(&Reader, idx: usize, prefix: &str, &Config) -> Result<MixerConfig>,
 }

@@ -179,7 +179,8 @@ impl Import<'_> {
     /// Heads of Mamba-2, and how much wider Mamba is than the model.
     fn widths(&mut self) -> Result<()> {
         let row = |own: &str| self.facts.row(own).map(|row| row.1);
-        let (d_head, factor) = (row("mamba2.d_head"), row("mamba.factor"));
+        let factor = row("mamba1.factor").or(row("mamba2.factor"));
+        let d_head = row("mamba2.d_head");
         let Some(factor) = factor else { return Ok(()) };
         let d_inner = self.need("ssm.inner_size", self.size("ssm.inner_size")?)?;
         // These two have a key for it.

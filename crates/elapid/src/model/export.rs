@@ -8,7 +8,6 @@ use super::params::{Target, targets};
 use crate::error::{Error, Result};
 use crate::files::gguf::{self, Item};
 use crate::files::{Outgoing, Sink, safetensors};
-use crate::model::config::FeedForwardConfig;
 use crate::model::config::gguf::{self as gguf_config, Arch, FREQUENCIES};
 use crate::model::weights::{ParamId, Role, Weights};
 use crate::tensor::DType;
@@ -195,10 +194,8 @@ impl<'a> Export<'a> {
     fn mixed(&self, mix: Mix) -> Vec<DType> {
         let config = self.checkpoint.model().config();
         let layers = &config.layers;
-        let n_expert = layers.iter().find_map(|layer| match &layer.feed_forward {
-            FeedForwardConfig::Experts(c) => Some(c.n_expert),
-            _ => None,
-        });
+        let experts = layers.iter().find_map(|layer| layer.feed_forward.experts());
+        let n_expert = experts.map(|c| c.n_expert);
         let attention = layers.first().and_then(|layer| layer.mixer.attention());
         let n_gqa = attention.map(|c| c.dims.n_head / c.dims.n_kv_head.max(1));
         let Form::Gguf(arch) = self.form else { panic!("an export for GGUF") };

@@ -132,12 +132,6 @@ impl Model {
         self.specs.iter().map(Spec::place).collect()
     }
 
-    /// Names a weight file may hold although the model does not ask for them.
-    pub fn ignored_names(&self) -> Vec<&'static str> {
-        // A tied head is often stored all the same.
-        if self.config.tied { vec![HEAD] } else { Vec::new() }
-    }
-
     /// A state before the first token.
     pub fn state(&self, device: &Device) -> State {
         self.state_with(device, CacheType::F32).expect("f32 takes rows of any width")

@@ -74,11 +74,8 @@ impl Config {
         if self.init_std < 0.0 {
             list.push(("init_std", format!("{} is below 0", self.init_std)));
         }
-        let n_expert = self.layers.iter().map(|layer| match &layer.feed_forward {
-            FeedForwardConfig::Experts(c) => c.n_expert,
-            _ => 0,
-        });
-        let n_expert = n_expert.fold(0, usize::saturating_add);
+        let experts = self.layers.iter().filter_map(|layer| layer.feed_forward.experts());
+        let n_expert = experts.map(|c| c.n_expert).fold(0, usize::saturating_add);
         if n_expert > N_EXPERT_ALL_MAX {
             let text = format!("{n_expert} in all layers together, above {N_EXPERT_ALL_MAX}");
             list.push(("experts.n_expert", text));

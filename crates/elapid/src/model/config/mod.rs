@@ -81,6 +81,16 @@ pub enum FeedForwardConfig {
     Experts(ExpertsConfig),
 }
 
+impl FeedForwardConfig {
+    pub fn dense(&self) -> Option<&DenseConfig> {
+        if let FeedForwardConfig::Dense(c) = self { Some(c) } else { None }
+    }
+
+    pub fn experts(&self) -> Option<&ExpertsConfig> {
+        if let FeedForwardConfig::Experts(c) = self { Some(c) } else { None }
+    }
+}
+
 /// How the matrices of a feed-forward are stored.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DenseForm {

@@ -173,10 +173,10 @@ fn shape(config: &Config) -> Option<Shape> {
         _ => None,
     };
     let plain = |layer: &LayerConfig| attention(layer).is_some_and(|c| c.0 == QkNorm::None);
-    let dense = |layer: &LayerConfig| matches!(layer.feed_forward, FeedForwardConfig::Dense(_));
-    let experts = |layer: &LayerConfig| match &layer.feed_forward {
-        FeedForwardConfig::Experts(c) => Some((c.shared.is_some(), c.shared_gate.is_some())),
-        _ => None,
+    let dense = |layer: &LayerConfig| layer.feed_forward.dense().is_some();
+    let experts = |layer: &LayerConfig| {
+        let c = layer.feed_forward.experts();
+        c.map(|c| (c.shared.is_some(), c.shared_gate.is_some()))
     };
     let is_bare = |layer: &LayerConfig| layer.feed_forward == FeedForwardConfig::None;
     let headed = |layer: &LayerConfig| attention(layer).is_some_and(|c| c.0 == QkNorm::Head);

@@ -68,14 +68,8 @@ fn value(config: &Config, arch: Arch, own: &str) -> Option<Item> {
         MixerConfig::Mamba2(c) | MixerConfig::Parallel(c, _) => Some(c),
         _ => None,
     });
-    let dense = layers.iter().find_map(|layer| match &layer.feed_forward {
-        FeedForwardConfig::Dense(c) => Some(c),
-        _ => None,
-    });
-    let experts = layers.iter().find_map(|layer| match &layer.feed_forward {
-        FeedForwardConfig::Experts(c) => Some(c),
-        _ => None,
-    });
+    let dense = layers.iter().find_map(|layer| layer.feed_forward.dense());
+    let experts = layers.iter().find_map(|layer| layer.feed_forward.experts());
     let of_layer =
         |layer: &LayerConfig| layer.mixer.attention().map_or(0, |c| c.dims.n_kv_head as i32);
     Some(match own {

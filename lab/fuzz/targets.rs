@@ -297,7 +297,8 @@ pub fn adapter(data: &[u8]) -> Result<()> {
     let json = text("adapter_config.json", json)?;
     let tensors = SafeTensors::parse("adapter_model.safetensors", Arc::new(tensors))?;
     let mut weights = Weights::init(&DEVICE, BASE.specs(), 1);
-    let n_modules = peft::apply(&DEVICE, &mut weights, ("adapter_config.json", json), &tensors)?;
+    let n_modules =
+        peft::read(&DEVICE, ("adapter_config.json", json), &tensors)?.attach(&mut weights)?;
     assert!(n_modules > 0, "an adapter of nothing");
     run_model(&BASE, &weights)
 }

@@ -9,11 +9,12 @@ use crate::error::{Error, Result};
 use crate::files::TensorFile;
 use crate::files::disk::read_text;
 use crate::files::safetensors::SafeTensors;
+use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::config::Config;
 use crate::model::open::safetensors as open_safetensors;
 use crate::model::weights::{ParamId, Weights};
-use crate::model::{ForwardOptions, Model, peft};
+use crate::model::{ForwardOptions, Model};
 use crate::ops::adamw::AdamW;
 use crate::tape::{Gradients, Tape};
 use crate::tensor::Tensor;
@@ -383,10 +384,7 @@ fn open_model(device: &Device, dir: &Path, model_path: Option<&Path>) -> Result<
     let model = Model::new(config);
     let mut weights = checkpoint.weights(device)?;
     if let Some(adapter_dir) = adapter_dir {
-        let config_path = adapter_dir.join("adapter_config.json");
-        let file = open_safetensors(&adapter_dir.join("adapter_model.safetensors"))?;
-        let config = (config_path.display().to_string(), read_text(&config_path)?);
-        peft::apply(device, &mut weights, (&config.0, &config.1), &file)?;
+        Adapter::open(adapter_dir)?.read(None, device)?.attach(&mut weights)?;
     }
     Ok((model, weights))
 }

@@ -50,7 +50,7 @@ impl Adapter {
         let path = path.as_ref();
         Adapter::detect(path)?.ok_or_else(|| {
             let hint = "give a directory that PEFT or a training run wrote, or a GGUF adapter";
-            Error::input(format!("{} is no adapter", path.display()), hint)
+            Error::input(format!("there is no adapter at {}", path.display()), hint)
         })
     }
 

@@ -11,7 +11,7 @@
 //! Not here: embeddings, experts, magnitudes (DoRA), activated adapters (aLoRA). They are refused
 //! by name.
 
-use super::lora::{Lora, Module, most_common};
+use super::lora::{Lora, Module, halves_problem, most_common};
 use crate::error::{Error, Result};
 use crate::files::gguf::{Gguf, Item};
 use crate::files::{Outgoing, TensorFile};
@@ -93,10 +93,8 @@ pub fn write<'a>(lora: &'a Lora, model: &Model) -> Result<File<'a>> {
         if module.magnitude.is_some() {
             return Err(refuse("GGUF has no magnitudes (DoRA)"));
         }
-        let (rank, shape) = (module.rank(), &base.specs[idx].shape);
-        if module.a.shape() != [rank, shape[1]] || module.b.shape() != [shape[0], rank] {
-            let (a, b) = (module.a.shape(), module.b.shape());
-            return Err(refuse(&format!("halves of shapes {a:?} and {b:?} for {shape:?}")));
+        if let Some(problem) = halves_problem(&module.a, &module.b, &base.specs[idx].shape) {
+            return Err(refuse(&problem));
         }
         let wanted = effective_alpha(lora, module) as f32;
         let fold = if wanted == alpha { 1.0 } else { wanted / alpha };
@@ -289,23 +287,17 @@ struct Half {
 impl Half {
     fn read(device: &Device, gguf: &Gguf, parts: &[Part], idx: usize) -> Result<Half> {
         let part = &parts[idx];
-        let tensors = HALVES.map(|half| {
+        let read = |half: &str| {
             let name = format!("{}{half}", part.name);
-            let found = gguf.tensor(device, &name)?;
-            found.ok_or_else(|| {
+            gguf.tensor(device, &name)?.ok_or_else(|| {
                 let problem = format!("there is no `{name}`, the other half is there");
                 Error::format(gguf.file(), problem, "convert the adapter again")
             })
-        });
-        let [a, b] = tensors;
-        let (a, b) = (a?, b?);
-        let rank = b.shape().last().copied().unwrap_or(0);
-        if rank == 0 || a.shape() != [rank, part.shape[1]] || b.shape() != [part.shape[0], rank] {
-            let (a, b, tensor) = (a.shape(), b.shape(), &part.name);
-            let want = &part.shape;
-            let problem = format!("`{tensor}`: halves of shapes {a:?} and {b:?} for {want:?}");
+        };
+        let (a, b) = (read(HALVES[0])?, read(HALVES[1])?);
+        if let Some(problem) = halves_problem(&a, &b, &part.shape) {
             let hint = "the adapter may belong to another base model";
-            return Err(Error::format(gguf.file(), problem, hint));
+            return Err(Error::format(gguf.file(), format!("`{}`: {problem}", part.name), hint));
         }
         Ok(Half { a, b, first_row: parts[..idx].iter().map(|part| part.shape[0]).sum() })
     }

@@ -9,8 +9,7 @@ use super::lora::{Lora, MAGNITUDE, Module, PREFIX, WEIGHT, most_common, outgoing
 use crate::error::{Error, Result};
 use crate::files::safetensors::SafeTensors;
 use crate::files::{Outgoing, TensorFile};
-use crate::model::weights::Weights;
-use crate::tensor::Tensor;
+use crate::model::config::keys::Keys;
 use crate::tensor::device::Device;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -47,43 +46,19 @@ const REGEX: [char; 13] = ['*', '+', '?', '[', ']', '(', ')', '{', '}', '|', '^'
 /// Whether a setting says nothing.
 fn is_off(value: &Value) -> bool {
     match value {
-        Value::Null | Value::Bool(false) => true,
+        Value::Bool(false) => true,
         Value::Array(list) => list.is_empty(),
         Value::Object(map) => map.is_empty(),
         _ => false,
     }
 }
 
-/// The object of an adapter_config.json, and the name of the file for messages.
-struct Json<'a> {
-    file: &'a str,
-    map: Map<String, Value>,
-}
+/// An adapter_config.json.
+struct Json(Keys);
 
-impl Json<'_> {
+impl Json {
     fn fail(&self, key: &str, problem: impl Into<String>) -> Error {
-        Error::config(self.file, key, problem, HINT_MERGE)
-    }
-
-    /// A value that says something.
-    fn get(&self, key: &str) -> Option<&Value> {
-        self.map.get(key).filter(|value| !value.is_null())
-    }
-
-    fn flag(&self, key: &str) -> Result<bool> {
-        match self.get(key) {
-            None => Ok(false),
-            Some(Value::Bool(flag)) => Ok(*flag),
-            Some(other) => Err(self.fail(key, format!("{other} is neither true nor false"))),
-        }
-    }
-
-    fn text(&self, key: &str) -> Result<Option<&str>> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(self.fail(key, format!("{other} is not a string"))),
-        }
+        self.0.wrong(key, problem)
     }
 
     fn rank(&self, key: &str, value: &Value) -> Result<u64> {
@@ -97,24 +72,18 @@ impl Json<'_> {
     }
 
     fn required(&self, key: &str) -> Result<&Value> {
-        self.get(key).ok_or_else(|| Error::config(self.file, key, "is missing", HINT))
+        self.0.need(key, self.0.get(key))
     }
 
     /// An object of patterns, each with what `read` takes its value for.
     fn patterns<T>(&self, key: &str, read: impl Fn(&Value) -> Result<T>) -> Result<Patterns<T>> {
         let mut patterns = HashMap::new();
-        match self.get(key) {
-            None => {}
-            Some(Value::Object(map)) => {
-                for (idx, (pattern, value)) in map.iter().enumerate() {
-                    if pattern.contains(REGEX) {
-                        let problem = format!("`{pattern}` is a regular expression");
-                        return Err(self.fail(key, problem));
-                    }
-                    patterns.insert(pattern.clone(), (idx, read(value)?));
-                }
+        let object = self.0.typed(key, "an object", Value::as_object)?;
+        for (idx, (pattern, value)) in object.into_iter().flatten().enumerate() {
+            if pattern.contains(REGEX) {
+                return Err(self.fail(key, format!("`{pattern}` is a regular expression")));
             }
-            Some(other) => return Err(self.fail(key, format!("{other} is not an object"))),
+            patterns.insert(pattern.clone(), (idx, read(value)?));
         }
         Ok(Patterns(patterns))
     }
@@ -122,42 +91,33 @@ impl Json<'_> {
     /// The names of `target_modules`; a pattern or `all-linear` says nothing that the tensors do
     /// not say.
     fn targets(&self) -> Result<Option<HashSet<String>>> {
-        const KEY: &str = "target_modules";
-        match self.get(KEY) {
-            None | Some(Value::String(_)) => Ok(None),
-            Some(Value::Array(list)) => {
-                let name = |value: &Value| match value.as_str() {
-                    Some(name) => Ok(name.to_string()),
-                    None => Err(self.fail(KEY, format!("{value} is not a name"))),
-                };
-                list.iter().map(name).collect::<Result<HashSet<_>>>().map(Some)
-            }
-            Some(other) => Err(self.fail(KEY, format!("{other} is neither a list nor a pattern"))),
+        if self.0.get("target_modules").is_some_and(Value::is_string) {
+            return Ok(None);
         }
+        let name = |value: &Value| value.as_str().map(str::to_string);
+        self.0.typed("target_modules", "a list of names or a pattern", |value| {
+            value.as_array()?.iter().map(name).collect()
+        })
     }
 
     /// Names the first setting that would change the result and that we do not know.
     fn refuse(&self) -> Result<()> {
-        match self.text("peft_type")? {
-            Some("LORA") | None => {}
-            Some(other) => {
-                return Err(self.fail("peft_type", format!("is \"{other}\", not \"LORA\"")));
+        for (key, known) in [("peft_type", "LORA"), ("bias", "none")] {
+            let got = self.0.str_or(key, known)?;
+            if got != known {
+                return Err(self.fail(key, format!("is \"{got}\", not \"{known}\"")));
             }
         }
-        if self.flag("fan_in_fan_out")? {
+        if self.0.bool_or("fan_in_fan_out", false)? {
             return Err(self.fail("fan_in_fan_out", "transposed weights are not supported"));
         }
-        match self.text("bias")? {
-            Some("none") | None => {}
-            Some(other) => return Err(self.fail("bias", format!("is \"{other}\", not \"none\""))),
-        }
         for key in REFUSED {
-            if let Some(value) = self.map.get(*key).filter(|value| !is_off(value)) {
+            if let Some(value) = self.0.get(key).filter(|value| !is_off(value)) {
                 return Err(self.fail(key, format!("{value} is not supported")));
             }
         }
         // The other ways to begin an adapter change the base weights too.
-        match self.get("init_lora_weights") {
+        match self.0.get("init_lora_weights") {
             None | Some(Value::Bool(_)) => Ok(()),
             Some(Value::String(kind)) if kind == "gaussian" || kind == "orthogonal" => Ok(()),
             Some(other) => Err(self.fail("init_lora_weights", format!("{other} is not supported"))),
@@ -196,20 +156,21 @@ struct Settings {
 
 impl Settings {
     fn parse(file: &str, json: &str) -> Result<Settings> {
-        let map = serde_json::from_str(json)
-            .map_err(|error| Error::format(file, error.to_string(), HINT))?;
-        let json = Json { file, map };
+        let json = Json(Keys::parse(file, json)?.with_hint(HINT_MERGE));
         json.refuse()?;
         Ok(Settings {
             file: file.to_string(),
             r: json.rank("r", json.required("r")?)?,
             alpha: json.alpha("lora_alpha", json.required("lora_alpha")?)?,
-            rslora: json.flag("use_rslora")?,
-            dora: json.flag("use_dora")?,
+            rslora: json.0.bool_or("use_rslora", false)?,
+            dora: json.0.bool_or("use_dora", false)?,
             ranks: json.patterns("rank_pattern", |value| json.rank("rank_pattern", value))?,
             alphas: json.patterns("alpha_pattern", |value| json.alpha("alpha_pattern", value))?,
             targets: json.targets()?,
-            base: json.text("base_model_name_or_path")?.map(str::to_string),
+            base: json
+                .0
+                .typed("base_model_name_or_path", "a string", Value::as_str)?
+                .map(str::to_string),
         })
     }
 
@@ -280,36 +241,14 @@ fn read_one(
         Ok(file.tensor(device, &name)?.expect("it has a shape"))
     };
     let (a, b) = (half("A", 0)?, half("B", 1)?);
-    let magnitude = match settings.dora {
-        true => Some(magnitude(device, settings, file, path)?),
-        false => None,
-    };
-    Ok(Module { param: format!("{path}{WEIGHT}"), a, b, magnitude, alpha })
-}
-
-/// The magnitudes of a module: every one has them, or none.
-fn magnitude(
-    device: &Device,
-    settings: &Settings,
-    file: &SafeTensors,
-    path: &str,
-) -> Result<Tensor> {
     let name = format!("{PREFIX}{path}{MAGNITUDE}");
-    let Some(tensor) = file.tensor(device, &name)? else {
+    let magnitude = if settings.dora { file.tensor(device, &name)? } else { None };
+    // Every module has magnitudes, or none.
+    if settings.dora && magnitude.is_none() {
         let problem = format!("is true, but {} holds no `{name}`", file.file());
         return Err(Error::config(&settings.file, "use_dora", problem, HINT));
-    };
-    Ok(tensor)
-}
-
-/// Reads an adapter and adds it to the matrices it names; returns how many.
-pub fn apply(
-    device: &Device,
-    weights: &mut Weights,
-    config: (&str, &str),
-    file: &SafeTensors,
-) -> Result<usize> {
-    read(device, config, file)?.attach(weights)
+    }
+    Ok(Module { param: format!("{path}{WEIGHT}"), a, b, magnitude, alpha })
 }
 
 /// A number as people write it: whole ones without a point.
@@ -372,9 +311,7 @@ pub fn write<'a>(
         "init_lora_weights": true,
         "inference_mode": true,
     });
-    let mut text = serde_json::to_string_pretty(&config).expect("strings and numbers are JSON");
-    text.push('\n');
-    Ok((text, tensors))
+    Ok((format!("{config:#}\n"), tensors))
 }
 
 fn last(path: &str) -> &str {

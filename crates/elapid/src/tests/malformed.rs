@@ -475,7 +475,8 @@ fn hostile_adapters_end_as_they_should() {
         let device = Device::cpu(1)?;
         let ok = std::fs::read(malformed().unwrap().join("config/ok.json")).unwrap();
         let mut weights = small(&ok, &|_| None)?.weights(&device)?;
-        peft::apply(&device, &mut weights, ("adapter_config.json", &json), &file).map(|_| ())
+        let lora = peft::read(&device, ("adapter_config.json", &json), &file)?;
+        lora.attach(&mut weights).map(|_| ())
     });
 }
 

@@ -16,6 +16,7 @@ pub(crate) struct Keys {
     facts: Option<&'static Facts>,
     /// Where the object was made of the metadata of a GGUF file.
     arch: Option<Arch>,
+    hint: &'static str,
 }
 
 impl Keys {
@@ -35,7 +36,13 @@ impl Keys {
 
     /// Of a config.json, or of a GGUF file of this architecture.
     pub(crate) fn new(file: &str, map: Map<String, Value>, arch: Option<Arch>) -> Keys {
-        Keys { file: file.into(), path: String::new(), map, facts: None, arch }
+        let hint = "compare with the config.json of the original";
+        Keys { file: file.into(), path: String::new(), map, facts: None, arch, hint }
+    }
+
+    /// What its errors tell people to do.
+    pub(crate) fn with_hint(self, hint: &'static str) -> Keys {
+        Keys { hint, ..self }
     }
 
     /// Takes the names of a family from now on.
@@ -65,10 +72,7 @@ impl Keys {
         let row = self.facts.and_then(|facts| facts.row(key));
         let (key, hint) = match (self.arch, row.and_then(|row| row.gguf_key())) {
             (Some(arch), Some(key)) => (format!("{arch}.{key}"), "convert the original again"),
-            _ => {
-                let key = format!("{}{}", self.path, self.name(key));
-                (key, "compare with the config.json of the original")
-            }
+            _ => (format!("{}{}", self.path, self.name(key)), self.hint),
         };
         Error::config(&self.file, &key, problem, hint)
     }
@@ -92,35 +96,31 @@ impl Keys {
         self.get(key).is_some()
     }
 
-    fn need<T>(&self, key: &str, value: Option<T>) -> Result<T> {
+    pub(crate) fn need<T>(&self, key: &str, value: Option<T>) -> Result<T> {
         value.ok_or_else(|| self.wrong(key, "is missing"))
     }
 
-    fn typed<T>(
-        &self,
+    pub(crate) fn typed<'a, T>(
+        &'a self,
         key: &str,
         wanted: &str,
-        read: impl Fn(&Value) -> Option<T>,
+        read: impl Fn(&'a Value) -> Option<T>,
     ) -> Result<Option<T>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        match read(value) {
-            Some(value) => Ok(Some(value)),
-            None => Err(self.wrong(key, format!("is {value}, not {wanted}"))),
-        }
+        let wrong = || self.wrong(key, format!("is {value}, not {wanted}"));
+        read(value).map(Some).ok_or_else(wrong)
     }
 
     pub(crate) fn str(&self, key: &str) -> Result<&str> {
-        let value = self.need(key, self.get(key))?;
-        value.as_str().ok_or_else(|| self.wrong(key, format!("is {value}, not a string")))
+        self.need(key, self.typed(key, "a string", Value::as_str)?)
     }
 
     pub(crate) fn str_or<'a>(&'a self, key: &str, default: &'a str) -> Result<&'a str> {
-        if self.has(key) { self.str(key) } else { Ok(default) }
+        Ok(self.typed(key, "a string", Value::as_str)?.unwrap_or(default))
     }
 
     pub(crate) fn size(&self, key: &str) -> Result<usize> {
-        let value = self.size_opt(key)?;
-        self.need(key, value)
+        self.need(key, self.size_opt(key)?)
     }
 
     pub(crate) fn size_or(&self, key: &str, default: usize) -> Result<usize> {
@@ -190,7 +190,7 @@ impl Keys {
     /// A part of this file under a path of its own.
     pub(crate) fn nested(&self, key: &str, map: Map<String, Value>) -> Keys {
         let path = format!("{}{key}.", self.path);
-        Keys { file: self.file.clone(), path, map, facts: None, arch: None }
+        Keys { file: self.file.clone(), path, map, facts: None, arch: None, hint: self.hint }
     }
 
     /// Refuses every key that is not in `known`.

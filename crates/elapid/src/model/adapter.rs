@@ -107,17 +107,14 @@ impl Adapter {
                 })
             }
             Form::Gguf(gguf) => {
-                let mut modules = Vec::new();
-                for entry in gguf.tensors() {
-                    if let Some(name) = entry.name.strip_suffix(".lora_b") {
-                        let rank = entry.shape.last().copied().unwrap_or(0);
-                        modules.push((name.to_string(), rank));
-                    }
-                }
+                let module = |entry: &gguf::Entry| {
+                    let name = entry.name.strip_suffix(".lora_b")?;
+                    Some((name.to_string(), entry.shape.last().copied().unwrap_or(0)))
+                };
                 let n_elem = |entry: &gguf::Entry| entry.shape.iter().product::<usize>();
                 Ok(AdapterInfo {
                     form: "gguf",
-                    modules,
+                    modules: gguf.tensors().iter().filter_map(module).collect(),
                     n_params: gguf.tensors().iter().map(n_elem).sum(),
                     alphas: gguf.float("adapter.lora.alpha")?.into_iter().collect(),
                     rslora: false,

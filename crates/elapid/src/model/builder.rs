@@ -72,7 +72,7 @@ impl Builder {
         self.specs[w.0].stored_shape = vec![channels, 1, d_conv];
         let bias =
             bias.then(|| self.vector(format!("{name}.bias"), &[channels], Init::Uniform(bound)));
-        ConvIds { w, bias, window: self.slot(Slot::Window([d_conv - 1, channels])) }
+        ConvIds { w, bias, window: self.slot(Slot::Recurrent(vec![d_conv - 1, channels])) }
     }
 
     /// The cosines and sines of a rotary embedding: one table for all layers that have the same.

@@ -53,75 +53,48 @@ fn is_off(value: &Value) -> bool {
     }
 }
 
-/// An adapter_config.json.
-struct Json(Keys);
+fn rank(keys: &Keys, key: &str, value: &Value) -> Result<u64> {
+    let rank = value.as_u64().filter(|rank| *rank > 0);
+    rank.ok_or_else(|| keys.wrong(key, format!("{value} is not a rank from 1 on")))
+}
 
-impl Json {
-    fn fail(&self, key: &str, problem: impl Into<String>) -> Error {
-        self.0.wrong(key, problem)
+fn alpha(keys: &Keys, key: &str, value: &Value) -> Result<f64> {
+    let alpha = value.as_f64().filter(|alpha| (*alpha as f32).is_finite());
+    alpha.ok_or_else(|| keys.wrong(key, format!("{value} is not a finite number")))
+}
+
+/// The names of `target_modules`; a pattern or `all-linear` says nothing that the tensors do not.
+fn target_modules(keys: &Keys) -> Result<Option<HashSet<String>>> {
+    if keys.get("target_modules").is_some_and(Value::is_string) {
+        return Ok(None);
     }
+    let name = |value: &Value| value.as_str().map(str::to_string);
+    keys.typed("target_modules", "a list of names or a pattern", |value| {
+        value.as_array()?.iter().map(name).collect()
+    })
+}
 
-    fn rank(&self, key: &str, value: &Value) -> Result<u64> {
-        let rank = value.as_u64().filter(|rank| *rank > 0);
-        rank.ok_or_else(|| self.fail(key, format!("{value} is not a rank from 1 on")))
+/// Names the first setting that would change the result and that we do not know.
+fn refuse(keys: &Keys) -> Result<()> {
+    for (key, known) in [("peft_type", "LORA"), ("bias", "none")] {
+        let got = keys.str_or(key, known)?;
+        if got != known {
+            return Err(keys.wrong(key, format!("is \"{got}\", not \"{known}\"")));
+        }
     }
-
-    fn alpha(&self, key: &str, value: &Value) -> Result<f64> {
-        let alpha = value.as_f64().filter(|alpha| (*alpha as f32).is_finite());
-        alpha.ok_or_else(|| self.fail(key, format!("{value} is not a finite number")))
+    if keys.bool_or("fan_in_fan_out", false)? {
+        return Err(keys.wrong("fan_in_fan_out", "transposed weights are not supported"));
     }
-
-    fn required(&self, key: &str) -> Result<&Value> {
-        self.0.need(key, self.0.get(key))
+    for key in REFUSED {
+        if let Some(value) = keys.get(key).filter(|value| !is_off(value)) {
+            return Err(keys.wrong(key, format!("{value} is not supported")));
+        }
     }
-
-    /// An object of patterns, each with what `read` takes its value for.
-    fn patterns<T>(&self, key: &str, read: impl Fn(&Value) -> Result<T>) -> Result<Patterns<T>> {
-        let mut patterns = HashMap::new();
-        let object = self.0.typed(key, "an object", Value::as_object)?;
-        for (idx, (pattern, value)) in object.into_iter().flatten().enumerate() {
-            if pattern.contains(REGEX) {
-                return Err(self.fail(key, format!("`{pattern}` is a regular expression")));
-            }
-            patterns.insert(pattern.clone(), (idx, read(value)?));
-        }
-        Ok(Patterns(patterns))
-    }
-
-    /// The names of `target_modules`; a pattern or `all-linear` says nothing that the tensors do
-    /// not say.
-    fn targets(&self) -> Result<Option<HashSet<String>>> {
-        if self.0.get("target_modules").is_some_and(Value::is_string) {
-            return Ok(None);
-        }
-        let name = |value: &Value| value.as_str().map(str::to_string);
-        self.0.typed("target_modules", "a list of names or a pattern", |value| {
-            value.as_array()?.iter().map(name).collect()
-        })
-    }
-
-    /// Names the first setting that would change the result and that we do not know.
-    fn refuse(&self) -> Result<()> {
-        for (key, known) in [("peft_type", "LORA"), ("bias", "none")] {
-            let got = self.0.str_or(key, known)?;
-            if got != known {
-                return Err(self.fail(key, format!("is \"{got}\", not \"{known}\"")));
-            }
-        }
-        if self.0.bool_or("fan_in_fan_out", false)? {
-            return Err(self.fail("fan_in_fan_out", "transposed weights are not supported"));
-        }
-        for key in REFUSED {
-            if let Some(value) = self.0.get(key).filter(|value| !is_off(value)) {
-                return Err(self.fail(key, format!("{value} is not supported")));
-            }
-        }
-        // The other ways to begin an adapter change the base weights too.
-        match self.0.get("init_lora_weights") {
-            None | Some(Value::Bool(_)) => Ok(()),
-            Some(Value::String(kind)) if kind == "gaussian" || kind == "orthogonal" => Ok(()),
-            Some(other) => Err(self.fail("init_lora_weights", format!("{other} is not supported"))),
-        }
+    // The other ways to begin an adapter change the base weights too.
+    match keys.get("init_lora_weights") {
+        None | Some(Value::Bool(_)) => Ok(()),
+        Some(Value::String(kind)) if kind == "gaussian" || kind == "orthogonal" => Ok(()),
+        Some(other) => Err(keys.wrong("init_lora_weights", format!("{other} is not supported"))),
     }
 }
 
@@ -129,6 +102,18 @@ impl Json {
 struct Patterns<T>(HashMap<String, (usize, T)>);
 
 impl<T: Copy> Patterns<T> {
+    fn read(keys: &Keys, key: &str, one: fn(&Keys, &str, &Value) -> Result<T>) -> Result<Self> {
+        let mut patterns = HashMap::new();
+        let object = keys.typed(key, "an object", Value::as_object)?;
+        for (idx, (pattern, value)) in object.into_iter().flatten().enumerate() {
+            if pattern.contains(REGEX) {
+                return Err(keys.wrong(key, format!("`{pattern}` is a regular expression")));
+            }
+            patterns.insert(pattern.clone(), (idx, one(keys, key, value)?));
+        }
+        Ok(Patterns(patterns))
+    }
+
     fn of(&self, module: &str) -> Option<T> {
         let found = tails(module).filter_map(|tail| self.0.get(tail));
         found.min_by_key(|(idx, _)| *idx).map(|(_, value)| *value)
@@ -156,21 +141,19 @@ struct Settings {
 
 impl Settings {
     fn parse(file: &str, json: &str) -> Result<Settings> {
-        let json = Json(Keys::parse(file, json)?.with_hint(HINT_MERGE));
-        json.refuse()?;
+        let keys = &Keys::parse(file, json)?.with_hint(HINT_MERGE);
+        refuse(keys)?;
+        let base = keys.typed("base_model_name_or_path", "a string", Value::as_str)?;
         Ok(Settings {
             file: file.to_string(),
-            r: json.rank("r", json.required("r")?)?,
-            alpha: json.alpha("lora_alpha", json.required("lora_alpha")?)?,
-            rslora: json.0.bool_or("use_rslora", false)?,
-            dora: json.0.bool_or("use_dora", false)?,
-            ranks: json.patterns("rank_pattern", |value| json.rank("rank_pattern", value))?,
-            alphas: json.patterns("alpha_pattern", |value| json.alpha("alpha_pattern", value))?,
-            targets: json.targets()?,
-            base: json
-                .0
-                .typed("base_model_name_or_path", "a string", Value::as_str)?
-                .map(str::to_string),
+            r: rank(keys, "r", keys.need("r", keys.get("r"))?)?,
+            alpha: alpha(keys, "lora_alpha", keys.need("lora_alpha", keys.get("lora_alpha"))?)?,
+            rslora: keys.bool_or("use_rslora", false)?,
+            dora: keys.bool_or("use_dora", false)?,
+            ranks: Patterns::read(keys, "rank_pattern", rank)?,
+            alphas: Patterns::read(keys, "alpha_pattern", alpha)?,
+            targets: target_modules(keys)?,
+            base: base.map(str::to_string),
         })
     }
 

@@ -18,9 +18,7 @@ pub use crate::ops::attention::{CacheType, PAGE};
 pub(crate) enum Slot {
     /// Keys and values, a row for every token: tokens can be taken back.
     Cache { n_kv_head: usize, d_head: usize },
-    /// The last inputs of a convolution: (d_conv - 1, channels).
-    Window([usize; 2]),
-    /// The state of a recurrence, in the shape its op wants.
+    /// The state of a recurrence or the last inputs of a convolution, in the shape its op wants.
     Recurrent(Vec<usize>),
 }
 
@@ -34,7 +32,6 @@ impl Slot {
             Slot::Cache { n_kv_head, d_head } => {
                 Held::Cache(KvCache::with_type(device, *n_kv_head, *d_head, kind)?)
             }
-            Slot::Window(shape) => Held::Tensor(Tensor::zeros(device, shape)),
             Slot::Recurrent(shape) => Held::Tensor(Tensor::zeros(device, shape)),
         })
     }
@@ -44,7 +41,6 @@ impl Slot {
         let n_bytes = |shape: &[usize]| 4 * shape.iter().product::<usize>();
         match self {
             Slot::Cache { n_kv_head, d_head } => [0, 2 * n_bytes(&[*n_kv_head, *d_head])],
-            Slot::Window(shape) => [n_bytes(shape), 0],
             Slot::Recurrent(shape) => [n_bytes(shape), 0],
         }
     }
@@ -69,24 +65,20 @@ pub(crate) type States<'a> = Option<&'a mut [State]>;
 
 /// A window or a recurrent state of every sequence.
 pub(crate) fn tensors(states: States<'_>, id: SlotId) -> Option<Vec<&mut Tensor>> {
-    let tensor = |state| match held(state, id) {
+    let all = states?.iter_mut().map(|state| match &mut state.slots[id.0] {
         Held::Tensor(tensor) => tensor,
         Held::Cache(_) => panic!("slot {} is a cache", id.0),
-    };
-    states.map(|states| states.iter_mut().map(tensor).collect())
+    });
+    Some(all.collect())
 }
 
 /// A key-value cache of every sequence.
 pub(crate) fn caches(states: States<'_>, id: SlotId) -> Option<Vec<&mut KvCache>> {
-    let cache = |state| match held(state, id) {
+    let all = states?.iter_mut().map(|state| match &mut state.slots[id.0] {
         Held::Cache(cache) => cache,
         Held::Tensor(_) => panic!("slot {} is no cache", id.0),
-    };
-    states.map(|states| states.iter_mut().map(cache).collect())
-}
-
-fn held(state: &mut State, id: SlotId) -> &mut Held {
-    &mut state.slots[id.0]
+    });
+    Some(all.collect())
 }
 
 impl State {

@@ -183,7 +183,6 @@ pub struct Package {
     ranges: Vec<Range<usize>>,
 }
 
-/// A part of shared bytes.
 struct Part {
     whole: SharedBytes,
     range: Range<usize>,

@@ -39,7 +39,6 @@ pub struct SafeTensors {
     entries: BTreeMap<String, Entry>,
 }
 
-/// One tensor, by its place in the file.
 #[derive(Clone, Debug)]
 struct Entry {
     /// As the file says it: F32, I64, ...
@@ -148,7 +147,6 @@ impl SafeTensors {
         self.entries.values().map(|entry| entry.shape.as_slice())
     }
 
-    /// The shape of a tensor.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.entries.get(name).map(|entry| entry.shape.as_slice())
     }
@@ -163,7 +161,6 @@ impl SafeTensors {
         ))
     }
 
-    /// A tensor of whole numbers.
     pub fn integers(&self, name: &str) -> Result<Option<Vec<i64>>> {
         let Some(entry) = self.entries.get(name) else { return Ok(None) };
         let data = self.data(entry);

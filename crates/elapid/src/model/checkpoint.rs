@@ -42,7 +42,6 @@ pub const TEXTS: &[&str] = &[
 /// An open model; its weights are not read yet.
 pub struct Checkpoint {
     name: String,
-    /// Where its files are, for messages.
     dir: String,
     config_json: String,
     model: Model,
@@ -153,7 +152,6 @@ impl Checkpoint {
         &self.name
     }
 
-    /// Where its files are, for messages.
     pub(crate) fn dir(&self) -> &str {
         &self.dir
     }
@@ -168,7 +166,6 @@ impl Checkpoint {
         self.model.specs().iter().map(|spec| spec.shape.iter().product::<usize>()).sum()
     }
 
-    /// The shape of the model.
     pub(crate) fn model(&self) -> &Model {
         &self.model
     }
@@ -181,12 +178,10 @@ impl Checkpoint {
         }
     }
 
-    /// One of `TEXTS`.
     pub(crate) fn text(&self, name: &str) -> Result<Option<&str>> {
         self.texts.get(name).map(|bytes| text(name, bytes)).transpose()
     }
 
-    /// The small files that came with it.
     pub fn texts(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.texts.iter().map(|(name, bytes)| (name.as_str(), (**bytes).as_ref()))
     }

@@ -17,14 +17,11 @@ use crate::text::vocab;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 
-/// A file to be written.
 pub struct OutFile<'a> {
     pub name: String,
-    /// What is in it.
     pub content: Content<'a>,
 }
 
-/// What is in a file.
 pub enum Content<'a> {
     Bytes(Vec<u8>),
     SafeTensors(Vec<Outgoing<'a>>),
@@ -342,7 +339,6 @@ fn generation_config(checkpoint: &Checkpoint) -> Result<Map<String, Value>> {
     Ok(map)
 }
 
-/// The same the other way.
 fn sampling(checkpoint: &Checkpoint) -> Result<Vec<(String, Item)>> {
     let map = match checkpoint.text("generation_config.json")? {
         Some(_) => checkpoint.json("generation_config.json")?,

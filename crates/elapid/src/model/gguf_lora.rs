@@ -32,7 +32,6 @@ const INVOCATION: &str = "adapter.alora.invocation_tokens";
 const BASE_NAME: &str = "general.base_model.0.name";
 const HALVES: [&str; 2] = [".lora_a", ".lora_b"];
 
-/// Whether a GGUF file is an adapter.
 pub fn is_adapter(gguf: &Gguf) -> bool {
     matches!(gguf.str(TYPE), Ok(Some("adapter")))
 }
@@ -140,7 +139,6 @@ fn alpha_of_file(lora: &Lora) -> Result<f32> {
     Ok(most_common(usable).map_or(1.0, f32::from_bits))
 }
 
-/// Both halves for each part of a matrix.
 fn module_tensors<'a>(module: &'a Module, place: &Place, fold: f32) -> Vec<Outgoing<'a>> {
     let (mut first, mut list) = (0, Vec::new());
     for part in &place.parts {
@@ -165,7 +163,6 @@ fn module_tensors<'a>(module: &'a Module, place: &Place, fold: f32) -> Vec<Outgo
     list
 }
 
-/// B as the file has it.
 fn mapped(b: &Tensor, map: &Map, fold: f32) -> Tensor {
     let (n_rows, rank) = b.dims2();
     let mut x = b.to_f32();
@@ -191,7 +188,6 @@ fn unmapped(mut x: Tensor, map: &Map) -> Tensor {
     }
 }
 
-/// Reads an adapter of this base model.
 pub fn read(device: &Device, gguf: &Gguf, model: &Model) -> Result<Lora> {
     // At hand, wherever the model is: it moves when it is attached.
     let device = &device.host_device();
@@ -276,7 +272,6 @@ fn found_parts(gguf: &Gguf, base: &Base) -> Result<BTreeMap<usize, Vec<usize>>> 
     Ok(found)
 }
 
-/// The halves of one part of a matrix.
 struct Half {
     a: Tensor,
     b: Tensor,

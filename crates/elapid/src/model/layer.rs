@@ -20,7 +20,6 @@ use std::ops::Range;
 /// The residual stream between two blocks.
 #[derive(Clone)]
 pub(crate) struct Stream {
-    /// The sum so far.
     pub h: Var,
     /// What is still to be added, and its factor.
     pub branch: Option<(Var, f32)>,
@@ -50,15 +49,12 @@ pub(crate) struct Layer {
     mixers: Vec<Box<dyn Mixer>>,
     feed_forward: Option<(ParamId, FeedForward)>,
     eps: f32,
-    /// Factor of its branches.
     pub residual_scale: f32,
     /// Ids of its parameters, without adapters.
     pub params: Range<usize>,
 }
 
-/// What a layer gives back.
 pub(crate) struct LayerOut {
-    /// The stream behind it.
     pub stream: Stream,
     /// The stream before it, all branches added.
     pub entered: Var,

@@ -45,7 +45,6 @@ use crate::tensor::Tensor;
 use crate::tensor::batch::{Batch, Targets};
 use crate::tensor::device::Device;
 
-/// The shape of a model.
 pub struct Model {
     config: Config,
     specs: Vec<Spec>,
@@ -59,7 +58,6 @@ pub struct Model {
 /// Name of a head that is not the embedding.
 pub(crate) const HEAD: &str = "lm_head.weight";
 
-/// How a forward pass is made.
 #[derive(Clone, Copy, Debug)]
 pub struct ForwardOptions {
     /// Keep only the input of each layer and compute the rest again in backward.
@@ -76,7 +74,6 @@ impl Default for ForwardOptions {
     }
 }
 
-/// What a forward pass gives.
 pub struct Forward {
     /// After the final norm: (n_tok, d_model).
     pub hidden: Var,
@@ -268,7 +265,6 @@ impl Model {
     }
 }
 
-/// Runs a layer under a checkpoint of the tape.
 fn checkpointed<'w>(pass: &Pass<'_, 'w>, layer: &'w Layer, stream: Stream) -> LayerOut {
     let (weights, segments) = (pass.weights, pass.segments.clone());
     let wants_balance = pass.wants_balance;

@@ -11,7 +11,6 @@ use crate::text::vocab;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// An open safetensors file.
 pub fn safetensors(path: &Path) -> Result<SafeTensors> {
     SafeTensors::parse(&path.display().to_string(), map(path)?)
 }

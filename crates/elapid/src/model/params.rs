@@ -26,7 +26,6 @@ fn dims(shape: &[usize]) -> (usize, usize) {
     }
 }
 
-/// The file of each tensor.
 type Index<'a> = HashMap<&'a str, &'a dyn TensorFile>;
 
 /// Finds the file of each tensor. Every tensor that is there must be asked for.
@@ -151,7 +150,6 @@ fn undo(map: &Map, place: &Place, stored: &Tensor, index: &Index) -> Result<Tens
     Ok(x)
 }
 
-/// One part as a matrix or a vector.
 fn read_part(device: &Device, part: &Part, index: &Index) -> Result<Tensor> {
     let missing = || Error::MissingTensor { name: part.name.clone(), shape: part.shape.clone() };
     let file = index.get(part.name.as_str()).ok_or_else(missing)?;
@@ -225,7 +223,6 @@ pub fn targets(weights: &Weights, places: &[(ParamId, Place)]) -> Vec<Target> {
 }
 
 impl Target {
-    /// This tensor in `dtype`, to be written.
     pub fn outgoing<'a>(&'a self, weights: &'a Weights, dtype: DType) -> Outgoing<'a> {
         Outgoing {
             name: self.name.clone(),

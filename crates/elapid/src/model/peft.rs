@@ -43,7 +43,6 @@ const REFUSED: &[&str] = &[
 /// Signs of a regular expression. A dot is one too, but stands for itself in names of modules.
 const REGEX: [char; 13] = ['*', '+', '?', '[', ']', '(', ')', '{', '}', '|', '^', '$', '\\'];
 
-/// Whether a setting says nothing.
 fn is_off(value: &Value) -> bool {
     match value {
         Value::Bool(false) => true,
@@ -157,7 +156,6 @@ impl Settings {
         })
     }
 
-    /// Rank and alpha of one module.
     fn of(&self, module: &str) -> (u64, f64) {
         let rank = self.ranks.of(module).unwrap_or(self.r);
         (rank, self.alphas.of(module).unwrap_or(self.alpha))

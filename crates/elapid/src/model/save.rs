@@ -220,7 +220,6 @@ fn content_bytes(out: &OutFile) -> u64 {
     }
 }
 
-/// The model card of a package.
 const CARD: &str = "README.md";
 
 /// A card for a model that came without one: what is known for certain.

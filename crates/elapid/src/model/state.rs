@@ -13,7 +13,6 @@ use crate::tensor::device::Device;
 
 pub use crate::ops::attention::{CacheType, PAGE};
 
-/// What a mixer keeps of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
     /// Keys and values, a row for every token: tokens can be taken back.
@@ -22,7 +21,6 @@ pub(crate) enum Slot {
     Recurrent(Vec<usize>),
 }
 
-/// A slot, by its place in the list.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlotId(pub usize);
 
@@ -46,14 +44,12 @@ impl Slot {
     }
 }
 
-/// What is in a slot.
 #[derive(Clone)]
 enum Held {
     Cache(KvCache),
     Tensor(Tensor),
 }
 
-/// The state of one sequence in all layers.
 #[derive(Clone)]
 pub struct State {
     slots: Vec<Held>,
@@ -72,7 +68,6 @@ pub(crate) fn tensors(states: States<'_>, id: SlotId) -> Option<Vec<&mut Tensor>
     Some(all.collect())
 }
 
-/// A key-value cache of every sequence.
 pub(crate) fn caches(states: States<'_>, id: SlotId) -> Option<Vec<&mut KvCache>> {
     let all = states?.iter_mut().map(|state| match &mut state.slots[id.0] {
         Held::Cache(cache) => cache,

@@ -19,11 +19,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A parameter, by its place in the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParamId(pub usize);
 
-/// A linear map's parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearIds {
     /// (d_out, d_in).
@@ -32,10 +30,8 @@ pub struct LinearIds {
     pub bias: Option<ParamId>,
 }
 
-/// How a fresh parameter is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
-    /// Normal with this deviation.
     Normal(f32),
     /// Uniform between minus and plus this.
     Uniform(f32),
@@ -66,22 +62,17 @@ pub enum Role {
 pub struct Spec {
     /// Unique name; where it is a part of a stored tensor, with the rows behind.
     pub name: String,
-    /// Shape in the engine.
     pub shape: Vec<usize>,
     /// Tensor in the file that holds it.
     pub stored_name: String,
-    /// Shape of that tensor.
     pub stored_shape: Vec<usize>,
     /// Rows of that tensor, all axes but the last taken together; `None`: all of it.
     pub stored_rows: Option<Range<usize>>,
-    /// How it begins in training from scratch.
     pub init: Init,
-    /// What it is for.
     pub role: Role,
 }
 
 impl Spec {
-    /// Its place in a directory of its own family.
     pub fn place(&self) -> Place {
         let (name, shape) = (self.stored_name.clone(), self.stored_shape.clone());
         let part = Part { name, shape, rows: self.stored_rows.clone() };
@@ -105,7 +96,6 @@ struct Param {
 enum Policy {
     /// Nothing, and nobody computes its gradient.
     Frozen,
-    /// The optimizer changes it.
     Trained,
     /// Its gradient is wanted, but it is made of other parameters.
     Derived,
@@ -133,13 +123,11 @@ pub struct Quantized {
 /// Where the random numbers of a training step come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Noise {
-    /// Seed of the run.
     pub seed: u64,
     /// What tells steps and micro-batches apart.
     pub counter: u64,
 }
 
-/// The numbers of an adapter.
 pub struct AdapterTensors {
     /// (rank, d_in).
     pub a: Tensor,
@@ -268,12 +256,10 @@ impl Weights {
         }
     }
 
-    /// The parameter of this name.
     pub fn find(&self, name: &str) -> Option<ParamId> {
         self.by_name.get(name).copied()
     }
 
-    /// All parameters in order.
     pub fn ids(&self) -> impl Iterator<Item = ParamId> + use<> {
         (0..self.params.len()).map(ParamId)
     }
@@ -282,7 +268,6 @@ impl Weights {
         &self.params[id.0].name
     }
 
-    /// What it is for.
     pub fn role(&self, id: ParamId) -> Role {
         self.params[id.0].role
     }
@@ -306,7 +291,6 @@ impl Weights {
         wanted.map(|(_, param)| &mut param.tensor).collect()
     }
 
-    /// Whether it is trained.
     pub fn is_trained(&self, id: ParamId) -> bool {
         self.params[id.0].policy == Policy::Trained
     }
@@ -323,12 +307,10 @@ impl Weights {
         })
     }
 
-    /// Trained parameters in order.
     pub fn trained(&self) -> Vec<ParamId> {
         self.ids().filter(|&id| self.is_trained(id)).collect()
     }
 
-    /// Numbers in all parameters.
     pub fn n_elem(&self) -> usize {
         self.params.iter().map(|param| param.tensor.n_elem()).sum()
     }
@@ -407,7 +389,6 @@ impl Weights {
         Some(AdapterTensors { a, b, magnitude })
     }
 
-    /// Where the parameters are.
     pub fn device(&self) -> &Device {
         self.params.first().expect("a model has parameters").tensor.device()
     }
@@ -464,7 +445,6 @@ impl Weights {
         self.arithmetic = arithmetic;
     }
 
-    /// The parameter as a value of a computation.
     pub fn var(&self, tape: &Tape, id: ParamId) -> Var {
         let param = &self.params[id.0];
         match param.policy {
@@ -473,7 +453,6 @@ impl Weights {
         }
     }
 
-    /// Weight, bias and adapter of a linear map.
     pub fn linear(&self, tape: &Tape, ids: &LinearIds) -> Linear {
         let param = &self.params[ids.weight.0];
         Linear {
@@ -505,7 +484,6 @@ impl Weights {
     }
 }
 
-/// The same numbers in blocks.
 fn encoded(tensor: &Tensor, block: BlockType) -> Tensor {
     const N_ROWS: usize = 64;
     let device = tensor.device();

@@ -60,11 +60,8 @@ type Checked<T> = std::result::Result<T, String>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GgmlType {
     pub id: u32,
-    /// ggml's name for it.
     pub name: &'static str,
-    /// Numbers in a block.
     pub n_elem: usize,
-    /// Bytes of a block.
     pub n_bytes: usize,
 }
 

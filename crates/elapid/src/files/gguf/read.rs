@@ -48,9 +48,7 @@ pub struct Entry {
     pub name: String,
     /// Row-major, slowest axis first.
     pub shape: Vec<usize>,
-    /// How it is stored.
     pub ggml: GgmlType,
-    /// First byte in the file.
     pub offset: usize,
     pub n_bytes: usize,
 }
@@ -196,17 +194,14 @@ impl Gguf {
         Ok(())
     }
 
-    /// The keys of the values, in the order of the file.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.values.iter().map(|value| value.key.as_str())
     }
 
-    /// The tensors, in the order of the file.
     pub fn tensors(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// A value of any kind.
     pub fn get(&self, key: &str) -> Option<Value<'_>> {
         let value = &self.values[*self.value_idx.get(key)?];
         stored(value.kind, &(*self.bytes).as_ref()[value.range.clone()])
@@ -228,7 +223,6 @@ impl Gguf {
         pick(value).map(Some).ok_or_else(wrong)
     }
 
-    /// Every element of an array as `pick` takes it.
     fn list<'a, T>(
         &'a self,
         key: &str,
@@ -246,7 +240,6 @@ impl Gguf {
         array.map(|array| array.iter().enumerate().map(element).collect()).transpose()
     }
 
-    /// A string that must be UTF-8.
     pub fn str(&self, key: &str) -> Result<Option<&str>> {
         self.typed(key, "UTF-8 text", |value| match value {
             Value::Str(bytes) => str::from_utf8(bytes).ok(),
@@ -259,7 +252,6 @@ impl Gguf {
         self.typed(key, "a whole number from 0 on", |value| value.integer()?.try_into().ok())
     }
 
-    /// A float of either kind.
     pub fn float(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "a float", Value::float)
     }
@@ -277,12 +269,10 @@ impl Gguf {
         self.list(key, want, |value| value.integer()?.try_into().ok())
     }
 
-    /// An array of integers of any kind.
     pub fn ints(&self, key: &str) -> Result<Option<Vec<i64>>> {
         self.list(key, "an array of integers", |value| value.integer()?.try_into().ok())
     }
 
-    /// An array of floats of either kind.
     pub fn floats(&self, key: &str) -> Result<Option<Vec<f32>>> {
         self.list(key, "an array of floats", |value| value.float().map(|x| x as f32))
     }
@@ -325,7 +315,6 @@ impl TensorFile for Gguf {
     }
 }
 
-/// The first bytes, to be shown.
 fn head(data: &[u8]) -> String {
     data[..data.len().min(4)].escape_ascii().to_string()
 }

@@ -2,7 +2,6 @@
 
 use super::Checked;
 
-/// The kind of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     U8,
@@ -71,7 +70,6 @@ impl Value<'_> {
         if let Value::Int(x) = self { Some(x) } else { None }
     }
 
-    /// Of either float kind.
     pub(super) fn float(self) -> Option<f64> {
         match self {
             Value::F32(x) => Some(x.into()),
@@ -107,7 +105,6 @@ pub struct Array<'a> {
 }
 
 impl<'a> Array<'a> {
-    /// The kind of every element.
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -116,7 +113,6 @@ impl<'a> Array<'a> {
         self.n
     }
 
-    /// The elements, in order.
     pub fn iter(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
         let (kind, n) = (self.kind, self.n);
         let mut cursor = Cursor { data: self.bytes, at: 0 };

@@ -13,7 +13,6 @@ use std::collections::BTreeSet;
 
 const VERSION: u32 = 3;
 
-/// A value to be written.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Item {
     U32(u32),

@@ -8,7 +8,6 @@
 
 use super::*;
 
-/// Layers of a model.
 pub(super) const N_LAYER_MAX: usize = 10_000;
 /// Experts of a layer, and of all layers together.
 const N_EXPERT_MAX: usize = 1 << 12;
@@ -17,7 +16,6 @@ const N_EXPERT_ALL_MAX: usize = 1 << 20;
 pub(crate) const WIDTH_MAX: usize = 1 << 24;
 /// Width of a head: RoPE has a frequency for every two.
 pub(crate) const D_HEAD_MAX: usize = 1 << 14;
-/// Taps of a convolution.
 pub(crate) const D_CONV_MAX: usize = 1 << 10;
 /// Vocabulary and width of the residual stream.
 const STREAM_MAX: usize = 1 << 28;

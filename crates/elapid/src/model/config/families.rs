@@ -7,7 +7,6 @@ use super::*;
 use crate::model::mixers::OWN;
 use crate::ops::gated_norm::Order;
 
-/// Reads the config of one family.
 pub(super) fn config(family: Family, keys: &Keys) -> Result<Config> {
     let facts = family.facts();
     let (reader, names) = (Reader { keys, facts }, &facts.names);
@@ -61,7 +60,6 @@ pub(super) fn config(family: Family, keys: &Keys) -> Result<Config> {
     Ok(config)
 }
 
-/// The keys of one family's config.
 pub(crate) struct Reader<'a> {
     pub(crate) keys: &'a Keys,
     pub(super) facts: &'static Facts,
@@ -252,7 +250,6 @@ impl Reader<'_> {
         })
     }
 
-    /// The sliding window of layer `idx`.
     fn window(&self, idx: usize) -> Result<Option<usize>> {
         let (keys, windows) = (self.keys, self.facts.windows);
         let window = keys.size_or_null("attention.window")?;

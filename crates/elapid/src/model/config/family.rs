@@ -33,7 +33,6 @@ pub(super) enum Absent {
 }
 
 impl Row {
-    /// Its key in a GGUF file.
     pub(super) fn gguf_key(&self) -> Option<&'static str> {
         match self.2 {
             Size(key, _) | Each(key, _) | Float(key, _) | Parts(key) => Some(key),
@@ -275,7 +274,6 @@ impl Arch {
     }
 }
 
-/// Names of tensors.
 pub(super) struct Names {
     pub embed: &'static str,
     pub norm: &'static str,
@@ -305,7 +303,6 @@ const HYBRID_NAMES: Names = Names {
     ..DECODER
 };
 
-/// The mixer of each layer.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Mixers {
     Mamba1,
@@ -327,7 +324,6 @@ pub(super) enum Windows {
     EveryOther, // those of `layer_types`, else every other one before `max_window_layers`
 }
 
-/// The feed-forward of each layer.
 pub(super) enum FeedForwards {
     None,
     Dense,
@@ -392,7 +388,6 @@ pub(super) enum Shape {
     Parallel,
 }
 
-/// What is particular to a family.
 pub(super) struct Facts {
     pub name: &'static str,              // `model_type`
     pub class: &'static str,             // of transformers, without `ForCausalLM`
@@ -415,12 +410,10 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    /// The row of a name of ours.
     pub(super) fn row(&self, own: &str) -> Option<&'static Row> {
         self.rows.iter().flat_map(|rows| rows.iter()).find(|row| row.0 == own)
     }
 
-    /// The rows that count.
     pub(super) fn rows(&self) -> impl Iterator<Item = &'static Row> {
         let counts = |row: &&Row| self.row(row.0).is_some_and(|first| std::ptr::eq(first, *row));
         self.rows.iter().flat_map(|rows| rows.iter()).filter(counts)

@@ -6,7 +6,6 @@ use super::family::{Arch, Facts, Family, Mixers};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 
-/// The keys of one object.
 pub(crate) struct Keys {
     file: String,
     /// Dotted path of this object within the file, for messages.
@@ -67,7 +66,6 @@ impl Keys {
         &self.file
     }
 
-    /// An error about `key`.
     pub(crate) fn wrong(&self, key: &str, problem: impl Into<String>) -> Error {
         let row = self.facts.and_then(|facts| facts.row(key));
         let (key, hint) = match (self.arch, row.and_then(|row| row.gguf_key())) {
@@ -77,7 +75,6 @@ impl Keys {
         Error::config(&self.file, &key, problem, hint)
     }
 
-    /// Whether it is a config of our own.
     pub(crate) fn is_own(&self) -> bool {
         self.facts.is_some_and(|facts| facts.mixers == Mixers::Own)
     }
@@ -181,7 +178,6 @@ impl Keys {
         }
     }
 
-    /// The object under `key`.
     pub(crate) fn object(&self, key: &str) -> Result<Option<Keys>> {
         let map = self.typed(key, "an object", |value| value.as_object().cloned())?;
         Ok(map.map(|map| self.nested(key, map)))

@@ -31,7 +31,6 @@ pub const FAMILIES: &[&str] = Family::NAMES;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// `model_type`.
     pub family: Family,
     pub n_vocab: usize,
     pub d_model: usize,
@@ -61,7 +60,6 @@ pub struct LayerConfig {
     pub feed_forward: FeedForwardConfig,
     /// `eps` of both norms.
     pub eps: f32,
-    /// Factor of both branches.
     pub residual_scale: f32,
 }
 
@@ -72,7 +70,6 @@ impl LayerConfig {
     }
 }
 
-/// What works on each token.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedForwardConfig {
     /// Nothing; there is no second norm either.
@@ -127,7 +124,6 @@ pub enum ExpertForm {
 pub struct ExpertsConfig {
     pub prefix: String,
     pub n_expert: usize,
-    /// Inner width of one.
     pub d_ff: usize,
     pub activation: Kind,
     pub router: Router,

@@ -52,7 +52,6 @@ fn wrong_layers(keys: &Keys) -> Error {
     keys.wrong("layers", "is not a schedule (jamba, zamba) or a list of mixers")
 }
 
-/// How many layers there are.
 pub(super) fn n_layer(keys: &Keys) -> Result<usize> {
     match keys.get("layers") {
         Some(Value::String(name)) if name == "jamba" || name == "zamba" => keys.size("n_layer"),

@@ -21,7 +21,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const HINT_BASE: &str = "the adapter may belong to another base model";
 
-/// An adapter of a model.
 pub struct Lora {
     /// One for each matrix that is adapted, by name.
     pub modules: Vec<Module>,
@@ -31,7 +30,6 @@ pub struct Lora {
     pub base: Option<String>,
 }
 
-/// The adapter of one matrix.
 pub struct Module {
     /// The matrix, as the engine names it: `model.layers.0.self_attn.q_proj.weight`.
     pub param: String,

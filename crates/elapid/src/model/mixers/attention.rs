@@ -6,7 +6,6 @@ use crate::ops::attention::{Attention, attention};
 use crate::ops::clamp::clamp;
 use crate::ops::rope::{Rope, RopeScaling, RopeTable, rope};
 
-/// How queries and keys are normed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
     None,
@@ -159,7 +158,6 @@ struct AttentionBlock {
     k: LinearIds,
     v: LinearIds,
     out: LinearIds,
-    /// Weights of the norms of queries and keys.
     norms: Option<[ParamId; 2]>,
     rope: Option<RopeTable>,
     cache: SlotId,

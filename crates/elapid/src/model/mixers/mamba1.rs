@@ -51,10 +51,8 @@ impl DeltaInit {
 pub struct Mamba1Config {
     pub prefix: String,
     pub d_inner: usize,
-    /// State numbers per channel.
     pub d_state: usize,
     pub d_conv: usize,
-    /// Rank of the step size.
     pub delta_rank: usize,
     pub proj_bias: bool,
     pub conv_bias: bool,
@@ -160,7 +158,6 @@ struct Mamba1 {
     in_proj: LinearIds,
     conv: ConvIds,
     x_proj: LinearIds,
-    /// Weights of the norms of delta, B and C.
     inner_norms: Option<[ParamId; 3]>,
     delta_proj: LinearIds,
     delta_bias: ParamId,

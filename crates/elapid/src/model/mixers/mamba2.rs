@@ -12,7 +12,6 @@ pub struct Mamba2Config {
     pub d_head: usize,
     /// Groups that share B and C.
     pub n_group: usize,
-    /// State numbers per head channel.
     pub d_state: usize,
     pub d_conv: usize,
     pub in_bias: bool,
@@ -46,7 +45,6 @@ impl Mamba2Config {
         self.n_head * self.d_head
     }
 
-    /// Numbers of B, and of C.
     fn d_bc(&self) -> usize {
         self.n_group * self.d_state
     }

@@ -73,7 +73,6 @@ impl MixerConfig {
     }
 }
 
-/// The mixers that our own config names.
 pub(crate) const OWN: &[Own] = &[
     mamba1::OWN,
     mamba2::OWN,
@@ -110,17 +109,14 @@ pub(crate) trait MixerFacts {
     fn gguf(&self, _names: &mut LayerNames) {}
 }
 
-/// A mixer of a model.
 pub(crate) trait Mixer: Send + Sync {
     /// With `states`, one per segment, sequences continue from there.
     fn forward(&self, pass: &Pass, x: &Var, states: States) -> Var;
 }
 
-/// A mixer in our own config.
 pub(crate) struct Own {
     /// In the list of layers, and the object with its settings.
     pub name: &'static str,
-    /// Keys of that object.
     pub keys: &'static [&'static str],
     /// Reads layer `idx`, whose parameters are named after the prefix.
     pub read: fn(&Reader, idx: usize, prefix: &str, &Config) -> Result<MixerConfig>,

@@ -10,7 +10,6 @@ use crate::ops::rope::RopeScaling;
 use crate::ops::router::Score;
 
 impl Arch {
-    /// The architecture of a config.
     pub fn of(config: &Config) -> Result<Arch> {
         let refuse = |problem: String| {
             let hint = "convert it to a directory or to a package, which keep every model";
@@ -115,7 +114,6 @@ impl Arch {
     }
 }
 
-/// What would be a problem if it is so.
 type Problems = Vec<(bool, String)>;
 
 fn width_problems(config: &Config, d_inner: usize, conv_bias: bool) -> Problems {

@@ -16,7 +16,6 @@ pub struct Description {
 /// Context length of models that have none, as llama.cpp's converter writes it.
 const N_CTX_ENDLESS: usize = 1 << 20;
 
-/// Describes a config of this architecture.
 pub fn describe(config: &Config, arch: Arch) -> Description {
     let mut metadata: Vec<(&str, Item)> = vec![("vocab_size", size(config.n_vocab))];
     for row in arch::family(config).into_iter().flat_map(|family| family.facts().rows()) {

@@ -110,7 +110,6 @@ impl Import<'_> {
         }
     }
 
-    /// A size that has been put.
     fn known(&self, key: &str) -> Option<usize> {
         self.map.get(key).and_then(Value::as_u64).map(|n| n as usize)
     }

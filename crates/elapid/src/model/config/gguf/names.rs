@@ -73,12 +73,10 @@ impl LayerNames<'_> {
         }
     }
 
-    /// A tensor of another shape.
     pub fn put_as(&mut self, param: String, tensor: &str, shape: &[usize], map: Map) {
         self.places.insert(param, Place::whole(format!("{}{tensor}", self.at), shape, map));
     }
 
-    /// Weight and bias of a linear map.
     fn put_linear(&mut self, param: String, tensor: &str, map: Map) {
         for part in ["weight", "bias"] {
             self.put(format!("{param}.{part}"), &format!("{tensor}.{part}"), map.clone());

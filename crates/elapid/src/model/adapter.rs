@@ -63,8 +63,7 @@ impl Adapter {
         if dir.join(CONFIG).is_file() {
             return open_peft(dir).map(Some);
         }
-        let is_gguf = path.extension().is_some_and(|extension| extension == "gguf");
-        if !is_gguf || !path.is_file() {
+        if disk::extension(path) != "gguf" || !path.is_file() {
             return Ok(None);
         }
         let gguf = Gguf::parse(&path.display().to_string(), disk::map(path)?)?;
@@ -154,7 +153,7 @@ impl Lora {
     /// Writes it as a PEFT directory or, with a name that ends in `.gguf`, for llama.cpp; the bytes
     /// written.
     pub(crate) fn save(&self, path: &Path, base: Option<&Checkpoint>) -> Result<u64> {
-        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
+        if disk::extension(path) == "gguf" {
             let base = base.ok_or_else(|| needs_base(path))?;
             let (metadata, tensors) = gguf_lora::write(self, base.model())?;
             return disk::write(path, |sink| gguf::write(&metadata, &tensors, sink));

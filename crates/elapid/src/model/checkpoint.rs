@@ -182,6 +182,7 @@ impl Checkpoint {
         self.texts.get(name).map(|bytes| text(name, bytes)).transpose()
     }
 
+    /// The small files that came with it.
     pub fn texts(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.texts.iter().map(|(name, bytes)| (name.as_str(), (**bytes).as_ref()))
     }

@@ -200,7 +200,7 @@ fn records_of_tensors_that_are_swapped_doubled_or_lost_are_seen() {
         let text = golden.one_file(with(&doubled, n + 1)).unwrap_err().report();
         assert!(text.contains("comes twice"), "{idx}: {text}");
         let text = golden.one_file(with(&lost, n - 1)).unwrap_err().report();
-        let is_seen = text.contains("hold no tensor `") || text.contains("a gap before");
+        let is_seen = text.contains("hold no tensor `") || text.contains("a gap: tensor");
         assert!(is_seen, "{idx}: {text}");
     }
 }

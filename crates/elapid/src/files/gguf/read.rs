@@ -169,16 +169,12 @@ impl Gguf {
         for pair in places.windows(2) {
             let (a, b) = (pair[0], pair[1]);
             let a_end = a.offset + a.n_bytes;
-            if b.offset < a_end {
+            let next = a_end.checked_next_multiple_of(alignment);
+            if b.offset < a_end || next.is_none_or(|next| b.offset > next) {
+                let what = if b.offset < a_end { "an overlap" } else { "a gap" };
                 let (first, second, begin) = (&a.name, &b.name, b.offset);
                 return Err(format!(
-                    "tensor `{second}` begins at byte {begin}, `{first}` ends at byte {a_end}"
-                ));
-            }
-            if a_end.checked_next_multiple_of(alignment).is_none_or(|next| b.offset > next) {
-                let (first, second, begin) = (&a.name, &b.name, b.offset);
-                return Err(format!(
-                    "a gap before tensor `{second}` at byte {begin}: `{first}` ends at {a_end}"
+                    "{what}: tensor `{second}` begins at byte {begin}, `{first}` ends at {a_end}"
                 ));
             }
         }

@@ -155,7 +155,7 @@ fn train_what_has_gradients(
         .ids()
         .map(|id| weights.name(id).to_string())
         .zip(model.specs().iter().map(Some).chain(std::iter::repeat(None)))
-        .filter(|(name, spec)| has(spec.map_or(name.as_str(), |spec| &spec.stored_name)))
+        .filter(|(name, spec)| has(spec.map_or(name.as_str(), |spec| &spec.stored.name)))
         .map(|(name, _)| name)
         .collect();
     if weights.train(|name, _| wanted.contains(name)) == 0 {
@@ -281,16 +281,16 @@ fn stored(
     tensor_of: impl Fn(ParamId) -> Option<Tensor>,
 ) -> Vec<f32> {
     let specs = model.specs().iter().enumerate();
-    let parts: Vec<_> = specs.filter(|(_, spec)| spec.stored_name == name).collect();
+    let parts: Vec<_> = specs.filter(|(_, spec)| spec.stored.name == name).collect();
     let Some((_, first)) = parts.first() else {
         let id = weights.find(name);
         return id.and_then(tensor_of).map(|tensor| tensor.to_vec()).unwrap_or_default();
     };
-    let n_cols = first.stored_shape.last().copied().unwrap_or(1);
-    let mut whole = vec![0.0; first.stored_shape.iter().product()];
+    let n_cols = first.stored.shape.last().copied().unwrap_or(1);
+    let mut whole = vec![0.0; first.stored.shape.iter().product()];
     for (idx, spec) in parts {
         if let Some(tensor) = tensor_of(ParamId(idx)) {
-            let begin = spec.stored_rows.as_ref().map_or(0, |rows| rows.start * n_cols);
+            let begin = spec.stored.rows.as_ref().map_or(0, |rows| rows.start * n_cols);
             whole[begin..begin + tensor.n_elem()].copy_from_slice(&tensor.to_vec());
         }
     }

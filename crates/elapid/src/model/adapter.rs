@@ -170,30 +170,26 @@ impl Lora {
     /// infinite where modules or shapes differ.
     pub(crate) fn difference(&self, other: &Lora) -> f64 {
         let scaled = |lora: &Lora| {
-            let list = lora.modules.iter().map(|module| {
-                let magnitude = module.magnitude.as_ref().map(|m| (m, 1.0));
+            let mut list = BTreeMap::new();
+            for module in &lora.modules {
                 let halves = [(&module.a, 1.0), (&module.b, lora.factor(module))];
-                let tensors = halves.into_iter().chain(magnitude).map(|(tensor, factor)| {
+                let magnitude = module.magnitude.as_ref().map(|m| (m, 1.0));
+                for (idx, (tensor, factor)) in halves.into_iter().chain(magnitude).enumerate() {
                     let x = tensor.to_f32();
                     let x: Vec<f64> = x.f32().iter().map(|x| f64::from(*x) * factor).collect();
-                    (tensor.shape().to_vec(), x)
-                });
-                (module.param.clone(), tensors.collect::<Vec<_>>())
-            });
-            list.collect::<BTreeMap<_, _>>()
+                    list.insert((module.param.clone(), idx, tensor.shape().to_vec()), x);
+                }
+            }
+            list
         };
         let (one, two) = (scaled(self), scaled(other));
-        let shape = |(name, tensors): (&String, &Vec<_>)| (name.clone(), tensors.len());
-        if !one.iter().map(shape).eq(two.iter().map(shape)) {
+        if !one.keys().eq(two.keys()) {
             return f64::INFINITY;
         }
         let mut worst: f64 = 0.0;
-        for (a, b) in one.values().flatten().zip(two.values().flatten()) {
-            if a.0 != b.0 {
-                return f64::INFINITY;
-            }
-            let top = a.1.iter().fold(f64::MIN_POSITIVE, |top, x| top.max(x.abs()));
-            for (a, b) in a.1.iter().zip(&b.1) {
+        for (a, b) in one.values().zip(two.values()) {
+            let top = a.iter().fold(f64::MIN_POSITIVE, |top, x| top.max(x.abs()));
+            for (a, b) in a.iter().zip(b) {
                 let difference = (a - b).abs() / top;
                 worst = worst.max(if difference.is_nan() { f64::INFINITY } else { difference });
             }

@@ -126,16 +126,15 @@ fn effective_alpha(lora: &Lora, module: &Module) -> f64 {
 
 /// The alpha that most modules have: their B stays as it is.
 fn alpha_of_file(lora: &Lora) -> Result<f32> {
-    let mut list = Vec::with_capacity(lora.modules.len());
-    for module in &lora.modules {
+    let alpha = |module: &Module| {
         let alpha = effective_alpha(lora, module) as f32;
-        if !alpha.is_finite() {
+        alpha.is_finite().then_some(alpha.to_bits()).ok_or_else(|| {
             let problem = format!("`{}`: alpha {} is too large", module.param, module.alpha);
-            return Err(Error::input(problem, "the adapter may be damaged"));
-        }
-        list.push(alpha);
-    }
-    let usable = list.into_iter().filter(|alpha| *alpha != 0.0).map(f32::to_bits);
+            Error::input(problem, "the adapter may be damaged")
+        })
+    };
+    let alphas = lora.modules.iter().map(alpha).collect::<Result<Vec<_>>>()?;
+    let usable = alphas.into_iter().filter(|bits| f32::from_bits(*bits) != 0.0);
     Ok(most_common(usable).map_or(1.0, f32::from_bits))
 }
 
@@ -145,22 +144,17 @@ fn module_tensors<'a>(module: &'a Module, place: &Place, fold: f32) -> Vec<Outgo
         let [a_name, b_name] = HALVES.map(|half| format!("{}{half}", part.name));
         let rows = first..first + part.shape[0];
         first = rows.end;
-        let shape = vec![rows.len(), module.rank()];
-        let map = place.map.clone();
-        let a_bytes = move || Ok(Cow::Owned(module.a.to_f32().bytes().to_vec()));
-        let b_bytes = move || {
-            let b = mapped(&module.b, &map, fold);
-            Ok(Cow::Owned(b.rows(rows.clone()).bytes().to_vec()))
-        };
-        list.push(Outgoing {
-            name: a_name,
-            shape: module.a.shape().to_vec(),
-            dtype: DType::F32,
-            bytes: Box::new(a_bytes),
-        });
-        list.push(Outgoing { name: b_name, shape, dtype: DType::F32, bytes: Box::new(b_bytes) });
+        let (shape, map) = ([rows.len(), module.rank()], place.map.clone());
+        let b = move || mapped(&module.b, &map, fold).rows(rows.clone());
+        list.push(outgoing_f32(a_name, module.a.shape(), || module.a.to_f32()));
+        list.push(outgoing_f32(b_name, &shape, b));
     }
     list
+}
+
+fn outgoing_f32<'a>(name: String, shape: &[usize], make: impl Fn() -> Tensor + 'a) -> Outgoing<'a> {
+    let bytes = Box::new(move || Ok(Cow::Owned(make().bytes().to_vec())));
+    Outgoing { name, shape: shape.to_vec(), dtype: DType::F32, bytes }
 }
 
 fn mapped(b: &Tensor, map: &Map, fold: f32) -> Tensor {

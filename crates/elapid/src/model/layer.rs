@@ -6,7 +6,7 @@
 //! added.
 
 use crate::model::builder::Builder;
-use crate::model::config::{FeedForwardConfig, LayerConfig};
+use crate::model::config::{Config, FeedForwardConfig, LayerConfig};
 use crate::model::feed_forward::FeedForward;
 use crate::model::mixers::Mixer;
 use crate::model::pass::Pass;
@@ -63,7 +63,8 @@ pub(crate) struct LayerOut {
 }
 
 impl Layer {
-    pub fn new(builder: &mut Builder, config: &LayerConfig, d_model: usize) -> Layer {
+    pub fn new(builder: &mut Builder, model: &Config, config: &LayerConfig) -> Layer {
+        let d_model = model.d_model;
         let first = builder.specs.len();
         let mixer_norm = builder.norm(config.mixer_norm.clone(), d_model);
         let mixers = config.mixer.parts().iter().map(|part| part.build(builder, d_model)).collect();
@@ -74,7 +75,7 @@ impl Layer {
                 Some((norm, FeedForward::new(builder, other, d_model)))
             }
         };
-        let (eps, residual_scale) = (config.eps, config.residual_scale);
+        let (eps, residual_scale) = (model.eps, model.residual_scale);
         let params = first..builder.specs.len();
         Layer { mixer_norm, mixers, feed_forward, eps, residual_scale, params }
     }

@@ -99,7 +99,7 @@ impl Model {
         let init = Init::Normal(config.init_std);
         let embed = builder.add(config.embed_name.clone(), &shape, init, Role::Embedding);
         let layers = config.layers.iter();
-        let layers = layers.map(|layer| Layer::new(&mut builder, layer, config.d_model)).collect();
+        let layers = layers.map(|layer| Layer::new(&mut builder, &config, layer)).collect();
         let norm = builder.norm(config.norm_name.clone(), config.d_model);
         let weight = match config.tied {
             true => embed,

@@ -122,10 +122,8 @@ impl Map {
         if steps.len() != x.len() {
             return;
         }
-        let corrected = x.iter().zip(steps);
-        let corrected =
-            corrected.map(|(x, step)| f32::from_bits(x.to_bits().wrapping_add_signed(*step)));
-        let corrected: Vec<f32> = corrected.collect();
+        let step = |(x, step): (&f32, &i32)| f32::from_bits(x.to_bits().wrapping_add_signed(*step));
+        let corrected: Vec<f32> = x.iter().zip(steps).map(step).collect();
         let mut images = corrected.clone();
         self.apply(&mut images, n_cols);
         for i in 0..x.len() {

@@ -117,14 +117,11 @@ impl State {
     /// What it holds, piece by piece: a number that pieces of several states have in common only
     /// if they are the same memory, and the bytes.
     pub fn parts(&self) -> Vec<(usize, usize)> {
-        let mut list = Vec::new();
-        for slot in &self.slots {
-            match slot {
-                Held::Cache(cache) => list.extend(cache.pages()),
-                Held::Tensor(tensor) => list.push((tensor.memory_id(), tensor.n_bytes())),
-            }
-        }
-        list
+        let parts = |slot: &Held| match slot {
+            Held::Cache(cache) => cache.pages().collect(),
+            Held::Tensor(tensor) => vec![(tensor.memory_id(), tensor.n_bytes())],
+        };
+        self.slots.iter().flat_map(parts).collect()
     }
 
     /// Whether recorded work may continue with it: what it writes is nobody else's.
@@ -138,14 +135,11 @@ impl State {
 
     /// Where everything is that a step writes, on a GPU.
     pub(crate) fn places(&self) -> Vec<u64> {
-        let mut list = Vec::new();
-        for slot in &self.slots {
-            match slot {
-                Held::Cache(cache) => list.extend(cache.places().into_iter().flatten()),
-                Held::Tensor(tensor) => list.push(tensor.cuda_address()),
-            }
-        }
-        list
+        let places = |slot: &Held| match slot {
+            Held::Cache(cache) => cache.places().into_iter().flatten().collect(),
+            Held::Tensor(tensor) => vec![tensor.cuda_address()],
+        };
+        self.slots.iter().flat_map(places).collect()
     }
 
     /// Notes a token that recorded work has taken.

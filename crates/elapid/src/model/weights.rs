@@ -63,20 +63,15 @@ pub struct Spec {
     /// Unique name; where it is a part of a stored tensor, with the rows behind.
     pub name: String,
     pub shape: Vec<usize>,
-    /// Tensor in the file that holds it.
-    pub stored_name: String,
-    pub stored_shape: Vec<usize>,
-    /// Rows of that tensor, all axes but the last taken together; `None`: all of it.
-    pub stored_rows: Option<Range<usize>>,
+    /// Where it is in a directory of its own family.
+    pub stored: Part,
     pub init: Init,
     pub role: Role,
 }
 
 impl Spec {
     pub fn place(&self) -> Place {
-        let (name, shape) = (self.stored_name.clone(), self.stored_shape.clone());
-        let part = Part { name, shape, rows: self.stored_rows.clone() };
-        Place { parts: vec![part], map: Map::Same }
+        Place { parts: vec![self.stored.clone()], map: Map::Same }
     }
 }
 
@@ -539,9 +534,7 @@ mod tests {
         let spec = |name: &str, shape: &[usize], role: Role| Spec {
             name: name.into(),
             shape: shape.to_vec(),
-            stored_name: name.into(),
-            stored_shape: shape.to_vec(),
-            stored_rows: None,
+            stored: Part { name: name.into(), shape: shape.to_vec(), rows: None },
             init: Init::Normal(0.5),
             role,
         };

@@ -28,11 +28,11 @@ pub(crate) type Problems = Vec<(&'static str, String)>;
 /// Each must lie in 1..=max.
 pub(crate) fn sizes(list: &[(&'static str, usize, usize)]) -> Problems {
     let bad = list.iter().filter(|(_, size, max)| !(1..=*max).contains(size));
-    let text = |size: usize, max: usize| match size {
-        usize::MAX => format!("2^64 or more is out of range 1..={max}"),
-        _ => format!("{size} is out of range 1..={max}"),
+    let shown = |size: usize| match size {
+        usize::MAX => "2^64 or more".to_string(),
+        _ => size.to_string(),
     };
-    bad.map(|&(key, size, max)| (key, text(size, max))).collect()
+    bad.map(|(key, n, max)| (*key, format!("{} is out of range 1..={max}", shown(*n)))).collect()
 }
 
 /// The product of each shape must stay within `NUMBERS_MAX`.
@@ -65,6 +65,7 @@ impl Config {
         list.extend(positive(&[("eps", self.eps)]));
         list.extend(finite(&[
             ("embed_scale", self.embed_scale),
+            ("residual_scale", self.residual_scale),
             ("logit_scale", self.logit_scale),
             ("balance_scale", self.balance_scale),
             ("init_std", self.init_std),
@@ -82,11 +83,13 @@ impl Config {
             if !list.is_empty() {
                 break;
             }
-            list.extend(positive(&[("eps", layer.eps)]));
-            list.extend(finite(&[("residual_scale", layer.residual_scale)]));
             let parts = layer.mixer.parts().into_iter();
             list.extend(parts.flat_map(|part| part.problems(self.d_model)));
-            list.extend(layer.feed_forward.problems(self.d_model));
+            list.extend(match &layer.feed_forward {
+                FeedForwardConfig::None => Vec::new(),
+                FeedForwardConfig::Dense(c) => c.problems("dense.d_ff", self.d_model),
+                FeedForwardConfig::Experts(c) => c.problems(self.d_model),
+            });
         }
         list
     }
@@ -94,21 +97,9 @@ impl Config {
 
 impl DenseConfig {
     fn problems(&self, key: &'static str, d_model: usize) -> Problems {
-        let mut list = sizes(&[(key, self.d_ff, WIDTH_MAX)]);
-        list.extend(shapes(&[(key, &[self.d_ff.saturating_mul(2), d_model])]));
-        let scales = [self.gate_scale, self.out_scale];
-        list.extend(finite(&scales.map(|factor| ("mlp_multipliers", factor))));
-        list
-    }
-}
-
-impl FeedForwardConfig {
-    fn problems(&self, d_model: usize) -> Problems {
-        match self {
-            FeedForwardConfig::None => Vec::new(),
-            FeedForwardConfig::Dense(c) => c.problems("dense.d_ff", d_model),
-            FeedForwardConfig::Experts(c) => c.problems(d_model),
-        }
+        let scales = [self.gate_scale, self.out_scale].map(|factor| ("mlp_multipliers", factor));
+        let shape = [self.d_ff.saturating_mul(2), d_model];
+        [sizes(&[(key, self.d_ff, WIDTH_MAX)]), shapes(&[(key, &shape)]), finite(&scales)].concat()
     }
 }
 

@@ -36,6 +36,7 @@ pub(super) fn config(family: Family, keys: &Keys) -> Result<Config> {
         layers: Vec::new(),
         tied: keys.bool_or("tied", false)?,
         eps: keys.float_or("eps", 1e-6)?,
+        residual_scale: keys.float_or("residual_scale", 1.0)?,
         embed_scale: keys.float_or("embed_scale", 1.0)?,
         logit_scale,
         balance_scale: keys.float_or("balance_scale", 0.0)?,
@@ -43,7 +44,6 @@ pub(super) fn config(family: Family, keys: &Keys) -> Result<Config> {
         embed_name: names.embed.into(),
         norm_name: names.norm.into(),
     };
-    let residual_scale = keys.float_or("residual_scale", 1.0)?;
     for idx in 0..n_layer {
         let at = format!("{}.{idx}", names.layers);
         let (mixer, feed_forward) = (reader.mixer(idx, &at, &config)?, reader.second(idx, &at)?);
@@ -52,9 +52,7 @@ pub(super) fn config(family: Family, keys: &Keys) -> Result<Config> {
             _ => format!("{at}.{}.weight", names.feed_forward_norm),
         };
         let mixer_norm = format!("{at}.{}.weight", names.mixer_norm);
-        let eps = config.eps;
-        let layer =
-            LayerConfig { mixer_norm, mixer, feed_forward_norm, feed_forward, eps, residual_scale };
+        let layer = LayerConfig { mixer_norm, mixer, feed_forward_norm, feed_forward };
         config.layers.push(layer);
     }
     Ok(config)
@@ -87,7 +85,7 @@ impl Reader<'_> {
                     return Err(keys.wrong("layer_types", problem));
                 }
             },
-            Mixers::Own => &own::mixer(keys, idx)?,
+            Mixers::Own => &own::kinds(keys, idx)?[0],
             Mixers::Parallel => {
                 let mamba = self.mamba2(at, config)?;
                 return Ok(MixerConfig::Parallel(mamba, self.attention(idx, at, config)?));

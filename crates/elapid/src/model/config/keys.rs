@@ -201,38 +201,28 @@ impl Keys {
 }
 
 fn as_float(value: &Value) -> Option<f64> {
-    if let Some(text) = value.get("__float__").and_then(Value::as_str) {
-        return match text {
-            "Infinity" => Some(f64::INFINITY),
-            "-Infinity" => Some(f64::NEG_INFINITY),
-            _ => None,
-        };
+    match value.get("__float__").and_then(Value::as_str) {
+        Some(text) => text.parse().ok().filter(|x: &f64| x.is_infinite()),
+        None => value.as_f64(),
     }
-    value.as_f64()
 }
 
 /// Replaces a bare `Infinity` outside strings by what transformers 5 writes.
 fn quote_infinities(json: &str) -> String {
-    let mut out = String::with_capacity(json.len());
-    let (mut in_string, mut escaped) = (false, false);
-    let mut rest = json;
-    while let Some(c) = rest.chars().next() {
-        if !in_string {
-            let sign = if rest.starts_with("-Infinity") { "-" } else { "" };
-            if rest[sign.len()..].starts_with("Infinity") {
-                out.push_str(&format!("{{\"__float__\":\"{sign}Infinity\"}}"));
-                rest = &rest[sign.len() + "Infinity".len()..];
-                continue;
-            }
+    let mut in_string = false;
+    let pieces = json.split_inclusive('"').map(|piece| {
+        let before = piece.strip_suffix('"').unwrap_or(piece);
+        let n_escapes = before.len() - before.trim_end_matches('\\').len();
+        let was_in_string = in_string;
+        in_string ^= before.len() < piece.len() && !(in_string && n_escapes % 2 == 1);
+        match was_in_string {
+            true => piece.to_string(),
+            false => piece
+                .replace("-Infinity", r#"{"__float__":"-inf"}"#)
+                .replace("Infinity", r#"{"__float__":"inf"}"#),
         }
-        if c == '"' && !escaped {
-            in_string = !in_string;
-        }
-        escaped = in_string && c == '\\' && !escaped;
-        out.push(c);
-        rest = &rest[c.len_utf8()..];
-    }
-    out
+    });
+    pieces.collect()
 }
 
 #[cfg(test)]

@@ -39,8 +39,10 @@ pub struct Config {
     pub layers: Vec<LayerConfig>,
     /// Whether the head is the embedding.
     pub tied: bool,
-    /// `eps` of the final norm.
+    /// `eps` of the norms between blocks.
     pub eps: f32,
+    /// Factor of every branch of a layer.
+    pub residual_scale: f32,
     pub embed_scale: f32,
     pub logit_scale: f32,
     /// Factor of the load-balance loss in training.
@@ -58,9 +60,6 @@ pub struct LayerConfig {
     pub mixer: MixerConfig,
     pub feed_forward_norm: String,
     pub feed_forward: FeedForwardConfig,
-    /// `eps` of both norms.
-    pub eps: f32,
-    pub residual_scale: f32,
 }
 
 impl LayerConfig {

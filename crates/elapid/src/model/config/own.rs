@@ -64,7 +64,7 @@ pub(super) fn n_layer(keys: &Keys) -> Result<usize> {
 }
 
 /// Names of the mixer and of the feed-forward of layer `idx`.
-fn kinds(keys: &Keys, idx: usize) -> Result<[String; 2]> {
+pub(super) fn kinds(keys: &Keys, idx: usize) -> Result<[String; 2]> {
     let default = keys.str_or("feed_forward", "dense")?;
     match keys.get("layers") {
         Some(Value::String(name)) => {
@@ -92,11 +92,6 @@ fn part(keys: &Keys, name: &str) -> Result<Keys> {
         Some(part) => part,
         None => keys.nested(name, serde_json::Map::new()),
     })
-}
-
-/// The mixer of layer `idx`, by its name in our own config.
-pub(super) fn mixer(keys: &Keys, idx: usize) -> Result<String> {
-    kinds(keys, idx).map(|[mixer, _]| mixer)
 }
 
 /// The feed-forward of layer `idx`: `none`, `dense` or `experts`.

@@ -168,7 +168,7 @@ impl Lora {
 
 /// Every module of a model that has a weight, adapted or not, as PEFT names them.
 pub fn modules_of(model: &Model) -> Vec<String> {
-    let stored = model.specs().iter().map(|spec| spec.stored_name.as_str());
+    let stored = model.specs().iter().map(|spec| spec.stored.name.as_str());
     let paths: BTreeSet<&str> = stored.filter_map(|name| name.strip_suffix(WEIGHT)).collect();
     paths.into_iter().map(str::to_string).collect()
 }

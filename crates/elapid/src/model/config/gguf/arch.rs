@@ -9,18 +9,18 @@ use crate::ops::gated_norm::Order;
 use crate::ops::rope::RopeScaling;
 use crate::ops::router::Score;
 
+pub(super) fn refuse(problem: &str) -> Error {
+    let hint = "convert it to a directory or to a package, which keep every model";
+    Error::input(format!("this model cannot be written as GGUF: {problem}"), hint)
+}
+
 impl Arch {
     pub fn of(config: &Config) -> Result<Arch> {
-        let refuse = |problem: String| {
-            let hint = "convert it to a directory or to a package, which keep every model";
-            Error::input(format!("this model cannot be written as GGUF: {problem}"), hint)
-        };
         let arch = family(config).and_then(|family| family.facts().gguf).map(|gguf| gguf.0);
-        let arch = arch.ok_or_else(|| {
-            refuse("llama.cpp has no architecture with this list of layers".into())
-        })?;
+        let none = "llama.cpp has no architecture with this list of layers";
+        let arch = arch.ok_or_else(|| refuse(none))?;
         match arch.problem(config) {
-            Some(problem) => Err(refuse(format!("{problem} (as {arch})"))),
+            Some(problem) => Err(refuse(&format!("{problem} (as {arch})"))),
             None => Ok(arch),
         }
     }
@@ -47,9 +47,8 @@ impl Arch {
                 return Some(format!("layer {idx}: {problem}"));
             }
         }
-        let residual = config.layers.iter().any(|layer| layer.residual_scale != 1.0);
-        let scaled = (config.embed_scale, config.logit_scale) != (1.0, 1.0) || residual;
-        let is_lost = scaled && !granite && !falcon;
+        let scales = [config.embed_scale, config.logit_scale, config.residual_scale];
+        let is_lost = scales != [1.0; 3] && !granite && !falcon;
         is_lost.then(|| "it has factors of embeddings, logits or residuals".into())
     }
 

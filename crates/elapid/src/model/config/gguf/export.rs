@@ -76,7 +76,7 @@ fn value(config: &Config, arch: Arch, own: &str) -> Option<Item> {
         "layers" => size(layers.len()),
         "eps" => Item::F32(config.eps),
         "embed_scale" => Item::F32(config.embed_scale),
-        "residual_scale" => Item::F32(layers.first()?.residual_scale),
+        "residual_scale" => Item::F32(config.residual_scale),
         "logit_scale" => Item::F32(1.0 / config.logit_scale),
         "n_ctx" => {
             let n_ctx = config.n_ctx.filter(|_| rope.is_some() || arch == Arch::Jamba);

@@ -38,14 +38,8 @@ pub fn read(gguf: &Gguf) -> Result<(Arch, Config, String)> {
 
 fn architecture(gguf: &Gguf) -> Result<Arch> {
     const KEY: &str = "general.architecture";
-    let fail = |problem: String| {
-        Error::config(
-            gguf.file(),
-            KEY,
-            problem,
-            &format!("supported are {}", Arch::NAMES.join(", ")),
-        )
-    };
+    let hint = format!("supported are {}", Arch::NAMES.join(", "));
+    let fail = |problem: String| Error::config(gguf.file(), KEY, problem, &hint);
     if gguf.str("general.type")?.is_some_and(|kind| kind == "adapter") {
         let hint = "give the model, and the adapter beside it";
         return Err(Error::config(gguf.file(), "general.type", "is \"adapter\", no model", hint));

@@ -1,9 +1,9 @@
 //! What a model is: a list of layers, each a mixer and a feed-forward.
 //!
 //! `family.rs` is the table of families: to add one like Llama, add its entry. `families.rs` turns
-//! the config.json of any of them into this, and `own.rs` our own config; `check.rs` refuses what
-//! no model can be. Outside this folder nothing knows families. Parameters keep the names of the
-//! family's files, so that adapters, patterns and exports speak the names people know.
+//! the config.json of any of them into this, `own.rs` has what our own config says otherwise;
+//! `check.rs` refuses what no model can be. Outside this folder nothing knows families. Parameters
+//! keep the names of the family's files, which adapters, patterns and exports speak too.
 
 pub(crate) mod check;
 mod experts;

@@ -137,39 +137,41 @@ fn models(list: &mut Vec<File>) {
 
 /// A GGUF file with a value of every kind and no model.
 fn every_kind() -> Vec<u8> {
-    use gguf::Item;
-    let list = [
-        Item::U8(1),
-        Item::I8(-1),
-        Item::U16(2),
-        Item::I16(-2),
-        Item::U32(3),
-        Item::I32(-3),
-        Item::U64(4),
-        Item::I64(-4),
-        Item::F32(0.5),
-        Item::F64(0.25),
-        Item::Bool(true),
-        Item::Str("text".into()),
-        Item::Bytes(vec![0xff]),
-        Item::U8s(vec![1, 2]),
-        Item::U32s(vec![1]),
-        Item::I32s(vec![-1]),
-        Item::U64s(vec![1]),
-        Item::I64s(vec![-1]),
-        Item::F32s(vec![0.5]),
-        Item::F64s(vec![0.5]),
-        Item::Bools(vec![true, false]),
-        Item::Strings(vec![b"a".to_vec(), Vec::new()]),
+    let string = |bytes: &[u8]| [&(bytes.len() as u64).to_le_bytes()[..], bytes].concat();
+    let array = |kind: u32, n_elem: u64, bytes: &[u8]| {
+        (9, [&kind.to_le_bytes()[..], &n_elem.to_le_bytes(), bytes].concat())
+    };
+    let list: [(u32, Vec<u8>); 22] = [
+        (0, vec![1]),
+        (1, vec![0xff]),
+        (2, 2u16.to_le_bytes().into()),
+        (3, (-2i16).to_le_bytes().into()),
+        (4, 3u32.to_le_bytes().into()),
+        (5, (-3i32).to_le_bytes().into()),
+        (10, 4u64.to_le_bytes().into()),
+        (11, (-4i64).to_le_bytes().into()),
+        (6, 0.5f32.to_le_bytes().into()),
+        (12, 0.25f64.to_le_bytes().into()),
+        (7, vec![1]),
+        (8, string(b"text")),
+        (8, string(&[0xff])),
+        array(0, 2, &[1, 2]),
+        array(4, 1, &1u32.to_le_bytes()),
+        array(5, 1, &(-1i32).to_le_bytes()),
+        array(10, 1, &1u64.to_le_bytes()),
+        array(11, 1, &(-1i64).to_le_bytes()),
+        array(6, 1, &0.5f32.to_le_bytes()),
+        array(12, 1, &0.5f64.to_le_bytes()),
+        array(7, 2, &[1, 0]),
+        array(8, 2, &[string(b"a"), string(b"")].concat()),
     ];
-    let list: Vec<_> =
-        list.into_iter().enumerate().map(|(idx, item)| (format!("key.{idx}"), item)).collect();
-    let mut all = Vec::new();
-    gguf::write(&list, &[], &mut |bytes| {
-        all.extend_from_slice(bytes);
-        Ok(())
-    })
-    .unwrap();
+    let mut all = [&b"GGUF\x03\0\0\0"[..], &0u64.to_le_bytes(), &22u64.to_le_bytes()].concat();
+    for (idx, (kind, bytes)) in list.into_iter().enumerate() {
+        all.extend(string(format!("key.{idx}").as_bytes()));
+        all.extend(kind.to_le_bytes());
+        all.extend(bytes);
+    }
+    all.resize(all.len().next_multiple_of(32), 0);
     all
 }
 

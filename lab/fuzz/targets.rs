@@ -85,8 +85,7 @@ fn read_value(file: &Gguf, key: &str) {
         assert_eq!(array.iter().count(), array.len(), "`{key}` is shorter than it says");
     }
     let _ = (file.str(key), file.size(key), file.float(key), file.bool(key));
-    let _ = (file.sizes(key), file.ints(key), file.floats(key), file.bools(key));
-    let _ = file.strings(key);
+    let _ = (file.sizes(key), file.ints(key), file.floats(key), file.strings(key));
 }
 
 /// Tensors lie inside the file and share no byte.
@@ -139,7 +138,6 @@ pub fn safetensors(data: &[u8]) -> Result<()> {
         let _ = file.integers(name);
     }
     assert!(n_bytes <= data.len(), "{n_bytes} bytes of tensors in {}", data.len());
-    let _ = file.metadata();
     Ok(())
 }
 
@@ -299,7 +297,8 @@ pub fn adapter(data: &[u8]) -> Result<()> {
     let json = text("adapter_config.json", json)?;
     let tensors = SafeTensors::parse("adapter_model.safetensors", Arc::new(tensors))?;
     let mut weights = Weights::init(&DEVICE, BASE.specs(), 1);
-    let n_modules = peft::apply(&DEVICE, &mut weights, ("adapter_config.json", json), &tensors)?;
+    let n_modules =
+        peft::read(&DEVICE, ("adapter_config.json", json), &tensors)?.attach(&mut weights)?;
     assert!(n_modules > 0, "an adapter of nothing");
     run_model(&BASE, &weights)
 }

@@ -139,7 +139,9 @@ fn adapters_are_put_on_and_compared() {
     assert_eq!(alone["bits_per_byte"].as_f64().unwrap(), of_other);
     let (back, code) = json(&["eval", &w.new, &w.data, "--adapter", &harm, "--compare", &w.new]);
     assert_eq!((code, &back["compare"]["verdict"]), (3, &json!("worse")));
-    assert!(refusal(&["eval", &w.new, &w.data, "--adapter", &w.old]).contains("is no adapter"));
+    assert!(
+        refusal(&["eval", &w.new, &w.data, "--adapter", &w.old]).contains("there is no adapter at")
+    );
 }
 
 #[test]

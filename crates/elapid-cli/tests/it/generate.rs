@@ -287,7 +287,7 @@ fn what_cannot_be_done_is_said() {
     for (args, word) in [
         (&["generate", missing][..], "cannot read"),
         (&["generate", model, "-f", missing], "cannot read"),
-        (&["generate", model, "--adapter", missing], "is no adapter"),
+        (&["generate", model, "--adapter", missing], "there is no adapter at"),
         (&["generate", model, "--device", "abacus"], "no device `abacus`"),
         (&["generate", model, "--grammar", missing], "cannot read"),
         (&["chat", &w.plain], "has no chat template"),

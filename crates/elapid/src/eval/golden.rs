@@ -6,13 +6,15 @@
 //! batch.
 
 use crate::error::{Error, Result};
+use crate::files::TensorFile;
 use crate::files::disk::read_text;
 use crate::files::safetensors::SafeTensors;
+use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::config::Config;
 use crate::model::open::safetensors as open_safetensors;
 use crate::model::weights::{ParamId, Weights};
-use crate::model::{ForwardOptions, Model, peft};
+use crate::model::{ForwardOptions, Model};
 use crate::ops::adamw::AdamW;
 use crate::tape::{Gradients, Tape};
 use crate::tensor::Tensor;
@@ -153,11 +155,11 @@ fn train_what_has_gradients(
         .ids()
         .map(|id| weights.name(id).to_string())
         .zip(model.specs().iter().map(Some).chain(std::iter::repeat(None)))
-        .filter(|(name, spec)| has(spec.map_or(name.as_str(), |spec| &spec.stored_name)))
+        .filter(|(name, spec)| has(spec.map_or(name.as_str(), |spec| &spec.stored.name)))
         .map(|(name, _)| name)
         .collect();
     if weights.train(|name, _| wanted.contains(name)) == 0 {
-        let example = golden.names().next().unwrap_or_default().to_string();
+        let example = golden.names().first().copied().unwrap_or_default().to_string();
         return Err(Error::NoMatch { pattern: "grad.<parameter>".into(), example });
     }
     Ok(())
@@ -243,7 +245,7 @@ fn backward(
             note: format!("{loss:.6}"),
         });
     }
-    for name in golden.names().filter_map(|name| name.strip_prefix("grad.")) {
+    for name in golden.names().into_iter().filter_map(|name| name.strip_prefix("grad.")) {
         let want = reference(device, golden, &format!("grad.{name}"))?;
         let want = want.expect("the name comes from the file");
         let got = stored(model, weights, name, |id| grads.get(id.0).cloned());
@@ -279,16 +281,16 @@ fn stored(
     tensor_of: impl Fn(ParamId) -> Option<Tensor>,
 ) -> Vec<f32> {
     let specs = model.specs().iter().enumerate();
-    let parts: Vec<_> = specs.filter(|(_, spec)| spec.stored_name == name).collect();
+    let parts: Vec<_> = specs.filter(|(_, spec)| spec.stored.name == name).collect();
     let Some((_, first)) = parts.first() else {
         let id = weights.find(name);
         return id.and_then(tensor_of).map(|tensor| tensor.to_vec()).unwrap_or_default();
     };
-    let n_cols = first.stored_shape.last().copied().unwrap_or(1);
-    let mut whole = vec![0.0; first.stored_shape.iter().product()];
+    let n_cols = first.stored.shape.last().copied().unwrap_or(1);
+    let mut whole = vec![0.0; first.stored.shape.iter().product()];
     for (idx, spec) in parts {
         if let Some(tensor) = tensor_of(ParamId(idx)) {
-            let begin = spec.stored_rows.as_ref().map_or(0, |rows| rows.start * n_cols);
+            let begin = spec.stored.rows.as_ref().map_or(0, |rows| rows.start * n_cols);
             whole[begin..begin + tensor.n_elem()].copy_from_slice(&tensor.to_vec());
         }
     }
@@ -382,10 +384,7 @@ fn open_model(device: &Device, dir: &Path, model_path: Option<&Path>) -> Result<
     let model = Model::new(config);
     let mut weights = checkpoint.weights(device)?;
     if let Some(adapter_dir) = adapter_dir {
-        let config_path = adapter_dir.join("adapter_config.json");
-        let file = open_safetensors(&adapter_dir.join("adapter_model.safetensors"))?;
-        let config = (config_path.display().to_string(), read_text(&config_path)?);
-        peft::apply(device, &mut weights, (&config.0, &config.1), &file)?;
+        Adapter::open(adapter_dir)?.read(None, device)?.attach(&mut weights)?;
     }
     Ok((model, weights))
 }

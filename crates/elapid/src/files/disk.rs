@@ -42,6 +42,11 @@ pub fn find(dir: &Path, name: &str) -> Result<Option<SharedBytes>> {
     }
 }
 
+/// The ending of a name in lower case, empty where there is none.
+pub fn extension(path: &Path) -> String {
+    path.extension().and_then(|extension| extension.to_str()).unwrap_or("").to_lowercase()
+}
+
 /// Writes a file beside its place, syncs it, and moves it there; the bytes written.
 pub fn write(path: &Path, make: impl FnOnce(&mut Sink) -> Result<()>) -> Result<u64> {
     let mut beside = path.as_os_str().to_owned();

@@ -63,7 +63,7 @@ pub(super) fn explain(file: &str, data: &[u8], wanted: Wanted) -> Option<Error> 
     Some(Error::format(file, problem, hint))
 }
 
-/// A header length below 4 GiB and the begin of JSON.
+/// A header length below 4 GiB and the start of JSON.
 fn is_safetensors(data: &[u8]) -> bool {
     matches!(data, [_, _, _, _, 0, 0, 0, 0, b'{', ..])
 }

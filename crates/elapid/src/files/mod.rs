@@ -22,11 +22,9 @@ pub type Lookup<'a> = dyn Fn(&str) -> Result<Option<SharedBytes>> + 'a;
 
 /// A tensor to be written: what it is, known before; its bytes, made when their turn comes.
 pub struct Outgoing<'a> {
-    /// Its name in the file.
     pub name: String,
     /// Row-major, slowest axis first.
     pub shape: Vec<usize>,
-    /// How its numbers are stored.
     pub dtype: DType,
     pub bytes: Box<dyn Fn() -> Result<Cow<'a, [u8]>> + 'a>,
 }
@@ -35,7 +33,6 @@ pub struct Outgoing<'a> {
 pub trait TensorFile {
     /// Its name, for messages.
     fn file(&self) -> &str;
-    /// The tensors it holds.
     fn names(&self) -> Vec<&str>;
     /// One of them, sharing the bytes of the file.
     fn tensor(&self, device: &Device, name: &str) -> Result<Option<Tensor>>;

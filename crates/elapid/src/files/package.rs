@@ -81,7 +81,7 @@ struct Listed {
 
 impl Listed {
     fn of(name: &str, hasher: &blake3::Hasher) -> Listed {
-        let blake3 = hasher.finalize().to_hex().to_string();
+        let blake3 = hasher.finalize().to_string();
         Listed { name: name.into(), n_bytes: hasher.count(), blake3 }
     }
 
@@ -93,11 +93,11 @@ impl Listed {
             return Err(Error::format(file, problem, HINT));
         }
         let (got, want) = (hash(bytes), &self.blake3);
-        if got != *want {
-            let problem = format!("`{name}` was changed: its hash is {got}, it was {want}");
-            return Err(Error::format(file, problem, HINT));
+        if got == *want {
+            return Ok(());
         }
-        Ok(())
+        let problem = format!("`{name}` was changed: its hash is {got}, it was {want}");
+        Err(Error::format(file, problem, HINT))
     }
 }
 
@@ -117,14 +117,11 @@ fn add(hasher: &mut blake3::Hasher, bytes: &[u8]) {
 }
 
 impl Manifest {
-    fn new(name: &str, files: Vec<Listed>) -> Manifest {
+    fn json(name: &str, files: Vec<Listed>) -> Vec<u8> {
         let created_by = format!("elapid {}", env!("CARGO_PKG_VERSION"));
-        Manifest { format: FORMAT.into(), version: VERSION, name: name.into(), created_by, files }
-    }
-
-    fn json(&self) -> Result<Vec<u8>> {
-        let fail = |error: serde_json::Error| Error::input(error.to_string(), HINT);
-        serde_json::to_vec(self).map_err(fail)
+        let (format, name) = (FORMAT.into(), name.into());
+        let manifest = Manifest { format, version: VERSION, name, created_by, files };
+        serde_json::to_vec(&manifest).expect("strings and numbers are JSON")
     }
 
     fn parse(file: &str, json: &[u8]) -> Result<Manifest> {
@@ -183,7 +180,6 @@ pub struct Package {
     ranges: Vec<Range<usize>>,
 }
 
-/// A part of shared bytes.
 struct Part {
     whole: SharedBytes,
     range: Range<usize>,
@@ -213,10 +209,8 @@ fn read_ends(file: &str, data: &[u8]) -> Result<(Range<usize>, [u8; 32])> {
     };
     check_version(file, u32::from_le_bytes(*version))?;
     let zeros = &rest[..rest.len().min(ALIGNMENT - 12)];
-    if !data.len().is_multiple_of(ALIGNMENT) || body.len() < ALIGNMENT {
-        return Err(cut());
-    }
-    if trailer[56..] != *END_MAGIC {
+    let is_whole = data.len().is_multiple_of(ALIGNMENT) && body.len() >= ALIGNMENT;
+    if !is_whole || trailer[56..] != *END_MAGIC {
         return Err(cut());
     }
     if zeros.iter().chain(&trailer[48..56]).any(|&byte| byte != 0) {
@@ -332,7 +326,7 @@ pub fn write(name: &str, files: &[(String, OutFile)], sink: &mut Sink) -> Result
         at += hasher.count() + pad(hasher.count(), sink)?;
         list.push(Listed::of(name, &hasher));
     }
-    let json = Manifest::new(name, list).json()?;
+    let json = Manifest::json(name, list);
     sink(&json)?;
     pad(json.len() as u64, sink)?;
     let mut trailer = at.to_le_bytes().to_vec();
@@ -363,7 +357,7 @@ pub fn manifest_of_directory(name: &str, files: &[(&str, &[u8])]) -> Result<[Vec
         add(&mut hasher, bytes);
         Listed::of(name, &hasher)
     });
-    let json = Manifest::new(name, list.collect()).json()?;
+    let json = Manifest::json(name, list.collect());
     let line = manifest_line(&json);
     Ok([json, line])
 }

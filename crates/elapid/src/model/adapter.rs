@@ -50,7 +50,7 @@ impl Adapter {
         let path = path.as_ref();
         Adapter::detect(path)?.ok_or_else(|| {
             let hint = "give a directory that PEFT or a training run wrote, or a GGUF adapter";
-            Error::input(format!("{} is no adapter", path.display()), hint)
+            Error::input(format!("there is no adapter at {}", path.display()), hint)
         })
     }
 
@@ -63,8 +63,7 @@ impl Adapter {
         if dir.join(CONFIG).is_file() {
             return open_peft(dir).map(Some);
         }
-        let is_gguf = path.extension().is_some_and(|extension| extension == "gguf");
-        if !is_gguf || !path.is_file() {
+        if disk::extension(path) != "gguf" || !path.is_file() {
             return Ok(None);
         }
         let gguf = Gguf::parse(&path.display().to_string(), disk::map(path)?)?;
@@ -107,17 +106,14 @@ impl Adapter {
                 })
             }
             Form::Gguf(gguf) => {
-                let mut modules = Vec::new();
-                for entry in gguf.tensors() {
-                    if let Some(name) = entry.name.strip_suffix(".lora_b") {
-                        let rank = entry.shape.last().copied().unwrap_or(0);
-                        modules.push((name.to_string(), rank));
-                    }
-                }
+                let module = |entry: &gguf::Entry| {
+                    let name = entry.name.strip_suffix(".lora_b")?;
+                    Some((name.to_string(), entry.shape.last().copied().unwrap_or(0)))
+                };
                 let n_elem = |entry: &gguf::Entry| entry.shape.iter().product::<usize>();
                 Ok(AdapterInfo {
                     form: "gguf",
-                    modules,
+                    modules: gguf.tensors().iter().filter_map(module).collect(),
                     n_params: gguf.tensors().iter().map(n_elem).sum(),
                     alphas: gguf.float("adapter.lora.alpha")?.into_iter().collect(),
                     rslora: false,
@@ -157,7 +153,7 @@ impl Lora {
     /// Writes it as a PEFT directory or, with a name that ends in `.gguf`, for llama.cpp; the bytes
     /// written.
     pub(crate) fn save(&self, path: &Path, base: Option<&Checkpoint>) -> Result<u64> {
-        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
+        if disk::extension(path) == "gguf" {
             let base = base.ok_or_else(|| needs_base(path))?;
             let (metadata, tensors) = gguf_lora::write(self, base.model())?;
             return disk::write(path, |sink| gguf::write(&metadata, &tensors, sink));
@@ -165,9 +161,8 @@ impl Lora {
         let modules = base.map(|base| lora::modules_of(base.model()));
         let (config, tensors) = peft::write(self, modules.as_deref())?;
         disk::make_directory(path)?;
-        let n_bytes = disk::write(&path.join(TENSORS), |sink| {
-            safetensors::write(&[("format", "pt")], &tensors, sink)
-        })?;
+        let n_bytes =
+            disk::write(&path.join(TENSORS), |sink| safetensors::write("pt", &tensors, sink))?;
         Ok(n_bytes + disk::write(&path.join(CONFIG), |sink| sink(config.as_bytes()))?)
     }
 
@@ -175,30 +170,26 @@ impl Lora {
     /// infinite where modules or shapes differ.
     pub(crate) fn difference(&self, other: &Lora) -> f64 {
         let scaled = |lora: &Lora| {
-            let list = lora.modules.iter().map(|module| {
-                let magnitude = module.magnitude.as_ref().map(|m| (m, 1.0));
+            let mut list = BTreeMap::new();
+            for module in &lora.modules {
                 let halves = [(&module.a, 1.0), (&module.b, lora.factor(module))];
-                let tensors = halves.into_iter().chain(magnitude).map(|(tensor, factor)| {
+                let magnitude = module.magnitude.as_ref().map(|m| (m, 1.0));
+                for (idx, (tensor, factor)) in halves.into_iter().chain(magnitude).enumerate() {
                     let x = tensor.to_f32();
                     let x: Vec<f64> = x.f32().iter().map(|x| f64::from(*x) * factor).collect();
-                    (tensor.shape().to_vec(), x)
-                });
-                (module.param.clone(), tensors.collect::<Vec<_>>())
-            });
-            list.collect::<BTreeMap<_, _>>()
+                    list.insert((module.param.clone(), idx, tensor.shape().to_vec()), x);
+                }
+            }
+            list
         };
         let (one, two) = (scaled(self), scaled(other));
-        let shape = |(name, tensors): (&String, &Vec<_>)| (name.clone(), tensors.len());
-        if !one.iter().map(shape).eq(two.iter().map(shape)) {
+        if !one.keys().eq(two.keys()) {
             return f64::INFINITY;
         }
         let mut worst: f64 = 0.0;
-        for (a, b) in one.values().flatten().zip(two.values().flatten()) {
-            if a.0 != b.0 {
-                return f64::INFINITY;
-            }
-            let top = a.1.iter().fold(f64::MIN_POSITIVE, |top, x| top.max(x.abs()));
-            for (a, b) in a.1.iter().zip(&b.1) {
+        for (a, b) in one.values().zip(two.values()) {
+            let top = a.iter().fold(f64::MIN_POSITIVE, |top, x| top.max(x.abs()));
+            for (a, b) in a.iter().zip(b) {
                 let difference = (a - b).abs() / top;
                 worst = worst.max(if difference.is_nan() { f64::INFINITY } else { difference });
             }

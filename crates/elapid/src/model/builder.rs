@@ -1,5 +1,6 @@
 //! Collects what the layers of a model declare: their parameters, and the state they keep.
 
+use crate::model::place::Part;
 use crate::model::state::{Slot, SlotId};
 use crate::model::weights::{Init, LinearIds, ParamId, Role, Spec};
 use crate::ops::rope::{Rope, RopeTable};
@@ -29,15 +30,8 @@ impl Builder {
     }
 
     pub fn add(&mut self, name: String, shape: &[usize], init: Init, role: Role) -> ParamId {
-        self.specs.push(Spec {
-            stored_name: name.clone(),
-            name,
-            shape: shape.to_vec(),
-            stored_shape: shape.to_vec(),
-            stored_rows: None,
-            init,
-            role,
-        });
+        let stored = Part { name: name.clone(), shape: shape.to_vec(), rows: None };
+        self.specs.push(Spec { name, shape: shape.to_vec(), stored, init, role });
         ParamId(self.specs.len() - 1)
     }
 
@@ -69,10 +63,10 @@ impl Builder {
         let bound = (d_conv as f32).powf(-0.5);
         let name = format!("{prefix}.conv1d");
         let w = self.vector(format!("{name}.weight"), &[channels, d_conv], Init::Uniform(bound));
-        self.specs[w.0].stored_shape = vec![channels, 1, d_conv];
+        self.specs[w.0].stored.shape = vec![channels, 1, d_conv];
         let bias =
             bias.then(|| self.vector(format!("{name}.bias"), &[channels], Init::Uniform(bound)));
-        ConvIds { w, bias, window: self.slot(Slot::Window([d_conv - 1, channels])) }
+        ConvIds { w, bias, window: self.slot(Slot::Recurrent(vec![d_conv - 1, channels])) }
     }
 
     /// The cosines and sines of a rotary embedding: one table for all layers that have the same.
@@ -97,10 +91,8 @@ impl Builder {
         let rows = first..first + shape[0];
         let name = format!("{stored}[{}..{}]", rows.start, rows.end);
         let weight = self.add(name, &shape, Init::Normal(std), Role::Matrix);
-        let spec = &mut self.specs[weight.0];
-        spec.stored_name = stored.into();
-        spec.stored_shape = stored_shape.to_vec();
-        spec.stored_rows = Some(rows);
+        let (name, shape) = (stored.into(), stored_shape.to_vec());
+        self.specs[weight.0].stored = Part { name, shape, rows: Some(rows) };
         LinearIds { weight, bias: None }
     }
 }

@@ -9,8 +9,8 @@ use crate::files::gguf::Gguf;
 use crate::files::safetensors::SafeTensors;
 use crate::files::{Lookup, TensorFile};
 use crate::model::Model;
+use crate::model::config::Config;
 use crate::model::config::gguf as gguf_config;
-use crate::model::config::{Config, FeedForwardConfig, LayerConfig};
 use crate::model::params;
 use crate::model::place::Place;
 use crate::model::weights::Weights;
@@ -42,7 +42,6 @@ pub const TEXTS: &[&str] = &[
 /// An open model; its weights are not read yet.
 pub struct Checkpoint {
     name: String,
-    /// Where its files are, for messages.
     dir: String,
     config_json: String,
     model: Model,
@@ -70,24 +69,27 @@ impl Checkpoint {
     /// A GGUF file; `file` is its name for messages.
     pub fn from_gguf(file: &str, bytes: SharedBytes) -> Result<Checkpoint> {
         let gguf = Gguf::parse(file, bytes)?;
-        let (arch, config, config_json) = gguf_config::read(&gguf)?;
+        let (arch, config, json) = gguf_config::read(&gguf)?;
         check_parts(file, &config, gguf.tensors().iter().map(|entry| &entry.shape[..]))?;
         let model = Model::new(config);
         let places = gguf_config::names(model.config(), arch, model.specs())?.places;
         let name = gguf.str("general.name")?.unwrap_or(file).to_string();
         let container = Container::Gguf(Box::new(gguf));
-        let (dir, texts) = (file.to_string(), BTreeMap::new());
-        Ok(Checkpoint {
+        Ok(Checkpoint { places, dir: file.into(), ..Checkpoint::of(name, json, model, container) })
+    }
+
+    fn of(name: String, config_json: String, model: Model, container: Container) -> Checkpoint {
+        Checkpoint {
+            dir: name.clone(),
             name,
-            dir,
             config_json,
+            places: model.places(),
             model,
-            places,
             container,
-            texts,
+            texts: BTreeMap::new(),
             #[cfg(feature = "fs")]
             adapter: None,
-        })
+        }
     }
 
     /// A directory or package; `dir` is its name for messages.
@@ -119,22 +121,12 @@ impl Checkpoint {
             SafeTensors::parse(&at(name), bytes)
         };
         let files = shards.iter().map(open).collect::<Result<Vec<_>>>()?;
-        let shapes = files.iter().flat_map(|file| file.names().filter_map(|name| file.shape(name)));
+        let shapes = files.iter().flat_map(SafeTensors::shapes);
         check_parts(&at("config.json"), &config, shapes)?;
-        let model = Model::new(config);
-        let (places, container) = (model.places(), Container::SafeTensors(files));
         let name = dir.trim_end_matches('/').rsplit('/').next().unwrap_or(dir).to_string();
-        Ok(Checkpoint {
-            name,
-            dir: dir.into(),
-            config_json,
-            model,
-            places,
-            container,
-            texts,
-            #[cfg(feature = "fs")]
-            adapter: None,
-        })
+        let (model, container) = (Model::new(config), Container::SafeTensors(files));
+        let checkpoint = Checkpoint::of(name, config_json, model, container);
+        Ok(Checkpoint { dir: dir.into(), texts, ..checkpoint })
     }
 
     /// A model that no file holds yet: its config.json and the small files that belong to it.
@@ -144,21 +136,10 @@ impl Checkpoint {
         texts: Vec<(&str, Vec<u8>)>,
     ) -> Result<Checkpoint> {
         let model = Model::new(Config::from_json("config.json", &config_json)?);
-        let (places, container) = (model.places(), Container::SafeTensors(Vec::new()));
         let shared = |(name, bytes): (&str, Vec<u8>)| (name.to_string(), Arc::new(bytes) as _);
         let texts = texts.into_iter().map(shared).collect();
-        let (name, dir) = (name.to_string(), name.to_string());
-        Ok(Checkpoint {
-            name,
-            dir,
-            config_json,
-            model,
-            places,
-            container,
-            texts,
-            #[cfg(feature = "fs")]
-            adapter: None,
-        })
+        let container = Container::SafeTensors(Vec::new());
+        Ok(Checkpoint { texts, ..Checkpoint::of(name.into(), config_json, model, container) })
     }
 
     /// Whether its weights lie in a file; those of a new model do not.
@@ -171,7 +152,6 @@ impl Checkpoint {
         &self.name
     }
 
-    /// Where its files are, for messages.
     pub(crate) fn dir(&self) -> &str {
         &self.dir
     }
@@ -186,7 +166,6 @@ impl Checkpoint {
         self.model.specs().iter().map(|spec| spec.shape.iter().product::<usize>()).sum()
     }
 
-    /// The shape of the model.
     pub(crate) fn model(&self) -> &Model {
         &self.model
     }
@@ -199,7 +178,6 @@ impl Checkpoint {
         }
     }
 
-    /// One of `TEXTS`.
     pub(crate) fn text(&self, name: &str) -> Result<Option<&str>> {
         self.texts.get(name).map(|bytes| text(name, bytes)).transpose()
     }
@@ -217,16 +195,15 @@ impl Checkpoint {
         }
     }
 
-    /// Its weights, where they are and as they are stored.
+    /// Its weights, for training: where they are and as they are stored, rows in their places.
     pub(crate) fn weights(&self, device: &Device) -> Result<Weights> {
-        let specs = self.model.specs();
-        Weights::load(device, specs, &self.places, &self.files(), &self.ignored())
+        Ok(self.weights_as_stored(device)?.in_order())
     }
 
     /// The same for generation: nothing is copied that is stored as a matrix.
     pub(crate) fn weights_as_stored(&self, device: &Device) -> Result<Weights> {
         let specs = self.model.specs();
-        Weights::load_as_stored(device, specs, &self.places, &self.files(), &self.ignored())
+        Weights::load(device, specs, &self.places, &self.files(), &self.ignored())
     }
 
     /// How many bytes are stored in each dtype. Fails where `weights` would, and copies nothing.
@@ -243,14 +220,13 @@ impl Checkpoint {
 
     /// Tensors that may be there although no parameter lies in them.
     fn ignored(&self) -> Vec<&'static str> {
-        let mut ignored = self.model.ignored_names();
-        if self.gguf().is_some() {
-            ignored.push(gguf_config::FREQUENCIES);
-            if self.model.config().tied {
-                ignored.push("output.weight");
-            }
+        // A tied head is often stored all the same.
+        match (self.gguf(), self.model.config().tied) {
+            (None, true) => vec![crate::model::HEAD],
+            (None, false) => Vec::new(),
+            (Some(_), true) => vec![gguf_config::FREQUENCIES, "output.weight"],
+            (Some(_), false) => vec![gguf_config::FREQUENCIES],
         }
-        ignored
     }
 
     /// Its tokenizer, if it has one.
@@ -311,13 +287,11 @@ fn check_parts<'a>(
         n_stored = n_stored.saturating_add(n_elem);
     }
     let n_layers = config.layers.len();
-    let experts = |layer: &LayerConfig| match &layer.feed_forward {
-        FeedForwardConfig::Experts(c) => {
-            [c.n_expert, 3, c.d_ff, config.d_model].into_iter().fold(1usize, usize::saturating_mul)
-        }
-        _ => 0,
-    };
-    let n_wanted = config.layers.iter().map(experts).fold(0, usize::saturating_add);
+    let experts = config.layers.iter().filter_map(|layer| layer.feed_forward.experts());
+    let numbers = experts.map(|c| {
+        [c.n_expert, 3, c.d_ff, config.d_model].into_iter().fold(1, usize::saturating_mul)
+    });
+    let n_wanted = numbers.fold(0, usize::saturating_add);
     let problem = if n_layers > n_tensors {
         format!("asks for {n_layers} layers, the weights hold {n_tensors} tensors")
     } else if n_wanted > n_stored {

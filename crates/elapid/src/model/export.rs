@@ -8,7 +8,6 @@ use super::params::{Target, targets};
 use crate::error::{Error, Result};
 use crate::files::gguf::{self, Item};
 use crate::files::{Outgoing, Sink, safetensors};
-use crate::model::config::FeedForwardConfig;
 use crate::model::config::gguf::{self as gguf_config, Arch, FREQUENCIES};
 use crate::model::weights::{ParamId, Role, Weights};
 use crate::tensor::DType;
@@ -18,14 +17,11 @@ use crate::text::vocab;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 
-/// A file to be written.
 pub struct OutFile<'a> {
     pub name: String,
-    /// What is in it.
     pub content: Content<'a>,
 }
 
-/// What is in a file.
 pub enum Content<'a> {
     Bytes(Vec<u8>),
     SafeTensors(Vec<Outgoing<'a>>),
@@ -37,7 +33,7 @@ impl OutFile<'_> {
     pub fn write(&self, sink: &mut Sink) -> Result<()> {
         match &self.content {
             Content::Bytes(bytes) => sink(bytes),
-            Content::SafeTensors(tensors) => safetensors::write(&[("format", "pt")], tensors, sink),
+            Content::SafeTensors(tensors) => safetensors::write("pt", tensors, sink),
             Content::Gguf(metadata, tensors) => gguf::write(metadata, tensors, sink),
         }
     }
@@ -58,14 +54,10 @@ impl OutFile<'_> {
 pub struct Export<'a> {
     checkpoint: &'a Checkpoint,
     weights: &'a Weights,
-    form: Form,
+    /// Of llama.cpp, where it is for GGUF.
+    arch: Option<Arch>,
     targets: Vec<Target>,
     shard_bytes_max: usize,
-}
-
-enum Form {
-    Directory,
-    Gguf(Arch),
 }
 
 /// Bytes of tensors in one shard of a directory.
@@ -76,14 +68,8 @@ impl<'a> Export<'a> {
     pub fn directory(checkpoint: &'a Checkpoint, weights: &'a Weights) -> Export<'a> {
         let places = checkpoint.model().places();
         let places: Vec<_> = (0..).map(ParamId).zip(places).collect();
-        let targets = targets(weights, &places);
-        Export {
-            checkpoint,
-            weights,
-            form: Form::Directory,
-            targets,
-            shard_bytes_max: SHARD_BYTES_MAX,
-        }
+        let (targets, shard_bytes_max) = (targets(weights, &places), SHARD_BYTES_MAX);
+        Export { checkpoint, weights, arch: None, targets, shard_bytes_max }
     }
 
     /// For a GGUF file, if llama.cpp has an architecture that computes the same.
@@ -96,9 +82,8 @@ impl<'a> Export<'a> {
             let embed = weights.find(&config.embed_name).expect("a model has an embedding");
             places.push((embed, place));
         }
-        let targets = targets(weights, &places);
-        let (form, shard_bytes_max) = (Form::Gguf(arch), SHARD_BYTES_MAX);
-        Ok(Export { checkpoint, weights, form, targets, shard_bytes_max })
+        let (targets, shard_bytes_max) = (targets(weights, &places), SHARD_BYTES_MAX);
+        Ok(Export { checkpoint, weights, arch: Some(arch), targets, shard_bytes_max })
     }
 
     /// The same with shards of another size.
@@ -109,7 +94,7 @@ impl<'a> Export<'a> {
 
     /// The files of a directory. `dtype` for the matrices, or as they are stored (blocks as f32).
     pub fn directory_files(&'a self, dtype: Option<DType>) -> Result<Vec<OutFile<'a>>> {
-        assert!(matches!(self.form, Form::Directory), "an export for a directory");
+        assert!(self.arch.is_none(), "an export for a directory");
         let of = |target: &Target| match (target.role, dtype, target.dtype) {
             (Role::Matrix | Role::Embedding, Some(dtype), _) => dtype,
             (_, None, Some(dtype @ (DType::F16 | DType::BF16))) => dtype,
@@ -133,35 +118,34 @@ impl<'a> Export<'a> {
     /// Config, tokenizer and what else is small.
     fn small_files(&self, dtype: Option<DType>) -> Result<Vec<OutFile<'a>>> {
         let checkpoint = self.checkpoint;
-        let mut list: Vec<(String, Vec<u8>)> = Vec::new();
-        list.push(("config.json".into(), config_bytes(checkpoint, dtype)));
-        for (name, bytes) in checkpoint.texts() {
-            list.push((name.into(), bytes.to_vec()));
-        }
-        let has = |list: &[(String, Vec<u8>)], name: &str| list.iter().any(|file| file.0 == name);
-        if checkpoint.gguf().is_some() && !has(&list, "tokenizer.json") {
+        let mut list = vec![("config.json", config_bytes(checkpoint, dtype))];
+        list.extend(checkpoint.texts().map(|(name, bytes)| (name, bytes.to_vec())));
+        let has = |name: &str| checkpoint.texts().any(|text| text.0 == name);
+        if checkpoint.gguf().is_some() && !has("tokenizer.json") {
             if let Some(tokenizer) = checkpoint.tokenizer()? {
-                list.push(("tokenizer.json".into(), tokenizer.to_json()?.into_bytes()));
-                if !has(&list, "tokenizer_config.json") {
+                list.push(("tokenizer.json", tokenizer.to_json()?.into_bytes()));
+                if !has("tokenizer_config.json") {
                     let config = tokenizer_config(checkpoint, &tokenizer)?;
-                    list.push(("tokenizer_config.json".into(), pretty(&config)));
+                    list.push(("tokenizer_config.json", pretty(&config)));
                 }
             }
-            if !has(&list, "generation_config.json") {
-                let config = generation_config(checkpoint)?;
-                list.push(("generation_config.json".into(), pretty(&config)));
+            if !has("generation_config.json") {
+                list.push(("generation_config.json", pretty(&generation_config(checkpoint)?)));
             }
         }
-        let file = |(name, bytes)| OutFile { name, content: Content::Bytes(bytes) };
+        let file = |(name, bytes): (&str, _)| OutFile {
+            name: name.into(),
+            content: Content::Bytes(bytes),
+        };
         Ok(list.into_iter().map(file).collect())
     }
 
     /// A GGUF file: by a mix, or with every matrix as it is stored.
     pub fn gguf_content(&'a self, mix: Option<Mix>) -> Result<Content<'a>> {
-        let Form::Gguf(arch) = self.form else { panic!("an export for GGUF") };
+        let arch = self.arch.expect("an export for GGUF");
         let config = self.checkpoint.model().config();
         let dtypes = match mix {
-            Some(mix) => self.mixed(mix),
+            Some(mix) => self.mixed(arch, mix),
             None => self.targets.iter().map(kept).collect(),
         };
         let mut metadata = self.general(arch, mix, &dtypes)?;
@@ -192,16 +176,12 @@ impl<'a> Export<'a> {
         Ok(Content::Gguf(metadata, tensors))
     }
 
-    fn mixed(&self, mix: Mix) -> Vec<DType> {
-        let config = self.checkpoint.model().config();
-        let layers = &config.layers;
-        let n_expert = layers.iter().find_map(|layer| match &layer.feed_forward {
-            FeedForwardConfig::Experts(c) => Some(c.n_expert),
-            _ => None,
-        });
+    fn mixed(&self, arch: Arch, mix: Mix) -> Vec<DType> {
+        let layers = &self.checkpoint.model().config().layers;
+        let experts = layers.iter().find_map(|layer| layer.feed_forward.experts());
+        let n_expert = experts.map(|c| c.n_expert);
         let attention = layers.first().and_then(|layer| layer.mixer.attention());
         let n_gqa = attention.map(|c| c.dims.n_head / c.dims.n_kv_head.max(1));
-        let Form::Gguf(arch) = self.form else { panic!("an export for GGUF") };
         let grouped = n_gqa.is_some_and(|n| n > 1) && n_expert != Some(8);
         let is_70b =
             layers.len() == 80 && (arch == Arch::Qwen2 || (arch == Arch::Llama && grouped));
@@ -269,9 +249,7 @@ fn kept(target: &Target) -> DType {
 }
 
 fn pretty(map: &Map<String, Value>) -> Vec<u8> {
-    let mut text = serde_json::to_string_pretty(map).expect("strings and numbers are JSON");
-    text.push('\n');
-    text.into_bytes()
+    format!("{:#}\n", Value::Object(map.clone())).into_bytes()
 }
 
 /// The config.json as it came, but for the dtype where it names another than is written:
@@ -345,7 +323,6 @@ fn generation_config(checkpoint: &Checkpoint) -> Result<Map<String, Value>> {
     Ok(map)
 }
 
-/// The same the other way.
 fn sampling(checkpoint: &Checkpoint) -> Result<Vec<(String, Item)>> {
     let map = match checkpoint.text("generation_config.json")? {
         Some(_) => checkpoint.json("generation_config.json")?,
@@ -397,10 +374,8 @@ fn shard(tensors: Vec<Outgoing<'_>>, shard_bytes_max: usize) -> Result<Vec<OutFi
         }
         files.push(OutFile { name, content: Content::SafeTensors(tensors) });
     }
-    let mut index = Map::new();
-    index.insert("metadata".into(), json!({"total_size": total}));
-    index.insert("weight_map".into(), Value::Object(weight_map));
-    let content = Content::Bytes(pretty(&index));
+    let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
+    let content = Content::Bytes(format!("{index:#}\n").into_bytes());
     files.push(OutFile { name: "model.safetensors.index.json".into(), content });
     Ok(files)
 }

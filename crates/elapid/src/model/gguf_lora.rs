@@ -11,7 +11,7 @@
 //! Not here: embeddings, experts, magnitudes (DoRA), activated adapters (aLoRA). They are refused
 //! by name.
 
-use super::lora::{Lora, Module, most_common};
+use super::lora::{Lora, Module, halves_problem, most_common};
 use crate::error::{Error, Result};
 use crate::files::gguf::{Gguf, Item};
 use crate::files::{Outgoing, TensorFile};
@@ -32,7 +32,6 @@ const INVOCATION: &str = "adapter.alora.invocation_tokens";
 const BASE_NAME: &str = "general.base_model.0.name";
 const HALVES: [&str; 2] = [".lora_a", ".lora_b"];
 
-/// Whether a GGUF file is an adapter.
 pub fn is_adapter(gguf: &Gguf) -> bool {
     matches!(gguf.str(TYPE), Ok(Some("adapter")))
 }
@@ -93,10 +92,8 @@ pub fn write<'a>(lora: &'a Lora, model: &Model) -> Result<File<'a>> {
         if module.magnitude.is_some() {
             return Err(refuse("GGUF has no magnitudes (DoRA)"));
         }
-        let (rank, shape) = (module.rank(), &base.specs[idx].shape);
-        if module.a.shape() != [rank, shape[1]] || module.b.shape() != [shape[0], rank] {
-            let (a, b) = (module.a.shape(), module.b.shape());
-            return Err(refuse(&format!("halves of shapes {a:?} and {b:?} for {shape:?}")));
+        if let Some(problem) = halves_problem(&module.a, &module.b, &base.specs[idx].shape) {
+            return Err(refuse(&problem));
         }
         let wanted = effective_alpha(lora, module) as f32;
         let fold = if wanted == alpha { 1.0 } else { wanted / alpha };
@@ -129,45 +126,37 @@ fn effective_alpha(lora: &Lora, module: &Module) -> f64 {
 
 /// The alpha that most modules have: their B stays as it is.
 fn alpha_of_file(lora: &Lora) -> Result<f32> {
-    let mut list = Vec::with_capacity(lora.modules.len());
-    for module in &lora.modules {
+    let alpha = |module: &Module| {
         let alpha = effective_alpha(lora, module) as f32;
-        if !alpha.is_finite() {
+        alpha.is_finite().then_some(alpha.to_bits()).ok_or_else(|| {
             let problem = format!("`{}`: alpha {} is too large", module.param, module.alpha);
-            return Err(Error::input(problem, "the adapter may be damaged"));
-        }
-        list.push(alpha);
-    }
-    let usable = list.into_iter().filter(|alpha| *alpha != 0.0).map(f32::to_bits);
+            Error::input(problem, "the adapter may be damaged")
+        })
+    };
+    let alphas = lora.modules.iter().map(alpha).collect::<Result<Vec<_>>>()?;
+    let usable = alphas.into_iter().filter(|bits| f32::from_bits(*bits) != 0.0);
     Ok(most_common(usable).map_or(1.0, f32::from_bits))
 }
 
-/// Both halves for each part of a matrix.
 fn module_tensors<'a>(module: &'a Module, place: &Place, fold: f32) -> Vec<Outgoing<'a>> {
     let (mut first, mut list) = (0, Vec::new());
     for part in &place.parts {
         let [a_name, b_name] = HALVES.map(|half| format!("{}{half}", part.name));
         let rows = first..first + part.shape[0];
         first = rows.end;
-        let shape = vec![rows.len(), module.rank()];
-        let map = place.map.clone();
-        let a_bytes = move || Ok(Cow::Owned(module.a.to_f32().bytes().to_vec()));
-        let b_bytes = move || {
-            let b = mapped(&module.b, &map, fold);
-            Ok(Cow::Owned(b.rows(rows.clone()).bytes().to_vec()))
-        };
-        list.push(Outgoing {
-            name: a_name,
-            shape: module.a.shape().to_vec(),
-            dtype: DType::F32,
-            bytes: Box::new(a_bytes),
-        });
-        list.push(Outgoing { name: b_name, shape, dtype: DType::F32, bytes: Box::new(b_bytes) });
+        let (shape, map) = ([rows.len(), module.rank()], place.map.clone());
+        let b = move || mapped(&module.b, &map, fold).rows(rows.clone());
+        list.push(outgoing_f32(a_name, module.a.shape(), || module.a.to_f32()));
+        list.push(outgoing_f32(b_name, &shape, b));
     }
     list
 }
 
-/// B as the file has it.
+fn outgoing_f32<'a>(name: String, shape: &[usize], make: impl Fn() -> Tensor + 'a) -> Outgoing<'a> {
+    let bytes = Box::new(move || Ok(Cow::Owned(make().bytes().to_vec())));
+    Outgoing { name, shape: shape.to_vec(), dtype: DType::F32, bytes }
+}
+
 fn mapped(b: &Tensor, map: &Map, fold: f32) -> Tensor {
     let (n_rows, rank) = b.dims2();
     let mut x = b.to_f32();
@@ -193,7 +182,6 @@ fn unmapped(mut x: Tensor, map: &Map) -> Tensor {
     }
 }
 
-/// Reads an adapter of this base model.
 pub fn read(device: &Device, gguf: &Gguf, model: &Model) -> Result<Lora> {
     // At hand, wherever the model is: it moves when it is attached.
     let device = &device.host_device();
@@ -278,7 +266,6 @@ fn found_parts(gguf: &Gguf, base: &Base) -> Result<BTreeMap<usize, Vec<usize>>> 
     Ok(found)
 }
 
-/// The halves of one part of a matrix.
 struct Half {
     a: Tensor,
     b: Tensor,
@@ -289,23 +276,17 @@ struct Half {
 impl Half {
     fn read(device: &Device, gguf: &Gguf, parts: &[Part], idx: usize) -> Result<Half> {
         let part = &parts[idx];
-        let tensors = HALVES.map(|half| {
+        let read = |half: &str| {
             let name = format!("{}{half}", part.name);
-            let found = gguf.tensor(device, &name)?;
-            found.ok_or_else(|| {
+            gguf.tensor(device, &name)?.ok_or_else(|| {
                 let problem = format!("there is no `{name}`, the other half is there");
                 Error::format(gguf.file(), problem, "convert the adapter again")
             })
-        });
-        let [a, b] = tensors;
-        let (a, b) = (a?, b?);
-        let rank = b.shape().last().copied().unwrap_or(0);
-        if rank == 0 || a.shape() != [rank, part.shape[1]] || b.shape() != [part.shape[0], rank] {
-            let (a, b, tensor) = (a.shape(), b.shape(), &part.name);
-            let want = &part.shape;
-            let problem = format!("`{tensor}`: halves of shapes {a:?} and {b:?} for {want:?}");
+        };
+        let (a, b) = (read(HALVES[0])?, read(HALVES[1])?);
+        if let Some(problem) = halves_problem(&a, &b, &part.shape) {
             let hint = "the adapter may belong to another base model";
-            return Err(Error::format(gguf.file(), problem, hint));
+            return Err(Error::format(gguf.file(), format!("`{}`: {problem}", part.name), hint));
         }
         Ok(Half { a, b, first_row: parts[..idx].iter().map(|part| part.shape[0]).sum() })
     }

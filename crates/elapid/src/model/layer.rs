@@ -6,7 +6,7 @@
 //! added.
 
 use crate::model::builder::Builder;
-use crate::model::config::{FeedForwardConfig, LayerConfig};
+use crate::model::config::{Config, FeedForwardConfig, LayerConfig};
 use crate::model::feed_forward::FeedForward;
 use crate::model::mixers::Mixer;
 use crate::model::pass::Pass;
@@ -20,7 +20,6 @@ use std::ops::Range;
 /// The residual stream between two blocks.
 #[derive(Clone)]
 pub(crate) struct Stream {
-    /// The sum so far.
     pub h: Var,
     /// What is still to be added, and its factor.
     pub branch: Option<(Var, f32)>,
@@ -50,15 +49,12 @@ pub(crate) struct Layer {
     mixers: Vec<Box<dyn Mixer>>,
     feed_forward: Option<(ParamId, FeedForward)>,
     eps: f32,
-    /// Factor of its branches.
     pub residual_scale: f32,
     /// Ids of its parameters, without adapters.
     pub params: Range<usize>,
 }
 
-/// What a layer gives back.
 pub(crate) struct LayerOut {
-    /// The stream behind it.
     pub stream: Stream,
     /// The stream before it, all branches added.
     pub entered: Var,
@@ -67,7 +63,8 @@ pub(crate) struct LayerOut {
 }
 
 impl Layer {
-    pub fn new(builder: &mut Builder, config: &LayerConfig, d_model: usize) -> Layer {
+    pub fn new(builder: &mut Builder, model: &Config, config: &LayerConfig) -> Layer {
+        let d_model = model.d_model;
         let first = builder.specs.len();
         let mixer_norm = builder.norm(config.mixer_norm.clone(), d_model);
         let mixers = config.mixer.parts().iter().map(|part| part.build(builder, d_model)).collect();
@@ -78,7 +75,7 @@ impl Layer {
                 Some((norm, FeedForward::new(builder, other, d_model)))
             }
         };
-        let (eps, residual_scale) = (config.eps, config.residual_scale);
+        let (eps, residual_scale) = (model.eps, model.residual_scale);
         let params = first..builder.specs.len();
         Layer { mixer_norm, mixers, feed_forward, eps, residual_scale, params }
     }

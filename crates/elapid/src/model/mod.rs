@@ -45,7 +45,6 @@ use crate::tensor::Tensor;
 use crate::tensor::batch::{Batch, Targets};
 use crate::tensor::device::Device;
 
-/// The shape of a model.
 pub struct Model {
     config: Config,
     specs: Vec<Spec>,
@@ -59,7 +58,6 @@ pub struct Model {
 /// Name of a head that is not the embedding.
 pub(crate) const HEAD: &str = "lm_head.weight";
 
-/// How a forward pass is made.
 #[derive(Clone, Copy, Debug)]
 pub struct ForwardOptions {
     /// Keep only the input of each layer and compute the rest again in backward.
@@ -76,7 +74,6 @@ impl Default for ForwardOptions {
     }
 }
 
-/// What a forward pass gives.
 pub struct Forward {
     /// After the final norm: (n_tok, d_model).
     pub hidden: Var,
@@ -102,7 +99,7 @@ impl Model {
         let init = Init::Normal(config.init_std);
         let embed = builder.add(config.embed_name.clone(), &shape, init, Role::Embedding);
         let layers = config.layers.iter();
-        let layers = layers.map(|layer| Layer::new(&mut builder, layer, config.d_model)).collect();
+        let layers = layers.map(|layer| Layer::new(&mut builder, &config, layer)).collect();
         let norm = builder.norm(config.norm_name.clone(), config.d_model);
         let weight = match config.tied {
             true => embed,
@@ -132,12 +129,6 @@ impl Model {
         self.specs.iter().map(Spec::place).collect()
     }
 
-    /// Names a weight file may hold although the model does not ask for them.
-    pub fn ignored_names(&self) -> Vec<&'static str> {
-        // A tied head is often stored all the same.
-        if self.config.tied { vec![HEAD] } else { Vec::new() }
-    }
-
     /// A state before the first token.
     pub fn state(&self, device: &Device) -> State {
         self.state_with(device, CacheType::F32).expect("f32 takes rows of any width")
@@ -165,46 +156,40 @@ impl Model {
         }
     }
 
-    /// One state per segment, each where its segment goes on.
+    /// One state per segment, each where its segment continues.
     fn check_states(&self, batch: &Batch, states: &[State]) -> Result<()> {
-        let hint = "give one state per sequence, and each sequence at least one token";
         let (n_states, n_segments) = (states.len(), batch.segments.len());
-        if n_states != n_segments {
-            let problem = format!("{n_states} states for {n_segments} sequences");
-            return Err(Error::input(problem, hint));
-        }
-        for (state, segment) in states.iter().zip(batch.segments.iter()) {
-            if state.n_tok != segment.offset {
-                let (seen, offset) = (state.n_tok, segment.offset);
-                let problem =
-                    format!("a state has seen {seen} tokens, its sequence is at {offset}");
-                return Err(Error::input(problem, hint));
+        let mut pairs = states.iter().zip(batch.segments.iter());
+        let wrong = pairs.find(|(state, segment)| state.n_tok != segment.offset);
+        let problem = match wrong {
+            _ if n_states != n_segments => format!("{n_states} states for {n_segments} sequences"),
+            Some((State { n_tok, .. }, segment)) => {
+                format!("a state has seen {n_tok} tokens, its sequence is at {}", segment.offset)
             }
-        }
-        Ok(())
+            None => return Ok(()),
+        };
+        let hint = "give one state per sequence, and each sequence at least one token";
+        Err(Error::input(problem, hint))
     }
 
     fn check_targets(&self, batch: &Batch, targets: &Targets) -> Result<()> {
         let (n_tok, n_vocab) = (batch.tokens.len(), self.config.n_vocab);
-        let hint = "targets are what follows each token, with a weight of zero where there is none";
-        if targets.ids.len() != n_tok || targets.weights.len() != n_tok {
-            let (ids, weights) = (targets.ids.len(), targets.weights.len());
-            let problem = format!("{ids} targets and {weights} weights for {n_tok} tokens");
-            return Err(Error::input(problem, hint));
-        }
+        let (n_ids, n_weights) = (targets.ids.len(), targets.weights.len());
         let mut weighed = targets.ids.iter().zip(targets.weights).filter(|pair| *pair.1 != 0.0);
-        if let Some((id, _)) = weighed.find(|pair| *pair.0 as usize >= n_vocab) {
-            let problem = format!("target {id} is outside the vocabulary of {n_vocab}");
-            return Err(Error::input(problem, hint));
-        }
-        if !(targets.norm.is_finite() && targets.norm > 0.0) {
-            let problem = format!("the weights of the targets sum to {}", targets.norm);
-            return Err(Error::input(problem, hint));
-        }
-        Ok(())
+        let problem = if (n_ids, n_weights) != (n_tok, n_tok) {
+            format!("{n_ids} targets and {n_weights} weights for {n_tok} tokens")
+        } else if let Some((id, _)) = weighed.find(|pair| *pair.0 as usize >= n_vocab) {
+            format!("target {id} is outside the vocabulary of {n_vocab}")
+        } else if !(targets.norm.is_finite() && targets.norm > 0.0) {
+            format!("the weights of the targets sum to {}", targets.norm)
+        } else {
+            return Ok(());
+        };
+        let hint = "targets are what follows each token, with a weight of zero where there is none";
+        Err(Error::input(problem, hint))
     }
 
-    /// The hidden rows of a batch. With `states`, one per segment, sequences go on from there.
+    /// The hidden rows of a batch. With `states`, one per segment, sequences continue from there.
     pub fn forward<'w>(
         &'w self,
         tape: &Tape<'w>,
@@ -280,7 +265,6 @@ impl Model {
     }
 }
 
-/// Runs a layer under a checkpoint of the tape.
 fn checkpointed<'w>(pass: &Pass<'_, 'w>, layer: &'w Layer, stream: Stream) -> LayerOut {
     let (weights, segments) = (pass.weights, pass.segments.clone());
     let wants_balance = pass.wants_balance;

@@ -2,7 +2,7 @@
 
 use super::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::files::disk::{find, map};
+use crate::files::disk::{self, find, map};
 use crate::files::package::{self, Package};
 use crate::files::safetensors::SafeTensors;
 use crate::tensor::SharedBytes;
@@ -11,7 +11,6 @@ use crate::text::vocab;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// An open safetensors file.
 pub fn safetensors(path: &Path) -> Result<SafeTensors> {
     SafeTensors::parse(&path.display().to_string(), map(path)?)
 }
@@ -34,9 +33,7 @@ impl Checkpoint {
                 return Checkpoint::open(path.join("model"));
             }
             if let Some(base) = base_of(path)? {
-                let mut model = Checkpoint::open(base)?;
-                model.adapter = Some(path.to_path_buf());
-                return Ok(model);
+                return Ok(Checkpoint::open(base)?.with_adapter(path));
             }
             if path.join(package::MANIFEST).exists() {
                 check_directory(path)?;
@@ -44,26 +41,23 @@ impl Checkpoint {
             return Checkpoint::from_files(&name, &|file| find(path, file));
         }
         let bytes = map(path)?;
-        let extension = path.extension().and_then(|extension| extension.to_str());
-        if is_package(&bytes) || extension == Some("elapid") {
+        let extension = disk::extension(path);
+        if is_package(&bytes) || extension == "elapid" {
             let package = Package::parse(&name, bytes)?;
             package.verify()?;
             return Checkpoint::from_files(&name, &|file| Ok(package.get(file)));
         }
-        if extension == Some("safetensors") {
+        if extension == "safetensors" {
             let problem = format!("{name} holds weights alone");
             return Err(Error::input(problem, "give the directory with its config.json"));
         }
         Checkpoint::from_gguf(&name, bytes)
     }
-}
 
-impl Checkpoint {
     /// The same model with the adapter at `path` on it, in sessions and generators.
-    pub fn with_adapter(self, path: impl AsRef<Path>) -> Checkpoint {
-        let mut model = self;
-        model.adapter = Some(path.as_ref().into());
-        model
+    pub fn with_adapter(mut self, path: impl AsRef<Path>) -> Checkpoint {
+        self.adapter = Some(path.as_ref().into());
+        self
     }
 
     /// The adapter that it was opened by: `open` then gave its base model.
@@ -100,10 +94,9 @@ impl Tokenizer {
     pub fn open(path: impl AsRef<Path>) -> Result<Tokenizer> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let extension = path.extension().and_then(|extension| extension.to_str());
         let found = if path.is_dir() {
             vocab::from_files(&name, "tokenizer.json", &|file| find(path, file))?
-        } else if extension == Some("json") {
+        } else if disk::extension(path) == "json" {
             map(path)?;
             let dir = path.parent().unwrap_or(Path::new(""));
             let file = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();

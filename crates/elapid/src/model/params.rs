@@ -26,13 +26,15 @@ fn dims(shape: &[usize]) -> (usize, usize) {
     }
 }
 
+type Index<'a> = HashMap<&'a str, &'a dyn TensorFile>;
+
 /// Finds the file of each tensor. Every tensor that is there must be asked for.
 fn index<'a>(
     places: &[Place],
     files: &[&'a dyn TensorFile],
     ignored: &[&str],
-) -> Result<HashMap<&'a str, &'a dyn TensorFile>> {
-    let mut by_name: HashMap<&str, &dyn TensorFile> = HashMap::new();
+) -> Result<Index<'a>> {
+    let mut by_name = Index::new();
     for file in files {
         for name in file.names() {
             if let Some(first) = by_name.insert(name, *file) {
@@ -64,8 +66,7 @@ pub fn read_all(
     ignored: &[&str],
 ) -> Result<Vec<(Tensor, Option<Order>)>> {
     assert_eq!(specs.len(), places.len(), "one place per parameter");
-    let by_name = index(places, files, ignored)?;
-    let find = |name: &str| by_name.get(name).copied();
+    let index = index(places, files, ignored)?;
     // Layers are alike: there are as many orders as kinds of matrices.
     let mut orders: Vec<Order> = Vec::new();
     let mut shared = |order: Vec<usize>| {
@@ -76,7 +77,7 @@ pub fn read_all(
         })
     };
     let read = |(spec, place)| {
-        let (tensor, order) = read(device, spec, place, &find)?;
+        let (tensor, order) = read(device, spec, place, &index)?;
         Ok((tensor, order.map(&mut shared)))
     };
     specs.iter().zip(places).map(read).collect()
@@ -89,23 +90,22 @@ pub fn survey(
     files: &[&dyn TensorFile],
     ignored: &[&str],
 ) -> Result<BTreeMap<&'static str, usize>> {
-    let by_name = index(places, files, ignored)?;
-    let find = |name: &str| by_name.get(name).copied();
+    let index = index(places, files, ignored)?;
     let mut n_bytes = BTreeMap::new();
     for part in places.iter().flat_map(|place| &place.parts) {
-        let tensor = read_part(device, part, &find)?;
+        let tensor = read_part(device, part, &index)?;
         *n_bytes.entry(tensor.dtype().name()).or_default() += tensor.n_bytes();
     }
     Ok(n_bytes)
 }
 
-fn read<'a>(
+fn read(
     device: &Device,
     spec: &Spec,
     place: &Place,
-    find: &dyn Fn(&str) -> Option<&'a dyn TensorFile>,
+    index: &Index,
 ) -> Result<(Tensor, Option<Vec<usize>>)> {
-    let parts = place.parts.iter().map(|part| read_part(device, part, find));
+    let parts = place.parts.iter().map(|part| read_part(device, part, index));
     let mut parts = parts.collect::<Result<Vec<_>>>()?;
     let stored = match &parts[..] {
         [one] => one.clone(),
@@ -124,7 +124,7 @@ fn read<'a>(
                 return Ok((stored, Some(order)));
             }
             Some(order) => stored.gather(&order),
-            None => undo(map, place, &stored, find)?,
+            None => undo(map, place, &stored, index)?,
         },
     };
     let param = param.reshape(&spec.shape);
@@ -136,19 +136,11 @@ fn read<'a>(
 }
 
 /// Takes back a map that changed numbers.
-fn undo<'a>(
-    map: &Map,
-    place: &Place,
-    stored: &Tensor,
-    find: &dyn Fn(&str) -> Option<&'a dyn TensorFile>,
-) -> Result<Tensor> {
+fn undo(map: &Map, place: &Place, stored: &Tensor, index: &Index) -> Result<Tensor> {
     let (_, n_cols) = dims(stored.shape());
     let mut x = stored.to_f32();
     let steps = match (&place.parts[..], stored.dtype()) {
-        ([part], DType::F32) => match find(&part.name) {
-            Some(file) => file.corrections(&part.name)?,
-            None => None,
-        },
+        ([part], DType::F32) => index[part.name.as_str()].corrections(&part.name)?,
         _ => None,
     };
     match steps {
@@ -158,14 +150,9 @@ fn undo<'a>(
     Ok(x)
 }
 
-/// One part as a matrix or a vector.
-fn read_part<'a>(
-    device: &Device,
-    part: &Part,
-    find: &dyn Fn(&str) -> Option<&'a dyn TensorFile>,
-) -> Result<Tensor> {
+fn read_part(device: &Device, part: &Part, index: &Index) -> Result<Tensor> {
     let missing = || Error::MissingTensor { name: part.name.clone(), shape: part.shape.clone() };
-    let file = find(&part.name).ok_or_else(missing)?;
+    let file = index.get(part.name.as_str()).ok_or_else(missing)?;
     let stored = file.tensor(device, &part.name)?.ok_or_else(missing)?;
     if stored.shape() != part.shape {
         return Err(Error::WrongShape {
@@ -218,8 +205,7 @@ pub fn targets(weights: &Weights, places: &[(ParamId, Place)]) -> Vec<Target> {
         let (dtype, role) = (weights.tensor(*param).dtype(), weights.role(*param));
         let mut from = 0;
         for part in &place.parts {
-            let all = 0..dims(&part.shape).0;
-            let rows = part.rows.clone().unwrap_or(all);
+            let rows = part.rows.clone().unwrap_or(0..dims(&part.shape).0);
             let idx = *by_name.entry(part.name.clone()).or_insert_with(|| {
                 let (name, shape) = (part.name.clone(), part.shape.clone());
                 let pieces = Vec::new();
@@ -228,22 +214,15 @@ pub fn targets(weights: &Weights, places: &[(ParamId, Place)]) -> Vec<Target> {
             });
             let target = &mut list[idx];
             target.dtype = target.dtype.filter(|&first| first == dtype);
-            let to = rows.start;
-            let from_rows = from..from + rows.len();
-            from = from_rows.end;
-            target.pieces.push(Piece {
-                param: *param,
-                map: place.map.clone(),
-                from: from_rows,
-                to,
-            });
+            let (map, to) = (place.map.clone(), rows.start);
+            target.pieces.push(Piece { param: *param, map, from: from..from + rows.len(), to });
+            from += rows.len();
         }
     }
     list
 }
 
 impl Target {
-    /// This tensor in `dtype`, to be written.
     pub fn outgoing<'a>(&'a self, weights: &'a Weights, dtype: DType) -> Outgoing<'a> {
         Outgoing {
             name: self.name.clone(),
@@ -284,21 +263,21 @@ impl Target {
 impl Piece {
     fn write(&self, tensor: &Tensor, n_cols: usize, dtype: DType, out: &mut [u8]) {
         let n_rows = tensor.n_elem().checked_div(n_cols).unwrap_or(0);
-        let order = self.map.order(n_rows);
         let matrix = tensor.reshape(&[n_rows, n_cols]);
-        if let Some(order) = &order
-            && tensor.dtype() == dtype
-        {
-            return out.copy_from_slice(matrix.gather(&order[self.from.clone()]).bytes());
-        }
-        let mut x = match &order {
-            Some(order) => matrix.gather(&order[self.from.clone()]).to_f32(),
-            None => matrix.to_f32(),
+        let x = match self.map.order(n_rows) {
+            Some(order) => {
+                let rows = matrix.gather(&order[self.from.clone()]);
+                if tensor.dtype() == dtype {
+                    return out.copy_from_slice(rows.bytes());
+                }
+                rows.to_f32()
+            }
+            None => {
+                let mut x = matrix.to_f32();
+                self.map.apply(x.f32_mut(), n_cols);
+                x.rows(self.from.clone())
+            }
         };
-        if order.is_none() {
-            self.map.apply(x.f32_mut(), n_cols);
-            x = x.rows(self.from.clone());
-        }
         encode(&x, dtype, out);
     }
 }

@@ -8,7 +8,6 @@ use crate::ops::linear::{Linear, linear, linear_each, linear_split};
 use crate::tape::{Tape, Var};
 use crate::tensor::segment::Segments;
 
-/// What every layer of one pass sees.
 pub(crate) struct Pass<'t, 'w> {
     pub tape: &'t Tape<'w>,
     pub weights: &'w Weights,
@@ -26,7 +25,6 @@ impl Pass<'_, '_> {
         linear(self.tape, x, &self.weights.linear(self.tape, ids))
     }
 
-    /// Several maps of the same input.
     pub fn each<const N: usize>(&self, x: &Var, ids: [&LinearIds; N]) -> [Var; N] {
         let linears: Vec<Linear> =
             ids.iter().map(|ids| self.weights.linear(self.tape, ids)).collect();

@@ -7,10 +7,9 @@
 
 use super::lora::{Lora, MAGNITUDE, Module, PREFIX, WEIGHT, most_common, outgoing};
 use crate::error::{Error, Result};
-use crate::files::Outgoing;
 use crate::files::safetensors::SafeTensors;
-use crate::model::weights::Weights;
-use crate::tensor::Tensor;
+use crate::files::{Outgoing, TensorFile};
+use crate::model::config::keys::Keys;
 use crate::tensor::device::Device;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -44,124 +43,57 @@ const REFUSED: &[&str] = &[
 /// Signs of a regular expression. A dot is one too, but stands for itself in names of modules.
 const REGEX: [char; 13] = ['*', '+', '?', '[', ']', '(', ')', '{', '}', '|', '^', '$', '\\'];
 
-/// Whether a setting says nothing.
 fn is_off(value: &Value) -> bool {
     match value {
-        Value::Null | Value::Bool(false) => true,
+        Value::Bool(false) => true,
         Value::Array(list) => list.is_empty(),
         Value::Object(map) => map.is_empty(),
         _ => false,
     }
 }
 
-/// The object of an adapter_config.json, and the name of the file for messages.
-struct Json<'a> {
-    file: &'a str,
-    map: Map<String, Value>,
+fn rank(keys: &Keys, key: &str, value: &Value) -> Result<u64> {
+    let rank = value.as_u64().filter(|rank| *rank > 0);
+    rank.ok_or_else(|| keys.wrong(key, format!("{value} is not a rank from 1 on")))
 }
 
-impl Json<'_> {
-    fn fail(&self, key: &str, problem: impl Into<String>) -> Error {
-        Error::config(self.file, key, problem, HINT_MERGE)
-    }
+fn alpha(keys: &Keys, key: &str, value: &Value) -> Result<f64> {
+    let alpha = value.as_f64().filter(|alpha| (*alpha as f32).is_finite());
+    alpha.ok_or_else(|| keys.wrong(key, format!("{value} is not a finite number")))
+}
 
-    /// A value that says something.
-    fn get(&self, key: &str) -> Option<&Value> {
-        self.map.get(key).filter(|value| !value.is_null())
+/// The names of `target_modules`; a pattern or `all-linear` says nothing that the tensors do not.
+fn target_modules(keys: &Keys) -> Result<Option<HashSet<String>>> {
+    if keys.get("target_modules").is_some_and(Value::is_string) {
+        return Ok(None);
     }
+    let name = |value: &Value| value.as_str().map(str::to_string);
+    keys.typed("target_modules", "a list of names or a pattern", |value| {
+        value.as_array()?.iter().map(name).collect()
+    })
+}
 
-    fn flag(&self, key: &str) -> Result<bool> {
-        match self.get(key) {
-            None => Ok(false),
-            Some(Value::Bool(flag)) => Ok(*flag),
-            Some(other) => Err(self.fail(key, format!("{other} is neither true nor false"))),
+/// Names the first setting that would change the result and that we do not know.
+fn refuse(keys: &Keys) -> Result<()> {
+    for (key, known) in [("peft_type", "LORA"), ("bias", "none")] {
+        let got = keys.str_or(key, known)?;
+        if got != known {
+            return Err(keys.wrong(key, format!("is \"{got}\", not \"{known}\"")));
         }
     }
-
-    fn text(&self, key: &str) -> Result<Option<&str>> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(self.fail(key, format!("{other} is not a string"))),
+    if keys.bool_or("fan_in_fan_out", false)? {
+        return Err(keys.wrong("fan_in_fan_out", "transposed weights are not supported"));
+    }
+    for key in REFUSED {
+        if let Some(value) = keys.get(key).filter(|value| !is_off(value)) {
+            return Err(keys.wrong(key, format!("{value} is not supported")));
         }
     }
-
-    fn rank(&self, key: &str, value: &Value) -> Result<u64> {
-        let rank = value.as_u64().filter(|rank| *rank > 0);
-        rank.ok_or_else(|| self.fail(key, format!("{value} is not a rank from 1 on")))
-    }
-
-    fn alpha(&self, key: &str, value: &Value) -> Result<f64> {
-        let alpha = value.as_f64().filter(|alpha| (*alpha as f32).is_finite());
-        alpha.ok_or_else(|| self.fail(key, format!("{value} is not a finite number")))
-    }
-
-    fn required(&self, key: &str) -> Result<&Value> {
-        self.get(key).ok_or_else(|| Error::config(self.file, key, "is missing", HINT))
-    }
-
-    /// An object of patterns, each with what `read` takes its value for.
-    fn patterns<T>(&self, key: &str, read: impl Fn(&Value) -> Result<T>) -> Result<Patterns<T>> {
-        let mut patterns = HashMap::new();
-        match self.get(key) {
-            None => {}
-            Some(Value::Object(map)) => {
-                for (idx, (pattern, value)) in map.iter().enumerate() {
-                    if pattern.contains(REGEX) {
-                        let problem = format!("`{pattern}` is a regular expression");
-                        return Err(self.fail(key, problem));
-                    }
-                    patterns.insert(pattern.clone(), (idx, read(value)?));
-                }
-            }
-            Some(other) => return Err(self.fail(key, format!("{other} is not an object"))),
-        }
-        Ok(Patterns(patterns))
-    }
-
-    /// The names of `target_modules`; a pattern or `all-linear` says nothing that the tensors do
-    /// not say.
-    fn targets(&self) -> Result<Option<HashSet<String>>> {
-        const KEY: &str = "target_modules";
-        match self.get(KEY) {
-            None | Some(Value::String(_)) => Ok(None),
-            Some(Value::Array(list)) => {
-                let name = |value: &Value| match value.as_str() {
-                    Some(name) => Ok(name.to_string()),
-                    None => Err(self.fail(KEY, format!("{value} is not a name"))),
-                };
-                list.iter().map(name).collect::<Result<HashSet<_>>>().map(Some)
-            }
-            Some(other) => Err(self.fail(KEY, format!("{other} is neither a list nor a pattern"))),
-        }
-    }
-
-    /// Names the first setting that would change the result and that we do not know.
-    fn refuse(&self) -> Result<()> {
-        match self.text("peft_type")? {
-            Some("LORA") | None => {}
-            Some(other) => {
-                return Err(self.fail("peft_type", format!("is \"{other}\", not \"LORA\"")));
-            }
-        }
-        if self.flag("fan_in_fan_out")? {
-            return Err(self.fail("fan_in_fan_out", "transposed weights are not supported"));
-        }
-        match self.text("bias")? {
-            Some("none") | None => {}
-            Some(other) => return Err(self.fail("bias", format!("is \"{other}\", not \"none\""))),
-        }
-        for key in REFUSED {
-            if let Some(value) = self.map.get(*key).filter(|value| !is_off(value)) {
-                return Err(self.fail(key, format!("{value} is not supported")));
-            }
-        }
-        // The other ways to begin an adapter change the base weights too.
-        match self.get("init_lora_weights") {
-            None | Some(Value::Bool(_)) => Ok(()),
-            Some(Value::String(kind)) if kind == "gaussian" || kind == "orthogonal" => Ok(()),
-            Some(other) => Err(self.fail("init_lora_weights", format!("{other} is not supported"))),
-        }
+    // The other ways to begin an adapter change the base weights too.
+    match keys.get("init_lora_weights") {
+        None | Some(Value::Bool(_)) => Ok(()),
+        Some(Value::String(kind)) if kind == "gaussian" || kind == "orthogonal" => Ok(()),
+        Some(other) => Err(keys.wrong("init_lora_weights", format!("{other} is not supported"))),
     }
 }
 
@@ -169,6 +101,18 @@ impl Json<'_> {
 struct Patterns<T>(HashMap<String, (usize, T)>);
 
 impl<T: Copy> Patterns<T> {
+    fn read(keys: &Keys, key: &str, one: fn(&Keys, &str, &Value) -> Result<T>) -> Result<Self> {
+        let mut patterns = HashMap::new();
+        let object = keys.typed(key, "an object", Value::as_object)?;
+        for (idx, (pattern, value)) in object.into_iter().flatten().enumerate() {
+            if pattern.contains(REGEX) {
+                return Err(keys.wrong(key, format!("`{pattern}` is a regular expression")));
+            }
+            patterns.insert(pattern.clone(), (idx, one(keys, key, value)?));
+        }
+        Ok(Patterns(patterns))
+    }
+
     fn of(&self, module: &str) -> Option<T> {
         let found = tails(module).filter_map(|tail| self.0.get(tail));
         found.min_by_key(|(idx, _)| *idx).map(|(_, value)| *value)
@@ -196,24 +140,22 @@ struct Settings {
 
 impl Settings {
     fn parse(file: &str, json: &str) -> Result<Settings> {
-        let map = serde_json::from_str(json)
-            .map_err(|error| Error::format(file, error.to_string(), HINT))?;
-        let json = Json { file, map };
-        json.refuse()?;
+        let keys = &Keys::parse(file, json)?.with_hint(HINT_MERGE);
+        refuse(keys)?;
+        let base = keys.typed("base_model_name_or_path", "a string", Value::as_str)?;
         Ok(Settings {
             file: file.to_string(),
-            r: json.rank("r", json.required("r")?)?,
-            alpha: json.alpha("lora_alpha", json.required("lora_alpha")?)?,
-            rslora: json.flag("use_rslora")?,
-            dora: json.flag("use_dora")?,
-            ranks: json.patterns("rank_pattern", |value| json.rank("rank_pattern", value))?,
-            alphas: json.patterns("alpha_pattern", |value| json.alpha("alpha_pattern", value))?,
-            targets: json.targets()?,
-            base: json.text("base_model_name_or_path")?.map(str::to_string),
+            r: rank(keys, "r", keys.need("r", keys.get("r"))?)?,
+            alpha: alpha(keys, "lora_alpha", keys.need("lora_alpha", keys.get("lora_alpha"))?)?,
+            rslora: keys.bool_or("use_rslora", false)?,
+            dora: keys.bool_or("use_dora", false)?,
+            ranks: Patterns::read(keys, "rank_pattern", rank)?,
+            alphas: Patterns::read(keys, "alpha_pattern", alpha)?,
+            targets: target_modules(keys)?,
+            base: base.map(str::to_string),
         })
     }
 
-    /// Rank and alpha of one module.
     fn of(&self, module: &str) -> (u64, f64) {
         let rank = self.ranks.of(module).unwrap_or(self.r);
         (rank, self.alphas.of(module).unwrap_or(self.alpha))
@@ -280,36 +222,14 @@ fn read_one(
         Ok(file.tensor(device, &name)?.expect("it has a shape"))
     };
     let (a, b) = (half("A", 0)?, half("B", 1)?);
-    let magnitude = match settings.dora {
-        true => Some(magnitude(device, settings, file, path)?),
-        false => None,
-    };
-    Ok(Module { param: format!("{path}{WEIGHT}"), a, b, magnitude, alpha })
-}
-
-/// The magnitudes of a module: every one has them, or none.
-fn magnitude(
-    device: &Device,
-    settings: &Settings,
-    file: &SafeTensors,
-    path: &str,
-) -> Result<Tensor> {
     let name = format!("{PREFIX}{path}{MAGNITUDE}");
-    let Some(tensor) = file.tensor(device, &name)? else {
+    let magnitude = if settings.dora { file.tensor(device, &name)? } else { None };
+    // Every module has magnitudes, or none.
+    if settings.dora && magnitude.is_none() {
         let problem = format!("is true, but {} holds no `{name}`", file.file());
         return Err(Error::config(&settings.file, "use_dora", problem, HINT));
-    };
-    Ok(tensor)
-}
-
-/// Reads an adapter and adds it to the matrices it names; returns how many.
-pub fn apply(
-    device: &Device,
-    weights: &mut Weights,
-    config: (&str, &str),
-    file: &SafeTensors,
-) -> Result<usize> {
-    read(device, config, file)?.attach(weights)
+    }
+    Ok(Module { param: format!("{path}{WEIGHT}"), a, b, magnitude, alpha })
 }
 
 /// A number as people write it: whole ones without a point.
@@ -372,9 +292,7 @@ pub fn write<'a>(
         "init_lora_weights": true,
         "inference_mode": true,
     });
-    let mut text = serde_json::to_string_pretty(&config).expect("strings and numbers are JSON");
-    text.push('\n');
-    Ok((text, tensors))
+    Ok((format!("{config:#}\n"), tensors))
 }
 
 fn last(path: &str) -> &str {

@@ -17,7 +17,6 @@
 
 use std::ops::Range;
 
-/// Rows of a stored tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
     pub name: String,
@@ -26,29 +25,24 @@ pub struct Part {
     pub rows: Option<Range<usize>>,
 }
 
-/// Where one parameter lies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Place {
     /// One after the other; nearly always one.
     pub parts: Vec<Part>,
-    /// How its rows are changed.
     pub map: Map,
 }
 
 impl Place {
-    /// All of one tensor.
     pub fn whole(name: String, shape: &[usize], map: Map) -> Place {
         Place { parts: vec![Part { name, shape: shape.to_vec(), rows: None }], map }
     }
 }
 
-/// How numbers are changed in a file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Map {
     Same,
     /// Halves of each head become pairs.
     PairRows {
-        /// Rows of one head.
         d_head: usize,
         /// Rows that take part, from its first on.
         d_rotary: usize,
@@ -128,10 +122,8 @@ impl Map {
         if steps.len() != x.len() {
             return;
         }
-        let corrected = x.iter().zip(steps);
-        let corrected =
-            corrected.map(|(x, step)| f32::from_bits(x.to_bits().wrapping_add_signed(*step)));
-        let corrected: Vec<f32> = corrected.collect();
+        let step = |(x, step): (&f32, &i32)| f32::from_bits(x.to_bits().wrapping_add_signed(*step));
+        let corrected: Vec<f32> = x.iter().zip(steps).map(step).collect();
         let mut images = corrected.clone();
         self.apply(&mut images, n_cols);
         for i in 0..x.len() {

@@ -23,9 +23,9 @@ pub enum Form {
 impl Form {
     /// What the name of a path says: `.gguf`, `.elapid`, anything else is a directory.
     pub fn of_path(path: &Path) -> Form {
-        match extension(path).as_deref() {
-            Some("gguf") => Form::Gguf,
-            Some("elapid") => Form::Package,
+        match disk::extension(path).as_str() {
+            "gguf" => Form::Gguf,
+            "elapid" => Form::Package,
             _ => Form::Directory,
         }
     }
@@ -38,10 +38,6 @@ impl Form {
             Form::Package => "package",
         }
     }
-}
-
-fn extension(path: &Path) -> Option<String> {
-    path.extension().and_then(|extension| extension.to_str()).map(str::to_lowercase)
 }
 
 /// Bytes of weights by the name of their dtype.
@@ -104,15 +100,11 @@ impl Save<'_> {
     /// Matrices in a directory: one of three dtypes.
     fn plain(&self) -> Result<Option<DType>> {
         let Some(mix) = self.mix else { return Ok(None) };
-        match mix.name() {
-            "f32" => Ok(Some(DType::F32)),
-            "f16" => Ok(Some(DType::F16)),
-            "bf16" => Ok(Some(DType::BF16)),
-            other => {
-                let hint = "use f32, f16 or bf16, or write a .gguf or .elapid file";
-                Err(Error::input(format!("a directory cannot hold {other}"), hint))
-            }
-        }
+        let dtypes = [DType::F32, DType::F16, DType::BF16];
+        dtypes.into_iter().find(|dtype| dtype.name() == mix.name()).map(Some).ok_or_else(|| {
+            let hint = "use f32, f16 or bf16, or write a .gguf or .elapid file";
+            Error::input(format!("a directory cannot hold {}", mix.name()), hint)
+        })
     }
 
     fn write_package(
@@ -140,7 +132,7 @@ impl Save<'_> {
 
     /// Whether the output is a directory: a package is one where its name does not end in .elapid.
     pub fn is_directory(&self) -> bool {
-        let is_file = extension(self.path).as_deref() == Some("elapid");
+        let is_file = disk::extension(self.path) == "elapid";
         self.form == Form::Directory || (self.form == Form::Package && !is_file)
     }
 
@@ -220,7 +212,6 @@ fn content_bytes(out: &OutFile) -> u64 {
     }
 }
 
-/// The model card of a package.
 const CARD: &str = "README.md";
 
 /// A card for a model that came without one: what is known for certain.

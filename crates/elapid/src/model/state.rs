@@ -13,18 +13,14 @@ use crate::tensor::device::Device;
 
 pub use crate::ops::attention::{CacheType, PAGE};
 
-/// What a mixer keeps of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
     /// Keys and values, a row for every token: tokens can be taken back.
     Cache { n_kv_head: usize, d_head: usize },
-    /// The last inputs of a convolution: (d_conv - 1, channels).
-    Window([usize; 2]),
-    /// The state of a recurrence, in the shape its op wants.
+    /// The state of a recurrence or the last inputs of a convolution, in the shape its op wants.
     Recurrent(Vec<usize>),
 }
 
-/// A slot, by its place in the list.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlotId(pub usize);
 
@@ -34,7 +30,6 @@ impl Slot {
             Slot::Cache { n_kv_head, d_head } => {
                 Held::Cache(KvCache::with_type(device, *n_kv_head, *d_head, kind)?)
             }
-            Slot::Window(shape) => Held::Tensor(Tensor::zeros(device, shape)),
             Slot::Recurrent(shape) => Held::Tensor(Tensor::zeros(device, shape)),
         })
     }
@@ -44,20 +39,17 @@ impl Slot {
         let n_bytes = |shape: &[usize]| 4 * shape.iter().product::<usize>();
         match self {
             Slot::Cache { n_kv_head, d_head } => [0, 2 * n_bytes(&[*n_kv_head, *d_head])],
-            Slot::Window(shape) => [n_bytes(shape), 0],
             Slot::Recurrent(shape) => [n_bytes(shape), 0],
         }
     }
 }
 
-/// What is in a slot.
 #[derive(Clone)]
 enum Held {
     Cache(KvCache),
     Tensor(Tensor),
 }
 
-/// The state of one sequence in all layers.
 #[derive(Clone)]
 pub struct State {
     slots: Vec<Held>,
@@ -69,24 +61,19 @@ pub(crate) type States<'a> = Option<&'a mut [State]>;
 
 /// A window or a recurrent state of every sequence.
 pub(crate) fn tensors(states: States<'_>, id: SlotId) -> Option<Vec<&mut Tensor>> {
-    let tensor = |state| match held(state, id) {
+    let all = states?.iter_mut().map(|state| match &mut state.slots[id.0] {
         Held::Tensor(tensor) => tensor,
         Held::Cache(_) => panic!("slot {} is a cache", id.0),
-    };
-    states.map(|states| states.iter_mut().map(tensor).collect())
+    });
+    Some(all.collect())
 }
 
-/// A key-value cache of every sequence.
 pub(crate) fn caches(states: States<'_>, id: SlotId) -> Option<Vec<&mut KvCache>> {
-    let cache = |state| match held(state, id) {
+    let all = states?.iter_mut().map(|state| match &mut state.slots[id.0] {
         Held::Cache(cache) => cache,
         Held::Tensor(_) => panic!("slot {} is no cache", id.0),
-    };
-    states.map(|states| states.iter_mut().map(cache).collect())
-}
-
-fn held(state: &mut State, id: SlotId) -> &mut Held {
-    &mut state.slots[id.0]
+    });
+    Some(all.collect())
 }
 
 impl State {
@@ -130,14 +117,11 @@ impl State {
     /// What it holds, piece by piece: a number that pieces of several states have in common only
     /// if they are the same memory, and the bytes.
     pub fn parts(&self) -> Vec<(usize, usize)> {
-        let mut list = Vec::new();
-        for slot in &self.slots {
-            match slot {
-                Held::Cache(cache) => list.extend(cache.pages()),
-                Held::Tensor(tensor) => list.push((tensor.memory_id(), tensor.n_bytes())),
-            }
-        }
-        list
+        let parts = |slot: &Held| match slot {
+            Held::Cache(cache) => cache.pages().collect(),
+            Held::Tensor(tensor) => vec![(tensor.memory_id(), tensor.n_bytes())],
+        };
+        self.slots.iter().flat_map(parts).collect()
     }
 
     /// Whether recorded work may continue with it: what it writes is nobody else's.
@@ -151,14 +135,11 @@ impl State {
 
     /// Where everything is that a step writes, on a GPU.
     pub(crate) fn places(&self) -> Vec<u64> {
-        let mut list = Vec::new();
-        for slot in &self.slots {
-            match slot {
-                Held::Cache(cache) => list.extend(cache.places().into_iter().flatten()),
-                Held::Tensor(tensor) => list.push(tensor.cuda_address()),
-            }
-        }
-        list
+        let places = |slot: &Held| match slot {
+            Held::Cache(cache) => cache.places().into_iter().flatten().collect(),
+            Held::Tensor(tensor) => vec![tensor.cuda_address()],
+        };
+        self.slots.iter().flat_map(places).collect()
     }
 
     /// Notes a token that recorded work has taken.

@@ -19,11 +19,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A parameter, by its place in the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParamId(pub usize);
 
-/// A linear map's parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearIds {
     /// (d_out, d_in).
@@ -32,10 +30,8 @@ pub struct LinearIds {
     pub bias: Option<ParamId>,
 }
 
-/// How a fresh parameter is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
-    /// Normal with this deviation.
     Normal(f32),
     /// Uniform between minus and plus this.
     Uniform(f32),
@@ -66,26 +62,16 @@ pub enum Role {
 pub struct Spec {
     /// Unique name; where it is a part of a stored tensor, with the rows behind.
     pub name: String,
-    /// Shape in the engine.
     pub shape: Vec<usize>,
-    /// Tensor in the file that holds it.
-    pub stored_name: String,
-    /// Shape of that tensor.
-    pub stored_shape: Vec<usize>,
-    /// Rows of that tensor, all axes but the last taken together; `None`: all of it.
-    pub stored_rows: Option<Range<usize>>,
-    /// How it begins in training from scratch.
+    /// Where it is in a directory of its own family.
+    pub stored: Part,
     pub init: Init,
-    /// What it is for.
     pub role: Role,
 }
 
 impl Spec {
-    /// Its place in a directory of its own family.
     pub fn place(&self) -> Place {
-        let (name, shape) = (self.stored_name.clone(), self.stored_shape.clone());
-        let part = Part { name, shape, rows: self.stored_rows.clone() };
-        Place { parts: vec![part], map: Map::Same }
+        Place { parts: vec![self.stored.clone()], map: Map::Same }
     }
 }
 
@@ -105,7 +91,6 @@ struct Param {
 enum Policy {
     /// Nothing, and nobody computes its gradient.
     Frozen,
-    /// The optimizer changes it.
     Trained,
     /// Its gradient is wanted, but it is made of other parameters.
     Derived,
@@ -116,14 +101,8 @@ struct AdapterIds {
     a: ParamId,
     b: ParamId,
     scale: f32,
-    magnitude: Option<MagnitudeIds>,
-}
-
-#[derive(Clone)]
-struct MagnitudeIds {
-    m: ParamId,
-    /// Squares of the rows of the matrix.
-    squares: Tensor,
+    /// The magnitudes, and the squares of the rows of the matrix.
+    magnitude: Option<(ParamId, Tensor)>,
 }
 
 /// What `Weights::quantize` did, in tensors.
@@ -139,13 +118,11 @@ pub struct Quantized {
 /// Where the random numbers of a training step come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Noise {
-    /// Seed of the run.
     pub seed: u64,
     /// What tells steps and micro-batches apart.
     pub counter: u64,
 }
 
-/// The numbers of an adapter.
 pub struct AdapterTensors {
     /// (rank, d_in).
     pub a: Tensor,
@@ -156,6 +133,7 @@ pub struct AdapterTensors {
 }
 
 /// All parameters of a model, and of its adapters behind them.
+#[derive(Clone)]
 pub struct Weights {
     params: Vec<Param>,
     by_name: HashMap<String, ParamId>,
@@ -170,27 +148,26 @@ impl Weights {
         specs: &[Spec],
         tensors: impl Iterator<Item = (Tensor, Option<Order>)>,
     ) -> Weights {
-        let params: Vec<Param> = specs
-            .iter()
-            .zip(tensors)
-            .map(|(spec, (tensor, order))| Param {
-                name: spec.name.clone(),
-                role: spec.role,
-                tensor,
-                order,
-                policy: Policy::Frozen,
-                adapter: None,
-            })
-            .collect();
-        let by_name = |(idx, param): (usize, &Param)| (param.name.clone(), ParamId(idx));
-        let by_name = params.iter().enumerate().map(by_name).collect();
-        Weights { params, by_name, dropout: 0.0, noise: None, arithmetic: Arithmetic::Exact }
+        let (params, by_name, arithmetic) = (Vec::new(), HashMap::new(), Arithmetic::Exact);
+        let mut weights = Weights { params, by_name, dropout: 0.0, noise: None, arithmetic };
+        for (spec, (tensor, order)) in specs.iter().zip(tensors) {
+            let id = weights.add(spec.name.clone(), spec.role, tensor, Policy::Frozen);
+            weights.params[id.0].order = order;
+        }
+        weights
+    }
+
+    fn add(&mut self, name: String, role: Role, tensor: Tensor, policy: Policy) -> ParamId {
+        let id = ParamId(self.params.len());
+        self.by_name.insert(name.clone(), id);
+        self.params.push(Param { name, role, tensor, order: None, policy, adapter: None });
+        id
     }
 
     /// Fresh parameters from a seed. Each number depends on seed, parameter and place alone.
     pub fn init(device: &Device, specs: &[Spec], seed: u64) -> Weights {
         let tensors = specs.iter().enumerate().map(|(idx, spec)| {
-            // On the processor, whatever the device: the same numbers everywhere.
+            // On the CPU, whatever the device: the same numbers everywhere.
             let mut tensor = Tensor::uninit(&device.host_device(), &spec.shape);
             fill(&mut tensor, spec.init, &Rng::new(seed, idx as u64));
             (tensor.to(device), None)
@@ -198,10 +175,12 @@ impl Weights {
         Weights::from_tensors(specs, tensors)
     }
 
-    /// Parameters from files. Matrices stay where they are, in the dtype they are stored in.
+    /// Parameters from files, at these places. Matrices stay where they are, in the dtype they are
+    /// stored in, also where the file has their rows in another order: on the CPU linear maps then
+    /// put their results in order.
     ///
-    /// `places` says where each is. Every tensor asked for must be there in its shape, and every
-    /// tensor there must be asked for, but for those of `ignored`.
+    /// Every tensor asked for must be there in its shape, and every tensor there must be asked for,
+    /// but for those of `ignored`.
     pub fn load(
         device: &Device,
         specs: &[Spec],
@@ -209,30 +188,17 @@ impl Weights {
         files: &[&dyn TensorFile],
         ignored: &[&str],
     ) -> Result<Weights> {
-        let mut weights = Weights::load_as_stored(device, specs, places, files, ignored)?;
-        weights.ids().for_each(|id| weights.put_in_order(id));
+        let tensors = params::read_all(&device.host_device(), specs, places, files, ignored)?;
+        let mut weights = Weights::from_tensors(specs, tensors.into_iter());
+        weights.move_to(device);
+        device.check()?;
         Ok(weights)
     }
 
-    /// The same for generation: no matrix is copied, also where the file has its rows in another
-    /// order. Linear maps then put their results in order.
-    pub fn load_as_stored(
-        device: &Device,
-        specs: &[Spec],
-        places: &[Place],
-        files: &[&dyn TensorFile],
-        ignored: &[&str],
-    ) -> Result<Weights> {
-        let host = device.host_device();
-        let tensors = params::read_all(&host, specs, places, files, ignored)?;
-        // Only the processor's products put their results in order.
-        let there = |(tensor, order): (Tensor, Option<Order>)| match (device, order) {
-            (Device::Gpu(_), Some(order)) => (tensor.gather(&order).to(device), None),
-            (_, order) => (tensor.to(device), order),
-        };
-        let weights = Weights::from_tensors(specs, tensors.into_iter().map(there));
-        device.check()?;
-        Ok(weights)
+    /// The same with the rows of every matrix in their places, as training wants them.
+    pub fn in_order(mut self) -> Weights {
+        self.ids().for_each(|id| self.put_in_order(id));
+        self
     }
 
     /// Copies a matrix whose rows are not in their places.
@@ -246,10 +212,9 @@ impl Weights {
     /// The same numbers under the same names, frozen: tensors share their bytes, and what is
     /// adapted in one is not in the other.
     pub fn share(&self) -> Weights {
-        let frozen = |param: &Param| Param { policy: Policy::Frozen, ..param.clone() };
-        let params = self.params.iter().map(frozen).collect();
-        let (by_name, arithmetic) = (self.by_name.clone(), self.arithmetic);
-        Weights { params, by_name, dropout: 0.0, noise: None, arithmetic }
+        let mut weights = Weights { dropout: 0.0, noise: None, ..self.clone() };
+        weights.params.iter_mut().for_each(|param| param.policy = Policy::Frozen);
+        weights
     }
 
     /// Whether a pass without noise computes the same with both, because they are the same tensors.
@@ -265,27 +230,31 @@ impl Weights {
 
     /// The same on another device; what is there already is shared.
     pub fn to(&self, device: &Device) -> Weights {
-        let mut weights = self.share();
-        for (param, from) in weights.params.iter_mut().zip(&self.params) {
-            param.policy = from.policy;
-            if let (Device::Gpu(_), Some(order)) = (device, &param.order) {
-                param.tensor = param.tensor.gather(order);
-                param.order = None;
-            }
-            param.tensor = param.tensor.to(device);
-            if let Some(magnitude) = param.adapter.as_mut().and_then(|it| it.magnitude.as_mut()) {
-                magnitude.squares = magnitude.squares.to(device);
-            }
-        }
-        Weights { dropout: self.dropout, noise: self.noise, ..weights }
+        let mut weights = self.clone();
+        weights.move_to(device);
+        weights
     }
 
-    /// The parameter of this name.
+    fn move_to(&mut self, device: &Device) {
+        for param in &mut self.params {
+            // Only products on the CPU put their results in order.
+            if let Device::Gpu(_) = device
+                && let Some(order) = param.order.take()
+            {
+                param.tensor = param.tensor.gather(&order);
+            }
+            param.tensor = param.tensor.to(device);
+            if let Some((_, squares)) = param.adapter.as_mut().and_then(|it| it.magnitude.as_mut())
+            {
+                *squares = squares.to(device);
+            }
+        }
+    }
+
     pub fn find(&self, name: &str) -> Option<ParamId> {
         self.by_name.get(name).copied()
     }
 
-    /// All parameters in order.
     pub fn ids(&self) -> impl Iterator<Item = ParamId> + use<> {
         (0..self.params.len()).map(ParamId)
     }
@@ -294,12 +263,11 @@ impl Weights {
         &self.params[id.0].name
     }
 
-    /// What it is for.
     pub fn role(&self, id: ParamId) -> Role {
         self.params[id.0].role
     }
 
-    /// Its numbers; after `load_as_stored`, its rows in the order of the file.
+    /// Its numbers; after `load`, its rows in the order of the file.
     pub fn tensor(&self, id: ParamId) -> &Tensor {
         &self.params[id.0].tensor
     }
@@ -318,7 +286,6 @@ impl Weights {
         wanted.map(|(_, param)| &mut param.tensor).collect()
     }
 
-    /// Whether it is trained.
     pub fn is_trained(&self, id: ParamId) -> bool {
         self.params[id.0].policy == Policy::Trained
     }
@@ -326,22 +293,19 @@ impl Weights {
     /// Whether one of these, or an adapter of one, wants a gradient.
     pub fn any_trained(&self, mut ids: Range<usize>) -> bool {
         ids.any(|id| {
-            let of_adapter = |ids: &AdapterIds| {
-                let m =
-                    ids.magnitude.as_ref().is_some_and(|magnitude| self.is_trained(magnitude.m));
-                m || self.is_trained(ids.a) || self.is_trained(ids.b)
-            };
             let param = &self.params[id];
+            let of_adapter = |ids: &AdapterIds| {
+                let m = ids.magnitude.as_ref().map(|magnitude| magnitude.0);
+                [ids.a, ids.b].into_iter().chain(m).any(|id| self.is_trained(id))
+            };
             param.policy != Policy::Frozen || param.adapter.as_ref().is_some_and(of_adapter)
         })
     }
 
-    /// Trained parameters in order.
     pub fn trained(&self) -> Vec<ParamId> {
         self.ids().filter(|&id| self.is_trained(id)).collect()
     }
 
-    /// Numbers in all parameters.
     pub fn n_elem(&self) -> usize {
         self.params.iter().map(|param| param.tensor.n_elem()).sum()
     }
@@ -390,12 +354,7 @@ impl Weights {
 
     /// Adds a trained parameter behind all others.
     pub fn push(&mut self, name: &str, role: Role, tensor: Tensor) -> ParamId {
-        let id = ParamId(self.params.len());
-        let tensor = tensor.to(self.device());
-        self.by_name.insert(name.into(), id);
-        let (name, policy) = (name.into(), Policy::Trained);
-        self.params.push(Param { name, role, tensor, order: None, policy, adapter: None });
-        id
+        self.add(name.into(), role, tensor.to(self.device()), Policy::Trained)
     }
 
     /// From now on the parameter is made of others: it has a gradient, and no optimizer.
@@ -415,17 +374,16 @@ impl Weights {
         hasher.finalize().to_hex().to_string()
     }
 
-    /// The adapter of a matrix, if it has one, on the processor: as files have it.
+    /// The adapter of a matrix, if it has one, on the CPU: as files have it.
     pub fn adapter_of(&self, id: ParamId) -> Option<AdapterTensors> {
         let ids = self.params[id.0].adapter.as_ref()?;
         let host = self.device().host_device();
         let at_hand = |id: ParamId| self.tensor(id).to(&host);
-        let magnitude = ids.magnitude.as_ref().map(|magnitude| at_hand(magnitude.m));
+        let magnitude = ids.magnitude.as_ref().map(|magnitude| at_hand(magnitude.0));
         let [a, b] = [ids.a, ids.b].map(at_hand);
         Some(AdapterTensors { a, b, magnitude })
     }
 
-    /// Where the parameters are.
     pub fn device(&self) -> &Device {
         self.params.first().expect("a model has parameters").tensor.device()
     }
@@ -438,15 +396,12 @@ impl Weights {
         let rank = halves[0].shape()[0];
         halves[0].expect_shape("adapter: a", &[rank, *d_in]);
         halves[1].expect_shape("adapter: b", &[*d_out, rank]);
-        let first = self.params.len();
         let device = self.device().clone();
-        for (name, tensor) in names.into_iter().zip(halves) {
-            let tensor = tensor.to(&device);
-            self.by_name.insert(name.clone(), ParamId(self.params.len()));
-            let (role, policy) = (Role::Matrix, Policy::Frozen);
-            self.params.push(Param { name, role, tensor, order: None, policy, adapter: None });
-        }
-        let (a, b) = (ParamId(first), ParamId(first + 1));
+        let mut half = |name: String, tensor: &Tensor| {
+            self.add(name, Role::Matrix, tensor.to(&device), Policy::Frozen)
+        };
+        let [a_name, b_name] = names;
+        let (a, b) = (half(a_name, &halves[0]), half(b_name, &halves[1]));
         self.params[id.0].adapter = Some(AdapterIds { a, b, scale, magnitude: None });
     }
 
@@ -454,7 +409,6 @@ impl Weights {
     /// those given, or those they have without the adapter.
     pub fn add_magnitude(&mut self, id: ParamId, name: String, lengths: Option<Tensor>) {
         self.put_in_order(id);
-        let m = ParamId(self.params.len());
         let squares = row_squares(&self.params[id.0].tensor);
         let tensor = lengths.unwrap_or_else(|| {
             let lengths: Vec<f32> = squares.to_vec().iter().map(|x| x.sqrt()).collect();
@@ -462,12 +416,9 @@ impl Weights {
         });
         let tensor = tensor.to(squares.device());
         tensor.expect_shape("adapter: magnitude", squares.shape());
-        let param = &mut self.params[id.0];
-        let adapter = param.adapter.as_mut().expect("a magnitude stands beside an adapter");
-        adapter.magnitude = Some(MagnitudeIds { m, squares });
-        self.by_name.insert(name.clone(), m);
-        let (role, policy) = (Role::Vector, Policy::Frozen);
-        self.params.push(Param { name, role, tensor, order: None, policy, adapter: None });
+        let m = self.add(name, Role::Vector, tensor, Policy::Frozen);
+        let adapter = self.params[id.0].adapter.as_mut();
+        adapter.expect("a magnitude stands beside an adapter").magnitude = Some((m, squares));
     }
 
     /// The share of their input that adapters do not see while there is noise: 0 to below 1.
@@ -489,25 +440,21 @@ impl Weights {
         self.arithmetic = arithmetic;
     }
 
-    /// The parameter as a value of a computation.
     pub fn var(&self, tape: &Tape, id: ParamId) -> Var {
         let param = &self.params[id.0];
-        if param.policy != Policy::Frozen {
-            tape.leaf(id.0, &param.tensor)
-        } else {
-            Var::constant(param.tensor.clone())
+        match param.policy {
+            Policy::Frozen => Var::constant(param.tensor.clone()),
+            Policy::Trained | Policy::Derived => tape.leaf(id.0, &param.tensor),
         }
     }
 
-    /// Weight, bias and adapter of a linear map.
     pub fn linear(&self, tape: &Tape, ids: &LinearIds) -> Linear {
-        let adapter = self.params[ids.weight.0].adapter.as_ref();
-        let adapter = adapter.map(|adapter| self.adapter(tape, ids.weight, adapter));
+        let param = &self.params[ids.weight.0];
         Linear {
             weight: self.var(tape, ids.weight),
-            order: self.params[ids.weight.0].order.clone(),
+            order: param.order.clone(),
             bias: ids.bias.map(|bias| self.var(tape, bias)),
-            adapter,
+            adapter: param.adapter.as_ref().map(|it| self.adapter(tape, ids.weight, it)),
             arithmetic: self.arithmetic,
         }
     }
@@ -524,15 +471,14 @@ impl Weights {
                 stream: weight.0 as u64,
                 counter,
             }),
-            magnitude: ids.magnitude.as_ref().map(|magnitude| Magnitude {
-                m: self.var(tape, magnitude.m),
-                norms: Norms::Followed(magnitude.squares.clone()),
+            magnitude: ids.magnitude.as_ref().map(|(m, squares)| Magnitude {
+                m: self.var(tape, *m),
+                norms: Norms::Followed(squares.clone()),
             }),
         }
     }
 }
 
-/// The same numbers in blocks.
 fn encoded(tensor: &Tensor, block: BlockType) -> Tensor {
     const N_ROWS: usize = 64;
     let device = tensor.device();
@@ -588,9 +534,7 @@ mod tests {
         let spec = |name: &str, shape: &[usize], role: Role| Spec {
             name: name.into(),
             shape: shape.to_vec(),
-            stored_name: name.into(),
-            stored_shape: shape.to_vec(),
-            stored_rows: None,
+            stored: Part { name: name.into(), shape: shape.to_vec(), rows: None },
             init: Init::Normal(0.5),
             role,
         };

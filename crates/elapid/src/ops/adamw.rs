@@ -333,6 +333,7 @@ impl WithSimd for Sizes<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::TensorFile;
     use crate::files::safetensors::SafeTensors;
     use crate::ops::check::{Input, compare_devices, devices};
     use crate::tensor::gpu::product::in_format;

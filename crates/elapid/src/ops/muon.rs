@@ -153,6 +153,7 @@ impl WithSimd for Combine<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::TensorFile;
     use crate::files::safetensors::SafeTensors;
     use crate::ops::check::{Input, compare_devices, devices};
     use std::sync::Arc;

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::files::Lookup;
+use crate::files::TensorFile;
 use crate::files::gguf::{Gguf, Item};
 use crate::tensor::SharedBytes;
 use crate::text::tokenizer::{GgufVocab, Tokenizer};

@@ -191,6 +191,7 @@ pub fn global_norm(grads: &Gradients) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::place::Part;
     use crate::model::weights::{Init, Spec};
     use crate::ops::check::Input;
     use crate::tensor::device::Device;
@@ -199,9 +200,7 @@ mod tests {
         let spec = |name: &str, shape: &[usize], role: Role| Spec {
             name: name.into(),
             shape: shape.to_vec(),
-            stored_name: name.into(),
-            stored_shape: shape.to_vec(),
-            stored_rows: None,
+            stored: Part { name: name.into(), shape: shape.to_vec(), rows: None },
             init: Init::Normal(0.1),
             role,
         };

@@ -14,7 +14,7 @@ use super::{Progress, Training};
 use crate::error::{Error, Result};
 use crate::files::package::{self, OutFile, Package};
 use crate::files::safetensors::{self, SafeTensors};
-use crate::files::{Outgoing, Sink};
+use crate::files::{Outgoing, Sink, TensorFile};
 use crate::model::weights::Weights;
 use crate::tensor::{DType, SharedBytes, Tensor};
 use serde::{Deserialize, Serialize};
@@ -96,7 +96,7 @@ impl Capture<'_> {
         let json: OutFile = Box::new(|sink| sink(&json));
         let tensors: OutFile = Box::new(|sink| {
             let list: Vec<Outgoing> = self.tensors.iter().map(outgoing).collect();
-            safetensors::write(&[("format", "elapid run")], &list, sink)
+            safetensors::write("elapid run", &list, sink)
         });
         let files = [(JSON.into(), json), (TENSORS.into(), tensors)];
         package::write(&format!("step {}", self.step()), &files, sink)
@@ -142,7 +142,7 @@ impl Saved {
         let mut get = |name: &str| self.tensor(&trainer.weights, name);
         trainer.optimizer.restore(self.state.progress.step, &mut get)?;
         let want = trainer.weights.trained().len() + trainer.optimizer.state().len();
-        let got = file.names().count();
+        let got = file.names().len();
         if want != got {
             let problem = format!("holds {got} tensors, the run has {want}");
             return Err(Error::format(file.file(), problem, HINT));

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A string is a u64 length and bytes. Axes are stored fastest first; our shapes are row-major, so
-//! the lists are turned around. Offsets count from the begin of the data. The alignment is
+//! the lists are turned around. Offsets count from the start of the data. The alignment is
 //! `general.alignment`, a u32, or else 32. Where the format leaves room we decided:
 //!
 //! | case                                   | reading                                       |
@@ -38,7 +38,7 @@ mod value;
 mod write;
 
 pub use self::read::{Entry, Gguf};
-pub use self::value::{Array, Kind, Value};
+pub use self::value::{Kind, Value};
 pub use self::write::{Item, write};
 
 use crate::tensor::DType;
@@ -60,11 +60,8 @@ type Checked<T> = std::result::Result<T, String>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GgmlType {
     pub id: u32,
-    /// ggml's name for it.
     pub name: &'static str,
-    /// Numbers in a block.
     pub n_elem: usize,
-    /// Bytes of a block.
     pub n_bytes: usize,
 }
 

@@ -2,8 +2,8 @@
 
 use super::value::{Cursor, stored};
 use super::{
-    ALIGNMENT_DEFAULT, ALIGNMENT_KEY, ALIGNMENT_MAX, Array, Checked, GgmlType, KEY_BYTES_MAX, Kind,
-    MAGIC, N_AXES_MAX, NAME_BYTES_MAX, Value, check_name, n_bytes,
+    ALIGNMENT_DEFAULT, ALIGNMENT_KEY, ALIGNMENT_MAX, Checked, GgmlType, KEY_BYTES_MAX, Kind, MAGIC,
+    N_AXES_MAX, NAME_BYTES_MAX, Value, check_name, n_bytes,
 };
 use crate::error::{Error, Result};
 use crate::files::foreign::{self, Wanted};
@@ -28,8 +28,6 @@ const HINT_TYPE: &str =
 pub struct Gguf {
     file: String,
     bytes: SharedBytes,
-    #[cfg_attr(not(test), allow(dead_code))] // tests read or write it
-    version: u32,
     /// In the order of the file.
     values: Vec<Stored>,
     value_idx: BTreeMap<String, usize>,
@@ -50,9 +48,7 @@ pub struct Entry {
     pub name: String,
     /// Row-major, slowest axis first.
     pub shape: Vec<usize>,
-    /// How it is stored.
     pub ggml: GgmlType,
-    /// First byte in the file.
     pub offset: usize,
     pub n_bytes: usize,
 }
@@ -69,11 +65,10 @@ impl Gguf {
         let Some(&version) = rest.first_chunk() else {
             return Err(fail(format!("{} bytes are too few for a header", data.len())));
         };
-        let version = check_version(file, version)?;
+        check_version(file, version)?;
         let mut gguf = Gguf {
             file: file.into(),
             bytes: bytes.clone(),
-            version,
             values: Vec::new(),
             value_idx: BTreeMap::new(),
             entries: Vec::new(),
@@ -121,17 +116,19 @@ impl Gguf {
     }
 
     fn alignment(&self) -> Checked<usize> {
-        let is_good = |&n: &usize| n.is_power_of_two() && n <= ALIGNMENT_MAX;
-        match self.get(ALIGNMENT_KEY) {
-            None => Ok(ALIGNMENT_DEFAULT),
-            Some(Value::U32(n)) => usize::try_from(n).ok().filter(is_good).ok_or_else(|| {
-                format!("`{ALIGNMENT_KEY}` is {n}, not a power of two up to {ALIGNMENT_MAX}")
-            }),
-            Some(other) => Err(format!("`{ALIGNMENT_KEY}` is {}, not a u32", describe(other))),
-        }
+        let Some(value) = self.get(ALIGNMENT_KEY) else { return Ok(ALIGNMENT_DEFAULT) };
+        let kind = self.values[self.value_idx[ALIGNMENT_KEY]].kind;
+        let n = value
+            .integer()
+            .filter(|_| kind == Kind::U32)
+            .ok_or_else(|| format!("`{ALIGNMENT_KEY}` is {}, not a u32", value.describe()))?;
+        let good = usize::try_from(n).ok().filter(|n| n.is_power_of_two() && *n <= ALIGNMENT_MAX);
+        good.ok_or_else(|| {
+            format!("`{ALIGNMENT_KEY}` is {n}, not a power of two up to {ALIGNMENT_MAX}")
+        })
     }
 
-    /// One tensor, with its offset as the file says it: from the begin of the data.
+    /// One tensor, with its offset as the file says it: from the start of the data.
     fn read_entry(&mut self, cursor: &mut Cursor, which: &str, alignment: usize) -> Checked<()> {
         let name = cursor.string().map_err(|problem| format!("{which}: name: {problem}"))?;
         let name = check_name("the name", name, NAME_BYTES_MAX)
@@ -145,7 +142,7 @@ impl Gguf {
         Ok(())
     }
 
-    /// Makes offsets count from the begin of the file; each tensor must lie inside it.
+    /// Makes offsets count from the start of the file; each tensor must lie inside it.
     fn place(&mut self, data_begin: usize) -> Checked<()> {
         let n_file = (*self.bytes).as_ref().len();
         for entry in &mut self.entries {
@@ -172,16 +169,12 @@ impl Gguf {
         for pair in places.windows(2) {
             let (a, b) = (pair[0], pair[1]);
             let a_end = a.offset + a.n_bytes;
-            if b.offset < a_end {
+            let next = a_end.checked_next_multiple_of(alignment);
+            if b.offset < a_end || next.is_none_or(|next| b.offset > next) {
+                let what = if b.offset < a_end { "an overlap" } else { "a gap" };
                 let (first, second, begin) = (&a.name, &b.name, b.offset);
                 return Err(format!(
-                    "tensor `{second}` begins at byte {begin}, `{first}` ends at byte {a_end}"
-                ));
-            }
-            if a_end.checked_next_multiple_of(alignment).is_none_or(|next| b.offset > next) {
-                let (first, second, begin) = (&a.name, &b.name, b.offset);
-                return Err(format!(
-                    "a gap before tensor `{second}` at byte {begin}: `{first}` ends at {a_end}"
+                    "{what}: tensor `{second}` begins at byte {begin}, `{first}` ends at {a_end}"
                 ));
             }
         }
@@ -197,31 +190,21 @@ impl Gguf {
         Ok(())
     }
 
-    /// The version of the format.
-    #[cfg(test)]
-    pub fn version(&self) -> u32 {
-        self.version
-    }
-
-    /// The name given to `parse`.
-    pub fn file(&self) -> &str {
-        &self.file
-    }
-
-    /// The keys of the values, in the order of the file.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.values.iter().map(|value| value.key.as_str())
     }
 
-    /// The tensors, in the order of the file.
     pub fn tensors(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// A value of any kind.
     pub fn get(&self, key: &str) -> Option<Value<'_>> {
         let value = &self.values[*self.value_idx.get(key)?];
         stored(value.kind, &(*self.bytes).as_ref()[value.range.clone()])
+    }
+
+    fn wrong(&self, key: &str, problem: String) -> Error {
+        Error::config(&self.file, key, problem, "convert the model again")
     }
 
     /// The value as `pick` takes it, or an error that says what it is and what was wanted.
@@ -232,37 +215,27 @@ impl Gguf {
         pick: impl FnOnce(Value<'a>) -> Option<T>,
     ) -> Result<Option<T>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        match pick(value) {
-            Some(picked) => Ok(Some(picked)),
-            None => {
-                let problem = format!("is {}, not {want}", describe(value));
-                Err(Error::config(&self.file, key, problem, "convert the model again"))
-            }
-        }
+        let wrong = || self.wrong(key, format!("is {}, not {want}", value.describe()));
+        pick(value).map(Some).ok_or_else(wrong)
     }
 
-    /// Every element of an array as `pick` takes it.
     fn list<'a, T>(
         &'a self,
         key: &str,
         want: &str,
         pick: impl Fn(Value<'a>) -> Option<T>,
     ) -> Result<Option<Vec<T>>> {
-        let mut wrong = None;
-        let list = self.typed(key, want, |value| {
-            let Value::Array(array) = value else { return None };
-            Some(collect(array, &mut wrong, pick))
+        let array = self.typed(key, want, |value| match value {
+            Value::Array(array) => Some(array),
+            _ => None,
         })?;
-        match wrong {
-            None => Ok(list),
-            Some((idx, value)) => {
-                let problem = format!("element {idx} is {}; wanted is {want}", describe(value));
-                Err(Error::config(&self.file, key, problem, "convert the model again"))
-            }
-        }
+        let element = |(idx, value): (usize, Value<'a>)| {
+            let what = || format!("element {idx} is {}; wanted is {want}", value.describe());
+            pick(value).ok_or_else(|| self.wrong(key, what()))
+        };
+        array.map(|array| array.iter().enumerate().map(element).collect()).transpose()
     }
 
-    /// A string that must be UTF-8.
     pub fn str(&self, key: &str) -> Result<Option<&str>> {
         self.typed(key, "UTF-8 text", |value| match value {
             Value::Str(bytes) => str::from_utf8(bytes).ok(),
@@ -275,7 +248,6 @@ impl Gguf {
         self.typed(key, "a whole number from 0 on", |value| value.integer()?.try_into().ok())
     }
 
-    /// A float of either kind.
     pub fn float(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "a float", Value::float)
     }
@@ -293,23 +265,12 @@ impl Gguf {
         self.list(key, want, |value| value.integer()?.try_into().ok())
     }
 
-    /// An array of integers of any kind.
     pub fn ints(&self, key: &str) -> Result<Option<Vec<i64>>> {
         self.list(key, "an array of integers", |value| value.integer()?.try_into().ok())
     }
 
-    /// An array of floats of either kind.
     pub fn floats(&self, key: &str) -> Result<Option<Vec<f32>>> {
         self.list(key, "an array of floats", |value| value.float().map(|x| x as f32))
-    }
-
-    /// An array of bools.
-    #[cfg(test)]
-    pub fn bools(&self, key: &str) -> Result<Option<Vec<bool>>> {
-        self.list(key, "an array of bools", |value| match value {
-            Value::Bool(x) => Some(x),
-            _ => None,
-        })
     }
 
     /// An array of strings, which need not be UTF-8.
@@ -350,35 +311,14 @@ impl TensorFile for Gguf {
     }
 }
 
-fn describe(value: Value) -> String {
-    value.describe()
-}
-
-/// The first bytes, to be shown.
 fn head(data: &[u8]) -> String {
     data[..data.len().min(4)].escape_ascii().to_string()
 }
 
-/// The elements as `pick` takes them; the first it does not take goes to `wrong`.
-fn collect<'a, T>(
-    array: Array<'a>,
-    wrong: &mut Option<(usize, Value<'a>)>,
-    pick: impl Fn(Value<'a>) -> Option<T>,
-) -> Vec<T> {
-    let picked = array.iter().enumerate().map_while(|(idx, value)| {
-        let picked = pick(value);
-        if picked.is_none() {
-            *wrong = Some((idx, value));
-        }
-        picked
-    });
-    picked.collect()
-}
-
-fn check_version(file: &str, bytes: [u8; 4]) -> Result<u32> {
+fn check_version(file: &str, bytes: [u8; 4]) -> Result<()> {
     let (version, swapped) = (u32::from_le_bytes(bytes), u32::from_be_bytes(bytes));
     let (problem, hint) = match (version, swapped) {
-        (2 | 3, _) => return Ok(version),
+        (2 | 3, _) => return Ok(()),
         (1, _) => {
             let problem = "GGUF version 1, of August 2023; versions 2 and 3 are read".into();
             (problem, "convert the original weights again")

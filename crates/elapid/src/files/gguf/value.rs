@@ -2,134 +2,74 @@
 
 use super::Checked;
 
-/// The kind of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
 pub enum Kind {
-    /// Unsigned, 8 bits.
-    U8 = 0,
-    /// Signed, 8 bits.
-    I8 = 1,
-    /// Unsigned, 16 bits.
-    U16 = 2,
-    /// Signed, 16 bits.
-    I16 = 3,
-    /// Unsigned, 32 bits.
-    U32 = 4,
-    /// Signed, 32 bits.
-    I32 = 5,
-    F32 = 6,
-    /// One byte, 0 or 1.
-    Bool = 7,
-    /// Bytes, most often UTF-8.
-    Str = 8,
-    /// A list of values of one kind.
-    Array = 9,
-    /// Unsigned, 64 bits.
-    U64 = 10,
-    /// Signed, 64 bits.
-    I64 = 11,
-    F64 = 12,
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    F32,
+    Bool,
+    Str,
+    Array,
+    U64,
+    I64,
+    F64,
 }
 
+/// By number in files: the kind, its name in messages, and the fewest bytes that a value takes
+/// (all of them unless it holds a length).
+const KINDS: [(Kind, &str, u64); 13] = [
+    (Kind::U8, "u8", 1),
+    (Kind::I8, "i8", 1),
+    (Kind::U16, "u16", 2),
+    (Kind::I16, "i16", 2),
+    (Kind::U32, "u32", 4),
+    (Kind::I32, "i32", 4),
+    (Kind::F32, "f32", 4),
+    (Kind::Bool, "bool", 1),
+    (Kind::Str, "string", 8),
+    (Kind::Array, "array", 12),
+    (Kind::U64, "u64", 8),
+    (Kind::I64, "i64", 8),
+    (Kind::F64, "f64", 8),
+];
+
 impl Kind {
-    const ALL: [Kind; 13] = [
-        Kind::U8,
-        Kind::I8,
-        Kind::U16,
-        Kind::I16,
-        Kind::U32,
-        Kind::I32,
-        Kind::F32,
-        Kind::Bool,
-        Kind::Str,
-        Kind::Array,
-        Kind::U64,
-        Kind::I64,
-        Kind::F64,
-    ];
-
     fn from_id(id: u32) -> Checked<Kind> {
-        let kind = Kind::ALL.into_iter().find(|kind| *kind as u32 == id);
-        kind.ok_or_else(|| format!("unknown kind of value {id}"))
+        let found = KINDS.get(id as usize).map(|row| row.0);
+        found.ok_or_else(|| format!("unknown kind of value {id}"))
     }
 
-    /// As messages say it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::U8 => "u8",
-            Kind::I8 => "i8",
-            Kind::U16 => "u16",
-            Kind::I16 => "i16",
-            Kind::U32 => "u32",
-            Kind::I32 => "i32",
-            Kind::F32 => "f32",
-            Kind::Bool => "bool",
-            Kind::Str => "string",
-            Kind::Array => "array",
-            Kind::U64 => "u64",
-            Kind::I64 => "i64",
-            Kind::F64 => "f64",
-        }
+    fn name(self) -> &'static str {
+        KINDS[self as usize].1
     }
 
-    /// The fewest bytes a value of this kind takes; all of them unless it holds a length.
     fn n_bytes_min(self) -> u64 {
-        match self {
-            Kind::U8 | Kind::I8 | Kind::Bool => 1,
-            Kind::U16 | Kind::I16 => 2,
-            Kind::U32 | Kind::I32 | Kind::F32 => 4,
-            Kind::U64 | Kind::I64 | Kind::F64 | Kind::Str => 8,
-            Kind::Array => 12,
-        }
+        KINDS[self as usize].2
     }
 }
 
 /// A value; strings and arrays stay in the file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value<'a> {
-    /// Unsigned, 8 bits.
-    U8(u8),
-    /// Signed, 8 bits.
-    I8(i8),
-    /// Unsigned, 16 bits.
-    U16(u16),
-    /// Signed, 16 bits.
-    I16(i16),
-    /// Unsigned, 32 bits.
-    U32(u32),
-    /// Signed, 32 bits.
-    I32(i32),
+    /// Of any integer kind: i128 holds them all.
+    Int(i128),
     F32(f32),
+    F64(f64),
     Bool(bool),
     /// Bytes, most often UTF-8.
     Str(&'a [u8]),
-    /// A list of values of one kind.
     Array(Array<'a>),
-    /// Unsigned, 64 bits.
-    U64(u64),
-    /// Signed, 64 bits.
-    I64(i64),
-    F64(f64),
 }
 
 impl Value<'_> {
-    /// Of any integer kind: i128 holds them all.
     pub(super) fn integer(self) -> Option<i128> {
-        Some(match self {
-            Value::U8(x) => x.into(),
-            Value::I8(x) => x.into(),
-            Value::U16(x) => x.into(),
-            Value::I16(x) => x.into(),
-            Value::U32(x) => x.into(),
-            Value::I32(x) => x.into(),
-            Value::U64(x) => x.into(),
-            Value::I64(x) => x.into(),
-            _ => return None,
-        })
+        if let Value::Int(x) = self { Some(x) } else { None }
     }
 
-    /// Of either float kind.
     pub(super) fn float(self) -> Option<f64> {
         match self {
             Value::F32(x) => Some(x.into()),
@@ -141,6 +81,7 @@ impl Value<'_> {
     /// For messages: the kind and the value, long ones shortened.
     pub(super) fn describe(self) -> String {
         match self {
+            Value::Int(x) => format!("the integer {x}"),
             Value::F32(x) => format!("the f32 {x}"),
             Value::F64(x) => format!("the f64 {x}"),
             Value::Bool(x) => format!("the bool {x}"),
@@ -151,7 +92,6 @@ impl Value<'_> {
                 format!("the string {short:?}{more}")
             }
             Value::Array(array) => format!("an array of {} {}", array.len(), array.kind().name()),
-            other => format!("the integer {}", other.integer().unwrap_or_default()),
         }
     }
 }
@@ -165,7 +105,6 @@ pub struct Array<'a> {
 }
 
 impl<'a> Array<'a> {
-    /// The kind of every element.
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -174,13 +113,6 @@ impl<'a> Array<'a> {
         self.n
     }
 
-    /// Whether there are none.
-    #[cfg(test)]
-    pub fn is_empty(&self) -> bool {
-        self.n == 0
-    }
-
-    /// The elements, in order.
     pub fn iter(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
         let (kind, n) = (self.kind, self.n);
         let mut cursor = Cursor { data: self.bytes, at: 0 };
@@ -235,15 +167,15 @@ impl<'a> Cursor<'a> {
     /// The value at this place, checked to its end.
     pub fn value(&mut self, kind: Kind) -> Checked<Value<'a>> {
         Ok(match kind {
-            Kind::U8 => Value::U8(u8::from_le_bytes(self.number()?)),
-            Kind::I8 => Value::I8(i8::from_le_bytes(self.number()?)),
-            Kind::U16 => Value::U16(u16::from_le_bytes(self.number()?)),
-            Kind::I16 => Value::I16(i16::from_le_bytes(self.number()?)),
-            Kind::U32 => Value::U32(self.u32()?),
-            Kind::I32 => Value::I32(i32::from_le_bytes(self.number()?)),
+            Kind::U8 => Value::Int(u8::from_le_bytes(self.number()?).into()),
+            Kind::I8 => Value::Int(i8::from_le_bytes(self.number()?).into()),
+            Kind::U16 => Value::Int(u16::from_le_bytes(self.number()?).into()),
+            Kind::I16 => Value::Int(i16::from_le_bytes(self.number()?).into()),
+            Kind::U32 => Value::Int(self.u32()?.into()),
+            Kind::I32 => Value::Int(i32::from_le_bytes(self.number()?).into()),
             Kind::F32 => Value::F32(f32::from_le_bytes(self.number()?)),
-            Kind::U64 => Value::U64(self.u64()?),
-            Kind::I64 => Value::I64(i64::from_le_bytes(self.number()?)),
+            Kind::U64 => Value::Int(self.u64()?.into()),
+            Kind::I64 => Value::Int(i64::from_le_bytes(self.number()?).into()),
             Kind::F64 => Value::F64(f64::from_le_bytes(self.number()?)),
             Kind::Bool => match self.number()? {
                 [0] => Value::Bool(false),

@@ -13,116 +13,48 @@ use std::collections::BTreeSet;
 
 const VERSION: u32 = 3;
 
-/// A value to be written.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(not(test), allow(dead_code))] // all that GGUF has; tests write each
 pub enum Item {
-    /// Unsigned, 8 bits.
-    U8(u8),
-    /// Signed, 8 bits.
-    I8(i8),
-    /// Unsigned, 16 bits.
-    U16(u16),
-    /// Signed, 16 bits.
-    I16(i16),
-    /// Unsigned, 32 bits.
     U32(u32),
-    /// Signed, 32 bits.
     I32(i32),
-    /// Unsigned, 64 bits.
-    U64(u64),
-    /// Signed, 64 bits.
-    I64(i64),
     F32(f32),
-    F64(f64),
     Bool(bool),
     Str(String),
-    /// A string that need not be UTF-8.
-    Bytes(Vec<u8>),
-    /// An array of bytes.
     U8s(Vec<u8>),
-    /// An array of u32.
-    U32s(Vec<u32>),
-    /// An array of i32.
     I32s(Vec<i32>),
-    /// An array of u64.
-    U64s(Vec<u64>),
-    /// An array of i64.
-    I64s(Vec<i64>),
-    /// An array of f32.
     F32s(Vec<f32>),
-    /// An array of f64.
-    F64s(Vec<f64>),
-    /// An array of bools.
-    Bools(Vec<bool>),
-    /// An array of strings, which need not be UTF-8.
+    /// Strings that need not be UTF-8.
     Strings(Vec<Vec<u8>>),
 }
 
-fn put_string(out: &mut Vec<u8>, bytes: &[u8]) {
-    out.extend((bytes.len() as u64).to_le_bytes());
-    out.extend(bytes);
-}
-
-fn put_kind(out: &mut Vec<u8>, kind: Kind) {
-    out.extend((kind as u32).to_le_bytes());
-}
-
-fn put_array<T, const N: usize>(
-    out: &mut Vec<u8>,
-    kind: Kind,
-    list: &[T],
-    bytes: impl Fn(&T) -> [u8; N],
-) {
-    put_kind(out, Kind::Array);
-    put_kind(out, kind);
-    out.extend((list.len() as u64).to_le_bytes());
-    out.extend(list.iter().flat_map(bytes));
-}
-
-fn put_scalar(out: &mut Vec<u8>, kind: Kind, bytes: &[u8]) {
-    put_kind(out, kind);
-    out.extend(bytes);
+fn string(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u64).to_le_bytes()[..], bytes].concat()
 }
 
 fn put_item(out: &mut Vec<u8>, item: &Item) {
-    match item {
-        Item::U8(x) => put_scalar(out, Kind::U8, &x.to_le_bytes()),
-        Item::I8(x) => put_scalar(out, Kind::I8, &x.to_le_bytes()),
-        Item::U16(x) => put_scalar(out, Kind::U16, &x.to_le_bytes()),
-        Item::I16(x) => put_scalar(out, Kind::I16, &x.to_le_bytes()),
-        Item::U32(x) => put_scalar(out, Kind::U32, &x.to_le_bytes()),
-        Item::I32(x) => put_scalar(out, Kind::I32, &x.to_le_bytes()),
-        Item::U64(x) => put_scalar(out, Kind::U64, &x.to_le_bytes()),
-        Item::I64(x) => put_scalar(out, Kind::I64, &x.to_le_bytes()),
-        Item::F32(x) => put_scalar(out, Kind::F32, &x.to_le_bytes()),
-        Item::F64(x) => put_scalar(out, Kind::F64, &x.to_le_bytes()),
-        Item::Bool(x) => put_scalar(out, Kind::Bool, &[u8::from(*x)]),
-        Item::Str(text) => {
-            put_kind(out, Kind::Str);
-            put_string(out, text.as_bytes());
+    let (kind, n_elem, bytes) = match item {
+        Item::U32(x) => (Kind::U32, None, x.to_le_bytes().to_vec()),
+        Item::I32(x) => (Kind::I32, None, x.to_le_bytes().to_vec()),
+        Item::F32(x) => (Kind::F32, None, x.to_le_bytes().to_vec()),
+        Item::Bool(x) => (Kind::Bool, None, vec![u8::from(*x)]),
+        Item::Str(text) => (Kind::Str, None, string(text.as_bytes())),
+        Item::U8s(list) => (Kind::U8, Some(list.len()), list.clone()),
+        Item::I32s(list) => {
+            (Kind::I32, Some(list.len()), list.iter().flat_map(|x| x.to_le_bytes()).collect())
         }
-        Item::Bytes(bytes) => {
-            put_kind(out, Kind::Str);
-            put_string(out, bytes);
+        Item::F32s(list) => {
+            (Kind::F32, Some(list.len()), list.iter().flat_map(|x| x.to_le_bytes()).collect())
         }
-        Item::U8s(list) => put_array(out, Kind::U8, list, |x| x.to_le_bytes()),
-        Item::U32s(list) => put_array(out, Kind::U32, list, |x| x.to_le_bytes()),
-        Item::I32s(list) => put_array(out, Kind::I32, list, |x| x.to_le_bytes()),
-        Item::U64s(list) => put_array(out, Kind::U64, list, |x| x.to_le_bytes()),
-        Item::I64s(list) => put_array(out, Kind::I64, list, |x| x.to_le_bytes()),
-        Item::F32s(list) => put_array(out, Kind::F32, list, |x| x.to_le_bytes()),
-        Item::F64s(list) => put_array(out, Kind::F64, list, |x| x.to_le_bytes()),
-        Item::Bools(list) => put_array(out, Kind::Bool, list, |x| [u8::from(*x)]),
         Item::Strings(list) => {
-            put_kind(out, Kind::Array);
-            put_kind(out, Kind::Str);
-            out.extend((list.len() as u64).to_le_bytes());
-            for bytes in list {
-                put_string(out, bytes);
-            }
+            (Kind::Str, Some(list.len()), list.iter().flat_map(|bytes| string(bytes)).collect())
         }
+    };
+    if n_elem.is_some() {
+        out.extend((Kind::Array as u32).to_le_bytes());
     }
+    out.extend((kind as u32).to_le_bytes());
+    out.extend(n_elem.iter().flat_map(|n| (*n as u64).to_le_bytes()));
+    out.extend(bytes);
 }
 
 /// `general.alignment` where it is given. llama.cpp aborts on files with a smaller one than the
@@ -167,7 +99,7 @@ fn header(
         if !seen.insert(key.as_str()) {
             return Err(format!("key `{key}` comes twice"));
         }
-        put_string(&mut out, key.as_bytes());
+        out.extend(string(key.as_bytes()));
         put_item(&mut out, item);
     }
     let (mut seen, mut sizes, mut offset) = (BTreeSet::new(), Vec::new(), 0usize);
@@ -177,7 +109,7 @@ fn header(
         if !seen.insert(name) {
             return Err(format!("tensor `{name}` comes twice"));
         }
-        put_string(&mut out, name.as_bytes());
+        out.extend(string(name.as_bytes()));
         out.extend((tensor.shape.len() as u32).to_le_bytes());
         out.extend(tensor.shape.iter().rev().flat_map(|&axis| (axis as u64).to_le_bytes()));
         out.extend(ggml_id(tensor.dtype)?.to_le_bytes());

@@ -8,7 +8,6 @@
 
 use super::*;
 
-/// Layers of a model.
 pub(super) const N_LAYER_MAX: usize = 10_000;
 /// Experts of a layer, and of all layers together.
 const N_EXPERT_MAX: usize = 1 << 12;
@@ -17,7 +16,6 @@ const N_EXPERT_ALL_MAX: usize = 1 << 20;
 pub(crate) const WIDTH_MAX: usize = 1 << 24;
 /// Width of a head: RoPE has a frequency for every two.
 pub(crate) const D_HEAD_MAX: usize = 1 << 14;
-/// Taps of a convolution.
 pub(crate) const D_CONV_MAX: usize = 1 << 10;
 /// Vocabulary and width of the residual stream.
 const STREAM_MAX: usize = 1 << 28;
@@ -30,11 +28,11 @@ pub(crate) type Problems = Vec<(&'static str, String)>;
 /// Each must lie in 1..=max.
 pub(crate) fn sizes(list: &[(&'static str, usize, usize)]) -> Problems {
     let bad = list.iter().filter(|(_, size, max)| !(1..=*max).contains(size));
-    let text = |size: usize, max: usize| match size {
-        usize::MAX => format!("2^64 or more is out of range 1..={max}"),
-        _ => format!("{size} is out of range 1..={max}"),
+    let shown = |size: usize| match size {
+        usize::MAX => "2^64 or more".to_string(),
+        _ => size.to_string(),
     };
-    bad.map(|&(key, size, max)| (key, text(size, max))).collect()
+    bad.map(|(key, n, max)| (*key, format!("{} is out of range 1..={max}", shown(*n)))).collect()
 }
 
 /// The product of each shape must stay within `NUMBERS_MAX`.
@@ -67,6 +65,7 @@ impl Config {
         list.extend(positive(&[("eps", self.eps)]));
         list.extend(finite(&[
             ("embed_scale", self.embed_scale),
+            ("residual_scale", self.residual_scale),
             ("logit_scale", self.logit_scale),
             ("balance_scale", self.balance_scale),
             ("init_std", self.init_std),
@@ -74,11 +73,8 @@ impl Config {
         if self.init_std < 0.0 {
             list.push(("init_std", format!("{} is below 0", self.init_std)));
         }
-        let n_expert = self.layers.iter().map(|layer| match &layer.feed_forward {
-            FeedForwardConfig::Experts(c) => c.n_expert,
-            _ => 0,
-        });
-        let n_expert = n_expert.fold(0, usize::saturating_add);
+        let experts = self.layers.iter().filter_map(|layer| layer.feed_forward.experts());
+        let n_expert = experts.map(|c| c.n_expert).fold(0, usize::saturating_add);
         if n_expert > N_EXPERT_ALL_MAX {
             let text = format!("{n_expert} in all layers together, above {N_EXPERT_ALL_MAX}");
             list.push(("experts.n_expert", text));
@@ -87,11 +83,13 @@ impl Config {
             if !list.is_empty() {
                 break;
             }
-            list.extend(positive(&[("eps", layer.eps)]));
-            list.extend(finite(&[("residual_scale", layer.residual_scale)]));
             let parts = layer.mixer.parts().into_iter();
             list.extend(parts.flat_map(|part| part.problems(self.d_model)));
-            list.extend(layer.feed_forward.problems(self.d_model));
+            list.extend(match &layer.feed_forward {
+                FeedForwardConfig::None => Vec::new(),
+                FeedForwardConfig::Dense(c) => c.problems("dense.d_ff", self.d_model),
+                FeedForwardConfig::Experts(c) => c.problems(self.d_model),
+            });
         }
         list
     }
@@ -99,21 +97,9 @@ impl Config {
 
 impl DenseConfig {
     fn problems(&self, key: &'static str, d_model: usize) -> Problems {
-        let mut list = sizes(&[(key, self.d_ff, WIDTH_MAX)]);
-        list.extend(shapes(&[(key, &[self.d_ff.saturating_mul(2), d_model])]));
-        let scales = [self.gate_scale, self.out_scale];
-        list.extend(finite(&scales.map(|factor| ("mlp_multipliers", factor))));
-        list
-    }
-}
-
-impl FeedForwardConfig {
-    fn problems(&self, d_model: usize) -> Problems {
-        match self {
-            FeedForwardConfig::None => Vec::new(),
-            FeedForwardConfig::Dense(c) => c.problems("dense.d_ff", d_model),
-            FeedForwardConfig::Experts(c) => c.problems(d_model),
-        }
+        let scales = [self.gate_scale, self.out_scale].map(|factor| ("mlp_multipliers", factor));
+        let shape = [self.d_ff.saturating_mul(2), d_model];
+        [sizes(&[(key, self.d_ff, WIDTH_MAX)]), shapes(&[(key, &shape)]), finite(&scales)].concat()
     }
 }
 

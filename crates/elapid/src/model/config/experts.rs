@@ -9,6 +9,7 @@ impl Reader<'_> {
         let keys = self.keys;
         Ok(match layers {
             ExpertLayers::All => true,
+            ExpertLayers::Own => own::feed_forward(keys, idx)? == "experts",
             ExpertLayers::Any => keys.size("experts.n_expert")? > 0,
             ExpertLayers::Sparse => {
                 let only_dense = keys.sizes("mlp_only_layers")?.unwrap_or_default();
@@ -27,25 +28,28 @@ impl Reader<'_> {
     pub(super) fn experts(&self, at: &str, facts: &Experts) -> Result<ExpertsConfig> {
         let keys = self.keys;
         let prefix = format!("{at}.{}", facts.prefix);
-        let d_ff = keys.size("experts.d_ff")?;
+        let d_ff = self.width("experts.d_ff")?;
         let shared = match facts.shared {
             Shared::None => None,
             Shared::Gated(name) | Shared::Plain(name) => {
                 Some((name, keys.size("experts.d_shared")?))
+            }
+            Shared::Maybe(name) => {
+                Some((name, self.width("experts.d_shared")?)).filter(|it| it.1 > 0)
             }
             Shared::Multiple(name) => {
                 let n = keys.size_opt("experts.d_shared")?.filter(|&n| n > 0);
                 n.map(|n| (name, d_ff.saturating_mul(n)))
             }
         };
-        let dense = |(name, d_ff)| self.dense(format!("{at}.{name}"), d_ff);
+        let dense = |(name, d_ff)| self.dense(format!("{at}.{name}"), d_ff, "experts");
         Ok(ExpertsConfig {
             router_name: format!("{prefix}.{}.weight", facts.router),
             choice_bias: facts.choice_bias.map(|name| format!("{prefix}.{name}")),
             prefix,
             n_expert: keys.size("experts.n_expert")?,
             d_ff,
-            activation: self.activation()?,
+            activation: self.activation("experts")?.0,
             router: Router {
                 n_used: keys.size("experts.n_used")?,
                 score: facts.score,

@@ -4,14 +4,15 @@
 use super::family::{Facts, FeedForwards, Mixers, Windows};
 use super::keys::Keys;
 use super::*;
+use crate::model::mixers::OWN;
 use crate::ops::gated_norm::Order;
 
-/// Reads the config of one family.
 pub(super) fn config(family: Family, keys: &Keys) -> Result<Config> {
     let facts = family.facts();
     let (reader, names) = (Reader { keys, facts }, &facts.names);
-    let activation = reader.activation()?;
-    if facts.mixers != Mixers::Attention && activation != Kind::Silu {
+    let is_mamba = !matches!(facts.mixers, Mixers::Attention | Mixers::Own);
+    let (activation, _) = reader.activation("dense")?;
+    if is_mamba && activation != Kind::Silu {
         return Err(keys.wrong("hidden_act", format!("{activation:?} in a Mamba block")));
     }
     let n_vocab = keys.size("vocab_size")?;
@@ -35,6 +36,7 @@ pub(super) fn config(family: Family, keys: &Keys) -> Result<Config> {
         layers: Vec::new(),
         tied: keys.bool_or("tied", false)?,
         eps: keys.float_or("eps", 1e-6)?,
+        residual_scale: keys.float_or("residual_scale", 1.0)?,
         embed_scale: keys.float_or("embed_scale", 1.0)?,
         logit_scale,
         balance_scale: keys.float_or("balance_scale", 0.0)?,
@@ -42,7 +44,6 @@ pub(super) fn config(family: Family, keys: &Keys) -> Result<Config> {
         embed_name: names.embed.into(),
         norm_name: names.norm.into(),
     };
-    let residual_scale = keys.float_or("residual_scale", 1.0)?;
     for idx in 0..n_layer {
         let at = format!("{}.{idx}", names.layers);
         let (mixer, feed_forward) = (reader.mixer(idx, &at, &config)?, reader.second(idx, &at)?);
@@ -51,60 +52,51 @@ pub(super) fn config(family: Family, keys: &Keys) -> Result<Config> {
             _ => format!("{at}.{}.weight", names.feed_forward_norm),
         };
         let mixer_norm = format!("{at}.{}.weight", names.mixer_norm);
-        let eps = config.eps;
-        let layer =
-            LayerConfig { mixer_norm, mixer, feed_forward_norm, feed_forward, eps, residual_scale };
+        let layer = LayerConfig { mixer_norm, mixer, feed_forward_norm, feed_forward };
         config.layers.push(layer);
     }
     Ok(config)
 }
 
-/// The keys of one family's config.
-pub(super) struct Reader<'a> {
-    pub(super) keys: &'a Keys,
+pub(crate) struct Reader<'a> {
+    pub(crate) keys: &'a Keys,
     pub(super) facts: &'static Facts,
 }
 
 impl Reader<'_> {
-    pub(super) fn activation(&self) -> Result<Kind> {
-        match self.keys.str_or("hidden_act", "silu")? {
-            "silu" | "swish" => Ok(Kind::Silu),
-            "gelu_new" | "gelu_pytorch_tanh" => Ok(Kind::Gelu),
-            "relu" => Ok(Kind::Relu),
-            other => Err(self.keys.wrong(
-                "hidden_act",
-                format!("is \"{other}\"; known are silu, gelu_new, gelu_pytorch_tanh, relu"),
-            )),
-        }
-    }
-
     fn mixer(&self, idx: usize, at: &str, config: &Config) -> Result<MixerConfig> {
         let keys = self.keys;
-        let is_attention = match self.facts.mixers {
-            Mixers::Mamba1 | Mixers::Mamba2 => false,
-            Mixers::Attention => true,
-            Mixers::Periodic => self.is_periodic(idx, "attn", [8, 4])?,
-            Mixers::Listed => keys.sizes("attn_layer_indices")?.unwrap_or_default().contains(&idx),
+        let or = |is_attention: bool, other| if is_attention { "attention" } else { other };
+        let kind = match self.facts.mixers {
+            Mixers::Mamba1 => "mamba1",
+            Mixers::Mamba2 => "mamba2",
+            Mixers::Attention => "attention",
+            Mixers::Periodic => or(self.is_periodic(idx, "attn", [8, 4])?, "mamba1"),
+            Mixers::Listed => {
+                let list = keys.sizes("attn_layer_indices")?.unwrap_or_default();
+                or(list.contains(&idx), "mamba2")
+            }
             // Transformers 5 renamed the kinds.
             Mixers::Typed => match keys.string_at("layer_types", idx)? {
-                Some("attention" | "full_attention") => true,
-                Some("mamba" | "linear_attention") | None => false,
+                Some("attention" | "full_attention") => "attention",
+                Some("mamba" | "linear_attention") | None => "mamba2",
                 Some(other) => {
                     let problem = format!("holds \"{other}\"; known are mamba, attention");
                     return Err(keys.wrong("layer_types", problem));
                 }
             },
-            Mixers::Own => return own::mixer(keys, idx, at, config),
+            Mixers::Own => &own::kinds(keys, idx)?[0],
             Mixers::Parallel => {
                 let mamba = self.mamba2(at, config)?;
                 return Ok(MixerConfig::Parallel(mamba, self.attention(idx, at, config)?));
             }
         };
-        Ok(match self.facts.mixers {
-            _ if is_attention => MixerConfig::Attention(self.attention(idx, at, config)?),
-            Mixers::Mamba1 | Mixers::Periodic => MixerConfig::Mamba1(self.mamba1(at, config)?),
-            _ => MixerConfig::Mamba2(self.mamba2(at, config)?),
-        })
+        let found = OWN.iter().find(|own| own.name == kind).ok_or_else(|| {
+            let known: Vec<&str> = OWN.iter().map(|own| own.name).collect();
+            let problem = format!("holds a mixer \"{kind}\"; known are {}", known.join(", "));
+            keys.wrong("layers", problem)
+        });
+        (found?.read)(self, idx, at, config)
     }
 
     /// Whether a layer is one of those that come once in a period.
@@ -129,11 +121,11 @@ impl Reader<'_> {
         })
     }
 
-    fn mamba1(&self, at: &str, config: &Config) -> Result<Mamba1Config> {
+    pub(crate) fn mamba1(&self, at: &str, config: &Config) -> Result<Mamba1Config> {
         let (keys, d_model) = (self.keys, config.d_model);
         let d_inner = match keys.size_opt("mamba1.d_inner")? {
             Some(d_inner) => d_inner,
-            None => d_model.saturating_mul(keys.size_or("mamba.factor", 2)?),
+            None => d_model.saturating_mul(keys.size_or("mamba1.factor", 2)?),
         };
         let inner_norm = match (self.facts.mixers, keys.float_opt("mamba1.norm_eps")?) {
             (Mixers::Periodic, _) => InnerNorm::Weighted { eps: config.eps },
@@ -153,12 +145,18 @@ impl Reader<'_> {
         })
     }
 
-    fn mamba2(&self, at: &str, config: &Config) -> Result<Mamba2Config> {
+    pub(crate) fn mamba2(&self, at: &str, config: &Config) -> Result<Mamba2Config> {
         let keys = self.keys;
-        let expanded = config.d_model.saturating_mul(keys.size_or("mamba.factor", 2)?);
+        let expanded = config.d_model.saturating_mul(keys.size_or("mamba2.factor", 2)?);
         let d_inner = keys.size_or_null("mamba2.d_inner")?.unwrap_or(expanded);
-        let n_head = keys.size_or("mamba2.expand", 128)?;
-        let d_head = keys.size_or_auto("mamba2.d_head")?.unwrap_or(d_inner / n_head.max(1));
+        // A family says how many heads there are, our own config how wide they are.
+        let (n_head, d_head) = if keys.is_own() {
+            let d_head = keys.size_or("mamba2.d_head", 64)?;
+            (d_inner / d_head.max(1), d_head)
+        } else {
+            let n_head = keys.size_or("mamba2.expand", 128)?;
+            (n_head, keys.size_or_auto("mamba2.d_head")?.unwrap_or(d_inner / n_head.max(1)))
+        };
         if n_head.checked_mul(d_head) != Some(d_inner) {
             let problem = format!("{n_head} heads of {d_head} do not fill {d_inner} channels");
             return Err(keys.wrong("mamba2.expand", problem));
@@ -208,11 +206,20 @@ impl Reader<'_> {
     }
 
     /// Grouped heads of any family that has attention.
-    fn attention(&self, idx: usize, at: &str, config: &Config) -> Result<AttentionConfig> {
+    pub(crate) fn attention(
+        &self,
+        idx: usize,
+        at: &str,
+        config: &Config,
+    ) -> Result<AttentionConfig> {
         let (keys, d_model) = (self.keys, config.d_model);
-        let n_head = keys.size("attention.n_head")?;
+        let n_head = match keys.size_opt("attention.n_head")? {
+            None if keys.is_own() => (d_model / 64).max(1),
+            _ => keys.size("attention.n_head")?,
+        };
         let d_head = match keys.size_opt("attention.d_head")? {
             Some(d_head) => d_head,
+            None if keys.is_own() => d_model / n_head.max(1),
             None if n_head > 0 && d_model.is_multiple_of(n_head) => d_model / n_head,
             None => {
                 let problem = format!("{n_head} do not divide a width of {d_model}");
@@ -224,11 +231,14 @@ impl Reader<'_> {
         let n_kv_head = keys.size_or_null("attention.n_kv_head")?.unwrap_or(n_head);
         let (scale, window) = (scale as f32, self.window(idx)?);
         Ok(AttentionConfig {
-            prefix: format!("{at}.self_attn"),
+            prefix: format!("{at}.{}", self.facts.names.attention),
             dims: Attention { n_head, n_kv_head, d_head, scale, window },
             qkv_bias: keys.bool_or("attention.qkv_bias", false)?,
             out_bias: keys.bool_or("attention.out_bias", false)?,
-            qk_norm: self.facts.qk_norm,
+            qk_norm: match keys.bool_or("attention.qk_norm", false)? {
+                true => QkNorm::Head,
+                false => self.facts.qk_norm,
+            },
             qk_eps: config.eps,
             clip: keys.float_opt("attention.clip")?.map(|clip| clip as f32),
             rope: self.rope(d_head)?,
@@ -238,7 +248,6 @@ impl Reader<'_> {
         })
     }
 
-    /// The sliding window of layer `idx`.
     fn window(&self, idx: usize) -> Result<Option<usize>> {
         let (keys, windows) = (self.keys, self.facts.windows);
         let window = keys.size_or_null("attention.window")?;
@@ -267,28 +276,51 @@ impl Reader<'_> {
     fn second(&self, idx: usize, at: &str) -> Result<FeedForwardConfig> {
         match &self.facts.feed_forwards {
             FeedForwards::None => Ok(FeedForwardConfig::None),
-            FeedForwards::Own => own::feed_forward(self.keys, idx, at),
             FeedForwards::Experts(facts) if self.has_experts(idx, &facts.layers)? => {
                 self.experts(at, facts).map(FeedForwardConfig::Experts)
             }
+            _ if self.keys.is_own() && own::feed_forward(self.keys, idx)? == "none" => {
+                Ok(FeedForwardConfig::None)
+            }
             _ => {
                 let prefix = format!("{at}.{}", self.facts.names.dense);
-                let dense = self.dense(prefix, self.keys.size("dense.d_ff")?)?;
+                let dense = self.dense(prefix, self.width("dense.d_ff")?, "dense")?;
                 Ok(FeedForwardConfig::Dense(dense))
             }
         }
     }
 
-    pub(super) fn dense(&self, prefix: String, d_ff: usize) -> Result<DenseConfig> {
+    /// An inner width, which our own config may omit.
+    pub(super) fn width(&self, key: &str) -> Result<usize> {
+        match self.keys.size_opt(key)? {
+            None if self.keys.is_own() => own::d_ff(self.keys, key),
+            _ => self.keys.size(key),
+        }
+    }
+
+    /// `part` is `dense` or `experts`.
+    pub(super) fn activation(&self, part: &str) -> Result<(Kind, DenseForm)> {
+        let form = self.facts.dense_form.clone();
+        if self.keys.is_own() {
+            let (kind, is_gated) = own::activation(self.keys, part)?;
+            return Ok((kind, if is_gated { form } else { DenseForm::Plain(["up", "down"]) }));
+        }
+        let kind = match self.keys.str_or("hidden_act", "silu")? {
+            "silu" | "swish" => Kind::Silu,
+            "gelu_new" | "gelu_pytorch_tanh" => Kind::Gelu,
+            "relu" => Kind::Relu,
+            other => {
+                let known = "known are silu, gelu_new, gelu_pytorch_tanh, relu";
+                return Err(self.keys.wrong("hidden_act", format!("is \"{other}\"; {known}")));
+            }
+        };
+        Ok((kind, form))
+    }
+
+    pub(super) fn dense(&self, prefix: String, d_ff: usize, part: &str) -> Result<DenseConfig> {
         let [gate_scale, out_scale] = self.factors("dense.scales")?;
-        Ok(DenseConfig {
-            prefix,
-            d_ff,
-            activation: self.activation()?,
-            form: self.facts.dense_form.clone(),
-            bias: self.keys.bool_or("dense.bias", false)?,
-            gate_scale,
-            out_scale,
-        })
+        let (activation, form) = self.activation(part)?;
+        let bias = self.keys.bool_or("dense.bias", false)?;
+        Ok(DenseConfig { prefix, d_ff, activation, form, bias, gate_scale, out_scale })
     }
 }

@@ -33,7 +33,6 @@ pub(super) enum Absent {
 }
 
 impl Row {
-    /// Its key in a GGUF file.
     pub(super) fn gguf_key(&self) -> Option<&'static str> {
         match self.2 {
             Size(key, _) | Each(key, _) | Float(key, _) | Parts(key) => Some(key),
@@ -52,7 +51,8 @@ const COMMON: &[Row] = &[
 
 const BACKBONE: &[Row] = &[
     Row("eps", "layer_norm_epsilon", Float("attention.layer_norm_rms_epsilon", Need)),
-    Row("mamba.factor", "expand", No),
+    Row("mamba1.factor", "expand", No),
+    Row("mamba2.factor", "expand", No),
     Row("mamba.bias", "use_bias", No),
     Row("mamba.conv_bias", "use_conv_bias", No),
     Row("mamba1.delta_min", "time_step_min", No),
@@ -123,7 +123,7 @@ const DOTS1: &[Row] = &[
 const SLIDING: &[Row] = &[Row("attention.slides", "use_sliding_window", No)];
 
 const HYBRID: &[Row] = &[
-    Row("mamba.factor", "mamba_expand", No),
+    Row("mamba2.factor", "mamba_expand", No),
     Row("mamba.bias", "mamba_proj_bias", No),
     Row("mamba.conv_bias", "mamba_conv_bias", Tensor("ssm_conv1d.bias")),
     Row("mamba2.expand", "mamba_n_heads", Size("ssm.time_step_rank", Need)),
@@ -138,7 +138,7 @@ const KV_BY_LAYER: &[Row] =
     &[Row("attention.n_kv_head", "num_key_value_heads", Parts("attention.head_count_kv"))];
 
 const JAMBA: &[Row] = &[
-    Row("mamba.factor", "mamba_expand", No),
+    Row("mamba1.factor", "mamba_expand", No),
     Row("mamba.bias", "mamba_proj_bias", No),
     Row("mamba.conv_bias", "mamba_conv_bias", No),
     Row("mamba1.expand", "mamba_expand", Parts("ssm.inner_size")),
@@ -187,6 +187,9 @@ const FALCON_H1: &[Row] = &[
     Row("mamba.norm_first", "mamba_norm_before_gate", No),
     Row("mamba.out_bias", "projectors_bias", No),
 ];
+
+const OWN: &[Row] =
+    &[Row("mamba1.factor", "mamba1.expand", No), Row("mamba2.factor", "mamba2.expand", No)];
 
 /// Lists a set of names once: an enum with the facts of each.
 macro_rules! table {
@@ -271,7 +274,6 @@ impl Arch {
     }
 }
 
-/// Names of tensors.
 pub(super) struct Names {
     pub embed: &'static str,
     pub norm: &'static str,
@@ -279,6 +281,7 @@ pub(super) struct Names {
     pub mixer_norm: &'static str,
     pub feed_forward_norm: &'static str,
     pub mamba: &'static str,
+    pub attention: &'static str,
     pub dense: &'static str,
 }
 
@@ -289,6 +292,7 @@ const DECODER: Names = Names {
     mixer_norm: "input_layernorm",
     feed_forward_norm: "post_attention_layernorm",
     mamba: "mamba",
+    attention: "self_attn",
     dense: "mlp",
 };
 
@@ -299,7 +303,6 @@ const HYBRID_NAMES: Names = Names {
     ..DECODER
 };
 
-/// The mixer of each layer.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Mixers {
     Mamba1,
@@ -321,12 +324,10 @@ pub(super) enum Windows {
     EveryOther, // those of `layer_types`, else every other one before `max_window_layers`
 }
 
-/// The feed-forward of each layer.
 pub(super) enum FeedForwards {
     None,
     Dense,
     Experts(Experts),
-    Own, // as our own config names them
 }
 
 /// How a family chooses and stores experts.
@@ -349,6 +350,7 @@ pub(super) enum ExpertLayers {
     Sparse,     // by `decoder_sparse_step` and `mlp_only_layers`
     AfterDense, // from `first_k_dense_replace` on
     Periodic,   // once in a period
+    Own,        // as our own config names them
 }
 
 /// The feed-forward, by its name, that every token takes beside the chosen experts.
@@ -357,6 +359,7 @@ pub(super) enum Shared {
     Gated(&'static str),    // weighed by the sigmoid of a matrix
     Multiple(&'static str), // as wide as some experts together
     Plain(&'static str),    // as it is
+    Maybe(&'static str),    // as it is, none where its width is 0
 }
 
 const LLAMA_FF: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
@@ -385,7 +388,6 @@ pub(super) enum Shape {
     Parallel,
 }
 
-/// What is particular to a family.
 pub(super) struct Facts {
     pub name: &'static str,              // `model_type`
     pub class: &'static str,             // of transformers, without `ForCausalLM`
@@ -408,12 +410,10 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    /// The row of a name of ours.
     pub(super) fn row(&self, own: &str) -> Option<&'static Row> {
         self.rows.iter().flat_map(|rows| rows.iter()).find(|row| row.0 == own)
     }
 
-    /// The rows that count.
     pub(super) fn rows(&self) -> impl Iterator<Item = &'static Row> {
         let counts = |row: &&Row| self.row(row.0).is_some_and(|first| std::ptr::eq(first, *row));
         self.rows.iter().flat_map(|rows| rows.iter()).filter(counts)
@@ -591,13 +591,23 @@ table! {
         },
         // Any list of layers; `own.rs` reads them.
         Elapid: Facts {
-            name: "elapid", gguf: None, rows: &[],
-            defaults: &[("tied", 1.0), ("eps", 1e-5), ("balance_scale", 0.01)],
+            name: "elapid", gguf: None, rows: &[OWN],
+            defaults: &[("tied", 1.0), ("eps", 1e-5), ("balance_scale", 0.01),
+                        ("mamba2.d_state", 64.0), ("experts.n_expert", 8.0),
+                        ("experts.n_used", 2.0)],
             names: Names {
                 embed: "embed.weight", norm: "norm.weight", layers: "layers",
-                mixer_norm: "mixer_norm", feed_forward_norm: "feed_forward_norm", ..DECODER
+                mixer_norm: "mixer_norm", feed_forward_norm: "feed_forward_norm",
+                mamba: "mixer", attention: "mixer", dense: "feed_forward",
             },
-            mixers: Mixers::Own, feed_forwards: FeedForwards::Own, ..LLAMA
+            mixers: Mixers::Own, windows: Windows::All,
+            feed_forwards: FeedForwards::Experts(Experts {
+                layers: ExpertLayers::Own, prefix: "feed_forward", router: "router",
+                score: Score::SoftmaxOfChosen, normalise: Some(false),
+                form: ExpertForm::Each(["gate", "up", "down"]),
+                shared: Shared::Maybe("feed_forward.shared"), ..EXPERT_FACTS
+            }),
+            dense_form: DenseForm::Gated(["gate", "up", "down"]), ..LLAMA
         },
     }
 }

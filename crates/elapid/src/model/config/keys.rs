@@ -2,11 +2,10 @@
 //!
 //! Keys of a family are asked for by our names; errors spell them as the file does.
 
-use super::family::{Arch, Facts, Family};
+use super::family::{Arch, Facts, Family, Mixers};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 
-/// The keys of one object.
 pub(crate) struct Keys {
     file: String,
     /// Dotted path of this object within the file, for messages.
@@ -16,6 +15,7 @@ pub(crate) struct Keys {
     facts: Option<&'static Facts>,
     /// Where the object was made of the metadata of a GGUF file.
     arch: Option<Arch>,
+    hint: &'static str,
 }
 
 impl Keys {
@@ -35,7 +35,13 @@ impl Keys {
 
     /// Of a config.json, or of a GGUF file of this architecture.
     pub(crate) fn new(file: &str, map: Map<String, Value>, arch: Option<Arch>) -> Keys {
-        Keys { file: file.into(), path: String::new(), map, facts: None, arch }
+        let hint = "compare with the config.json of the original";
+        Keys { file: file.into(), path: String::new(), map, facts: None, arch, hint }
+    }
+
+    /// What its errors tell people to do.
+    pub(crate) fn with_hint(self, hint: &'static str) -> Keys {
+        Keys { hint, ..self }
     }
 
     /// Takes the names of a family from now on.
@@ -60,57 +66,58 @@ impl Keys {
         &self.file
     }
 
-    /// An error about `key`.
     pub(crate) fn wrong(&self, key: &str, problem: impl Into<String>) -> Error {
         let row = self.facts.and_then(|facts| facts.row(key));
         let (key, hint) = match (self.arch, row.and_then(|row| row.gguf_key())) {
             (Some(arch), Some(key)) => (format!("{arch}.{key}"), "convert the original again"),
-            _ => {
-                let key = format!("{}{}", self.path, self.name(key));
-                (key, "compare with the config.json of the original")
-            }
+            _ => (format!("{}{}", self.path, self.name(key)), self.hint),
         };
         Error::config(&self.file, &key, problem, hint)
     }
 
-    /// The value, unless absent or null.
+    pub(crate) fn is_own(&self) -> bool {
+        self.facts.is_some_and(|facts| facts.mixers == Mixers::Own)
+    }
+
+    /// The value, unless absent or null. In our own config the settings of a part are an object.
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
-        self.map.get(self.name(key)).filter(|value| !value.is_null())
+        let name = self.name(key);
+        let in_part = || {
+            let (part, key) = name.split_once('.').filter(|_| self.is_own())?;
+            self.map.get(part)?.get(key)
+        };
+        self.map.get(name).or_else(in_part).filter(|value| !value.is_null())
     }
 
     pub(crate) fn has(&self, key: &str) -> bool {
         self.get(key).is_some()
     }
 
-    fn need<T>(&self, key: &str, value: Option<T>) -> Result<T> {
+    pub(crate) fn need<T>(&self, key: &str, value: Option<T>) -> Result<T> {
         value.ok_or_else(|| self.wrong(key, "is missing"))
     }
 
-    fn typed<T>(
-        &self,
+    pub(crate) fn typed<'a, T>(
+        &'a self,
         key: &str,
         wanted: &str,
-        read: impl Fn(&Value) -> Option<T>,
+        read: impl Fn(&'a Value) -> Option<T>,
     ) -> Result<Option<T>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        match read(value) {
-            Some(value) => Ok(Some(value)),
-            None => Err(self.wrong(key, format!("is {value}, not {wanted}"))),
-        }
+        let wrong = || self.wrong(key, format!("is {value}, not {wanted}"));
+        read(value).map(Some).ok_or_else(wrong)
     }
 
     pub(crate) fn str(&self, key: &str) -> Result<&str> {
-        let value = self.need(key, self.get(key))?;
-        value.as_str().ok_or_else(|| self.wrong(key, format!("is {value}, not a string")))
+        self.need(key, self.typed(key, "a string", Value::as_str)?)
     }
 
     pub(crate) fn str_or<'a>(&'a self, key: &str, default: &'a str) -> Result<&'a str> {
-        if self.has(key) { self.str(key) } else { Ok(default) }
+        Ok(self.typed(key, "a string", Value::as_str)?.unwrap_or(default))
     }
 
     pub(crate) fn size(&self, key: &str) -> Result<usize> {
-        let value = self.size_opt(key)?;
-        self.need(key, value)
+        self.need(key, self.size_opt(key)?)
     }
 
     pub(crate) fn size_or(&self, key: &str, default: usize) -> Result<usize> {
@@ -171,7 +178,6 @@ impl Keys {
         }
     }
 
-    /// The object under `key`.
     pub(crate) fn object(&self, key: &str) -> Result<Option<Keys>> {
         let map = self.typed(key, "an object", |value| value.as_object().cloned())?;
         Ok(map.map(|map| self.nested(key, map)))
@@ -180,7 +186,7 @@ impl Keys {
     /// A part of this file under a path of its own.
     pub(crate) fn nested(&self, key: &str, map: Map<String, Value>) -> Keys {
         let path = format!("{}{key}.", self.path);
-        Keys { file: self.file.clone(), path, map, facts: None, arch: None }
+        Keys { file: self.file.clone(), path, map, facts: None, arch: None, hint: self.hint }
     }
 
     /// Refuses every key that is not in `known`.
@@ -195,38 +201,28 @@ impl Keys {
 }
 
 fn as_float(value: &Value) -> Option<f64> {
-    if let Some(text) = value.get("__float__").and_then(Value::as_str) {
-        return match text {
-            "Infinity" => Some(f64::INFINITY),
-            "-Infinity" => Some(f64::NEG_INFINITY),
-            _ => None,
-        };
+    match value.get("__float__").and_then(Value::as_str) {
+        Some(text) => text.parse().ok().filter(|x: &f64| x.is_infinite()),
+        None => value.as_f64(),
     }
-    value.as_f64()
 }
 
 /// Replaces a bare `Infinity` outside strings by what transformers 5 writes.
 fn quote_infinities(json: &str) -> String {
-    let mut out = String::with_capacity(json.len());
-    let (mut in_string, mut escaped) = (false, false);
-    let mut rest = json;
-    while let Some(c) = rest.chars().next() {
-        if !in_string {
-            let sign = if rest.starts_with("-Infinity") { "-" } else { "" };
-            if rest[sign.len()..].starts_with("Infinity") {
-                out.push_str(&format!("{{\"__float__\":\"{sign}Infinity\"}}"));
-                rest = &rest[sign.len() + "Infinity".len()..];
-                continue;
-            }
+    let mut in_string = false;
+    let pieces = json.split_inclusive('"').map(|piece| {
+        let before = piece.strip_suffix('"').unwrap_or(piece);
+        let n_escapes = before.len() - before.trim_end_matches('\\').len();
+        let was_in_string = in_string;
+        in_string ^= before.len() < piece.len() && !(in_string && n_escapes % 2 == 1);
+        match was_in_string {
+            true => piece.to_string(),
+            false => piece
+                .replace("-Infinity", r#"{"__float__":"-inf"}"#)
+                .replace("Infinity", r#"{"__float__":"inf"}"#),
         }
-        if c == '"' && !escaped {
-            in_string = !in_string;
-        }
-        escaped = in_string && c == '\\' && !escaped;
-        out.push(c);
-        rest = &rest[c.len_utf8()..];
-    }
-    out
+    });
+    pieces.collect()
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! What a model is: a list of layers, each a mixer and a feed-forward.
 //!
 //! `family.rs` is the table of families: to add one like Llama, add its entry. `families.rs` turns
-//! the config.json of any of them into this, and `own.rs` our own config; `check.rs` refuses what
-//! no model can be. Outside this folder nothing knows families. Parameters keep the names of the
-//! family's files, so that adapters, patterns and exports speak the names people know.
+//! the config.json of any of them into this, `own.rs` has what our own config says otherwise;
+//! `check.rs` refuses what no model can be. Outside this folder nothing knows families. Parameters
+//! keep the names of the family's files, which adapters, patterns and exports speak too.
 
 pub(crate) mod check;
 mod experts;
-mod families;
+pub(crate) mod families;
 mod family;
 pub mod gguf;
 pub(crate) mod keys;
@@ -31,7 +31,6 @@ pub const FAMILIES: &[&str] = Family::NAMES;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// `model_type`.
     pub family: Family,
     pub n_vocab: usize,
     pub d_model: usize,
@@ -40,8 +39,10 @@ pub struct Config {
     pub layers: Vec<LayerConfig>,
     /// Whether the head is the embedding.
     pub tied: bool,
-    /// `eps` of the final norm.
+    /// `eps` of the norms between blocks.
     pub eps: f32,
+    /// Factor of every branch of a layer.
+    pub residual_scale: f32,
     pub embed_scale: f32,
     pub logit_scale: f32,
     /// Factor of the load-balance loss in training.
@@ -59,10 +60,6 @@ pub struct LayerConfig {
     pub mixer: MixerConfig,
     pub feed_forward_norm: String,
     pub feed_forward: FeedForwardConfig,
-    /// `eps` of both norms.
-    pub eps: f32,
-    /// Factor of both branches.
-    pub residual_scale: f32,
 }
 
 impl LayerConfig {
@@ -72,13 +69,22 @@ impl LayerConfig {
     }
 }
 
-/// What works on each token.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedForwardConfig {
     /// Nothing; there is no second norm either.
     None,
     Dense(DenseConfig),
     Experts(ExpertsConfig),
+}
+
+impl FeedForwardConfig {
+    pub fn dense(&self) -> Option<&DenseConfig> {
+        if let FeedForwardConfig::Dense(c) = self { Some(c) } else { None }
+    }
+
+    pub fn experts(&self) -> Option<&ExpertsConfig> {
+        if let FeedForwardConfig::Experts(c) = self { Some(c) } else { None }
+    }
 }
 
 /// How the matrices of a feed-forward are stored.
@@ -117,7 +123,6 @@ pub enum ExpertForm {
 pub struct ExpertsConfig {
     pub prefix: String,
     pub n_expert: usize,
-    /// Inner width of one.
     pub d_ff: usize,
     pub activation: Kind,
     pub router: Router,

@@ -16,7 +16,6 @@
 use super::keys::Keys;
 use super::*;
 use crate::model::mixers::OWN;
-use crate::ops::router::Score;
 use serde_json::Value;
 
 const KNOWN: &[&str] = &[
@@ -53,7 +52,6 @@ fn wrong_layers(keys: &Keys) -> Error {
     keys.wrong("layers", "is not a schedule (jamba, zamba) or a list of mixers")
 }
 
-/// How many layers there are.
 pub(super) fn n_layer(keys: &Keys) -> Result<usize> {
     match keys.get("layers") {
         Some(Value::String(name)) if name == "jamba" || name == "zamba" => keys.size("n_layer"),
@@ -66,7 +64,7 @@ pub(super) fn n_layer(keys: &Keys) -> Result<usize> {
 }
 
 /// Names of the mixer and of the feed-forward of layer `idx`.
-fn kinds(keys: &Keys, idx: usize) -> Result<[String; 2]> {
+pub(super) fn kinds(keys: &Keys, idx: usize) -> Result<[String; 2]> {
     let default = keys.str_or("feed_forward", "dense")?;
     match keys.get("layers") {
         Some(Value::String(name)) => {
@@ -96,21 +94,20 @@ fn part(keys: &Keys, name: &str) -> Result<Keys> {
     })
 }
 
-pub(super) fn mixer(keys: &Keys, idx: usize, at: &str, config: &Config) -> Result<MixerConfig> {
-    let [kind, _] = kinds(keys, idx)?;
-    match OWN.iter().find(|own| own.name == kind) {
-        Some(own) => (own.read)(&part(keys, &kind)?, format!("{at}.mixer"), config),
-        None => {
-            let known: Vec<&str> = OWN.iter().map(|own| own.name).collect();
-            let problem = format!("holds a mixer \"{kind}\"; known are {}", known.join(", "));
-            Err(keys.wrong("layers", problem))
-        }
+/// The feed-forward of layer `idx`: `none`, `dense` or `experts`.
+pub(super) fn feed_forward(keys: &Keys, idx: usize) -> Result<String> {
+    let [_, kind] = kinds(keys, idx)?;
+    if !["none", "dense", "experts"].contains(&kind.as_str()) {
+        let problem = format!("\"{kind}\" is unknown; known are none, dense, experts");
+        return Err(keys.wrong("feed_forward", problem));
     }
+    Ok(kind)
 }
 
-/// The activation, and whether a second matrix gates it.
-fn activation(part: &Keys) -> Result<(Kind, bool)> {
-    Ok(match part.str_or("activation", "swiglu")? {
+/// The activation of a feed-forward, and whether a second matrix gates it.
+pub(super) fn activation(keys: &Keys, part: &str) -> Result<(Kind, bool)> {
+    let key = format!("{part}.activation");
+    let (kind, is_gated) = match keys.str_or(&key, "swiglu")? {
         "swiglu" => (Kind::Silu, true),
         "geglu" => (Kind::Gelu, true),
         "reglu" => (Kind::Relu, true),
@@ -118,70 +115,18 @@ fn activation(part: &Keys) -> Result<(Kind, bool)> {
         "relu" => (Kind::Relu, false),
         other => {
             let problem = format!("is \"{other}\"; known are swiglu, geglu, reglu, gelu, relu");
-            return Err(part.wrong("activation", problem));
+            return Err(keys.wrong(&key, problem));
         }
-    })
-}
-
-fn dense(prefix: String, d_ff: usize, activation: (Kind, bool)) -> DenseConfig {
-    DenseConfig {
-        prefix,
-        d_ff,
-        activation: activation.0,
-        form: match activation.1 {
-            true => DenseForm::Gated(["gate", "up", "down"]),
-            false => DenseForm::Plain(["up", "down"]),
-        },
-        bias: false,
-        gate_scale: 1.0,
-        out_scale: 1.0,
+    };
+    match is_gated || part == "dense" {
+        true => Ok((kind, is_gated)),
+        false => Err(keys.wrong(&key, "experts are gated: swiglu, geglu or reglu")),
     }
 }
 
-pub(super) fn feed_forward(keys: &Keys, idx: usize, at: &str) -> Result<FeedForwardConfig> {
-    let [_, kind] = kinds(keys, idx)?;
-    let (prefix, d_model) = (format!("{at}.feed_forward"), keys.size("d_model")?);
+/// The inner width of a feed-forward that does not say it.
+pub(super) fn d_ff(keys: &Keys, key: &str) -> Result<usize> {
     // Two thirds of four times the width, on a multiple of 64: as many weights as an ungated one.
-    let usual = (d_model * 8 / 3).next_multiple_of(64);
-    Ok(match kind.as_str() {
-        "none" => FeedForwardConfig::None,
-        "dense" => {
-            let part = part(keys, &kind)?;
-            let d_ff = part.size_or("d_ff", usual)?;
-            FeedForwardConfig::Dense(dense(prefix, d_ff, activation(&part)?))
-        }
-        "experts" => {
-            let part = part(keys, &kind)?;
-            let activation = activation(&part)?;
-            if !activation.1 {
-                return Err(part.wrong("activation", "experts are gated: swiglu, geglu or reglu"));
-            }
-            let d_shared = part.size_or("d_shared", usual / 2)?;
-            let shared =
-                (d_shared > 0).then(|| dense(format!("{prefix}.shared"), d_shared, activation));
-            FeedForwardConfig::Experts(ExpertsConfig {
-                n_expert: part.size_or("n_expert", 8)?,
-                d_ff: part.size_or("d_ff", usual / 2)?,
-                activation: activation.0,
-                router: Router {
-                    n_used: part.size_or("n_used", 2)?,
-                    score: Score::SoftmaxOfChosen,
-                    normalise: false,
-                    scale: 1.0,
-                    n_group: 1,
-                    n_group_used: 1,
-                },
-                router_name: format!("{prefix}.router.weight"),
-                choice_bias: None,
-                form: ExpertForm::Each(["gate", "up", "down"]),
-                shared,
-                shared_gate: None,
-                prefix,
-            })
-        }
-        other => {
-            let problem = format!("\"{other}\" is unknown; known are none, dense, experts");
-            return Err(keys.wrong("feed_forward", problem));
-        }
-    })
+    let usual = (keys.size("d_model")? * 8 / 3).next_multiple_of(64);
+    Ok(if key == "dense.d_ff" { usual } else { usual / 2 })
 }

@@ -21,7 +21,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const HINT_BASE: &str = "the adapter may belong to another base model";
 
-/// An adapter of a model.
 pub struct Lora {
     /// One for each matrix that is adapted, by name.
     pub modules: Vec<Module>,
@@ -31,7 +30,6 @@ pub struct Lora {
     pub base: Option<String>,
 }
 
-/// The adapter of one matrix.
 pub struct Module {
     /// The matrix, as the engine names it: `model.layers.0.self_attn.q_proj.weight`.
     pub param: String,
@@ -68,18 +66,18 @@ impl Module {
     pub(crate) fn magnitude_name(&self) -> Result<String> {
         Ok(format!("{PREFIX}{}{MAGNITUDE}", self.path()?))
     }
+}
 
-    /// Whether the halves fit each other.
-    fn check(&self) -> Result<()> {
-        let rank = self.rank();
-        match (self.a.shape(), self.b.shape()) {
-            ([_, _], [_, of_b]) if *of_b == rank && rank > 0 => Ok(()),
-            (a, b) => {
-                let problem = format!("`{}`: halves of shapes {a:?} and {b:?}", self.param);
-                Err(Error::input(problem, "they must be (rank, d_in) and (d_out, rank)"))
-            }
+/// Why these are not the halves of an adapter of a matrix of this shape.
+pub(super) fn halves_problem(a: &Tensor, b: &Tensor, of: &[usize]) -> Option<String> {
+    let (a, b) = (a.shape(), b.shape());
+    let fits = match (a, b, of) {
+        ([rank, a_in], [b_out, of_b], [d_out, d_in]) => {
+            *rank > 0 && rank == of_b && (a_in, b_out) == (d_in, d_out)
         }
-    }
+        _ => false,
+    };
+    (!fits).then(|| format!("halves of shapes {a:?} and {b:?} for a matrix of {of:?}"))
 }
 
 /// What PEFT puts before the name of a module.
@@ -153,22 +151,12 @@ impl Lora {
             let (pattern, example) = (module.param.clone(), example.unwrap_or_default());
             return Err(Error::NoMatch { pattern, example });
         };
-        let names = module.half_names()?;
-        module.check()?;
-        let (d_out, d_in) = weights.tensor(id).dims2();
-        let (rank, param) = (module.rank(), &module.param);
-        let wants = [[rank, d_in], [d_out, rank]];
-        for ((name, half), want) in names.iter().zip([&module.a, &module.b]).zip(wants) {
-            let got = half.shape();
-            if got != want {
-                let problem = format!("`{name}` has shape {got:?}, `{param}` asks for {want:?}");
-                return Err(Error::input(problem, HINT_BASE));
-            }
-        }
-        if let Some(m) = module.magnitude.as_ref().filter(|m| m.shape() != [d_out]) {
-            let (name, got) = (module.magnitude_name()?, m.shape());
-            let problem = format!("`{name}` has shape {got:?}, `{param}` asks for {:?}", [d_out]);
-            return Err(Error::input(problem, HINT_BASE));
+        module.path()?;
+        let (param, shape) = (&module.param, weights.tensor(id).shape());
+        let m = module.magnitude.as_ref().filter(|m| m.shape() != &shape[..1]);
+        let m = m.map(|m| format!("magnitudes of shape {:?} for {} rows", m.shape(), shape[0]));
+        if let Some(problem) = halves_problem(&module.a, &module.b, shape).or(m) {
+            return Err(Error::input(format!("`{param}`: {problem}"), HINT_BASE));
         }
         if !(self.factor(module) as f32).is_finite() {
             let problem = format!("`{param}`: alpha {} is too large", module.alpha);
@@ -180,7 +168,7 @@ impl Lora {
 
 /// Every module of a model that has a weight, adapted or not, as PEFT names them.
 pub fn modules_of(model: &Model) -> Vec<String> {
-    let stored = model.specs().iter().map(|spec| spec.stored_name.as_str());
+    let stored = model.specs().iter().map(|spec| spec.stored.name.as_str());
     let paths: BTreeSet<&str> = stored.filter_map(|name| name.strip_suffix(WEIGHT)).collect();
     paths.into_iter().map(str::to_string).collect()
 }

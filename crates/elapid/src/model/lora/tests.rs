@@ -41,7 +41,7 @@ type PeftFiles = (String, Vec<u8>);
 
 fn to_peft(lora: &Lora, modules: Option<&[String]>) -> PeftFiles {
     let (config, tensors) = peft::write(lora, modules).unwrap();
-    (config, collect(|sink| safetensors::write(&[("format", "pt")], &tensors, sink)))
+    (config, collect(|sink| safetensors::write("pt", &tensors, sink)))
 }
 
 fn from_peft(files: PeftFiles) -> Result<Lora> {
@@ -403,13 +403,21 @@ fn a_gguf_adapter_that_is_not_for_this_base_is_refused_by_name() {
         ("general.type", Item::U32(1)),
         ("adapter.type", Item::Str("control_vector".into())),
         ("adapter.lora.alpha", Item::F32(f32::NAN)),
-        ("adapter.lora.alpha", Item::F64(1e300)),
         ("adapter.lora.alpha", Item::U32(8)),
-        ("adapter.alora.invocation_tokens", Item::U32s(vec![1])),
+        ("adapter.alora.invocation_tokens", Item::I32s(vec![1])),
     ] {
         let text = refusal(key, item);
         assert!(text.contains(key) && text.contains("hint: "), "{key}: {text}");
     }
+    // An alpha of kind f64, which our writer does not write: four bytes more, which shift the data.
+    const ALPHA: &[u8] = b"adapter.lora.alpha";
+    let mut bytes = to_gguf(&lora, model);
+    let at = bytes.windows(ALPHA.len()).position(|window| window == ALPHA).unwrap() + ALPHA.len();
+    let double = [&12u32.to_le_bytes()[..], &1e300f64.to_le_bytes()].concat();
+    bytes.splice(at..at + 8, double);
+    bytes.extend([0; 60]);
+    let text = from_gguf(bytes, model).err().unwrap().report();
+    assert!(text.contains("`adapter.lora.alpha`") && text.contains("not a finite"), "{text}");
     let refusal = |change: &dyn Fn(&mut Vec<Outgoing>)| {
         changed(&lora, model, |_, tensors| change(tensors)).err().unwrap().report()
     };
@@ -450,11 +458,11 @@ fn attaching_is_all_or_nothing_and_says_what_does_not_fit() {
     assert!(text.contains("model.nope.weight") && text.contains("names look like"), "{text}");
     lora.modules[last].param = lora.modules[0].param.clone();
     let text = refusal(&lora, &mut weights);
-    assert!(text.contains("twice") || text.contains("asks for"), "{text}");
+    assert!(text.contains("twice") || text.contains("halves of shapes"), "{text}");
     lora.modules[last].param = name;
     let b = std::mem::replace(&mut lora.modules[last].b, random(&[3, 4], 0));
     let text = refusal(&lora, &mut weights);
-    assert!(text.contains("has shape [3, 4]"), "{text}");
+    assert!(text.contains(" and [3, 4] for a matrix"), "{text}");
     lora.modules[last].b = random(&[b.shape()[0], 5], 0);
     assert!(refusal(&lora, &mut weights).contains("halves of shapes"));
     lora.modules[last].b = b;

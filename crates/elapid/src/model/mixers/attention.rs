@@ -6,7 +6,6 @@ use crate::ops::attention::{Attention, attention};
 use crate::ops::clamp::clamp;
 use crate::ops::rope::{Rope, RopeScaling, RopeTable, rope};
 
-/// How queries and keys are normed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
     None,
@@ -34,30 +33,7 @@ pub struct AttentionConfig {
 pub(super) const OWN: Own = Own {
     name: "attention",
     keys: &["n_head", "n_kv_head", "d_head", "window", "rope_base", "qk_norm"],
-    read: |keys, prefix, config| {
-        let n_head = keys.size_or("n_head", (config.d_model / 64).max(1))?;
-        let d_head = keys.size_or("d_head", config.d_model / n_head.max(1))?;
-        let base = keys.float_opt("rope_base")?.unwrap_or(10_000.0);
-        Ok(MixerConfig::Attention(AttentionConfig {
-            prefix,
-            dims: Attention {
-                n_head,
-                n_kv_head: keys.size_or("n_kv_head", n_head)?,
-                d_head,
-                scale: (d_head as f64).powf(-0.5) as f32,
-                window: keys.size_opt("window")?,
-            },
-            qkv_bias: false,
-            out_bias: false,
-            qk_norm: if keys.bool_or("qk_norm", false)? { QkNorm::Head } else { QkNorm::None },
-            qk_eps: config.eps,
-            clip: None,
-            rope: Some(Rope { base, d_rotary: d_head, scaling: RopeScaling::None }),
-            in_scale: 1.0,
-            key_scale: 1.0,
-            out_scale: 1.0,
-        }))
-    },
+    read: |reader, idx, at, config| reader.attention(idx, at, config).map(MixerConfig::Attention),
 };
 
 impl AttentionConfig {
@@ -182,7 +158,6 @@ struct AttentionBlock {
     k: LinearIds,
     v: LinearIds,
     out: LinearIds,
-    /// Weights of the norms of queries and keys.
     norms: Option<[ParamId; 2]>,
     rope: Option<RopeTable>,
     cache: SlotId,

@@ -34,15 +34,6 @@ impl Default for DeltaInit {
 }
 
 impl DeltaInit {
-    pub(super) fn read(keys: &Keys) -> Result<DeltaInit> {
-        let default = DeltaInit::default();
-        Ok(DeltaInit {
-            min: keys.float_or("delta_min", default.min)?,
-            max: keys.float_or("delta_max", default.max)?,
-            floor: default.floor,
-        })
-    }
-
     /// `keys`: of the smallest and the largest.
     pub(super) fn problems(&self, keys: [&'static str; 2]) -> Problems {
         let mut list = positive(&[(keys[0], self.min), (keys[1], self.max)]);
@@ -60,10 +51,8 @@ impl DeltaInit {
 pub struct Mamba1Config {
     pub prefix: String,
     pub d_inner: usize,
-    /// State numbers per channel.
     pub d_state: usize,
     pub d_conv: usize,
-    /// Rank of the step size.
     pub delta_rank: usize,
     pub proj_bias: bool,
     pub conv_bias: bool,
@@ -74,20 +63,7 @@ pub struct Mamba1Config {
 pub(super) const OWN: Own = Own {
     name: "mamba1",
     keys: &["d_state", "d_conv", "expand", "delta_rank", "delta_min", "delta_max"],
-    read: |keys, prefix, config| {
-        let d_model = config.d_model;
-        Ok(MixerConfig::Mamba1(Mamba1Config {
-            prefix,
-            d_inner: d_model.saturating_mul(keys.size_or("expand", 2)?),
-            d_state: keys.size_or("d_state", 16)?,
-            d_conv: keys.size_or("d_conv", 4)?,
-            delta_rank: keys.size_or("delta_rank", d_model.div_ceil(16))?,
-            proj_bias: false,
-            conv_bias: true,
-            inner_norm: InnerNorm::None,
-            delta_init: DeltaInit::read(keys)?,
-        }))
-    },
+    read: |reader, _, at, config| reader.mamba1(at, config).map(MixerConfig::Mamba1),
 };
 
 impl MixerFacts for Mamba1Config {
@@ -182,7 +158,6 @@ struct Mamba1 {
     in_proj: LinearIds,
     conv: ConvIds,
     x_proj: LinearIds,
-    /// Weights of the norms of delta, B and C.
     inner_norms: Option<[ParamId; 3]>,
     delta_proj: LinearIds,
     delta_bias: ParamId,

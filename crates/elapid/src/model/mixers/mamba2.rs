@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ops::activation::{Kind, gated};
-use crate::ops::gated_norm::{GatedNorm, Order, gated_norm};
+use crate::ops::gated_norm::{GatedNorm, gated_norm};
 use crate::ops::ssd::{Ssd, SsdDims, ssd};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -12,7 +12,6 @@ pub struct Mamba2Config {
     pub d_head: usize,
     /// Groups that share B and C.
     pub n_group: usize,
-    /// State numbers per head channel.
     pub d_state: usize,
     pub d_conv: usize,
     pub in_bias: bool,
@@ -46,7 +45,6 @@ impl Mamba2Config {
         self.n_head * self.d_head
     }
 
-    /// Numbers of B, and of C.
     fn d_bc(&self) -> usize {
         self.n_group * self.d_state
     }
@@ -55,30 +53,7 @@ impl Mamba2Config {
 pub(super) const OWN: Own = Own {
     name: "mamba2",
     keys: &["d_state", "d_conv", "expand", "d_head", "n_group", "delta_min", "delta_max"],
-    read: |keys, prefix, config| {
-        let d_inner = config.d_model.saturating_mul(keys.size_or("expand", 2)?);
-        let d_head = keys.size_or("d_head", 64)?;
-        if d_head == 0 || !d_inner.is_multiple_of(d_head) {
-            let problem = format!("{d_head} does not divide {d_inner} channels");
-            return Err(keys.wrong("d_head", problem));
-        }
-        let n_group = keys.size_or("n_group", 1)?;
-        Ok(MixerConfig::Mamba2(Mamba2Config {
-            prefix,
-            n_head: d_inner / d_head,
-            d_head,
-            n_group,
-            d_state: keys.size_or("d_state", 64)?,
-            d_conv: keys.size_or("d_conv", 4)?,
-            in_bias: false,
-            out_bias: false,
-            conv_bias: true,
-            norm: Some(GatedNorm { n_group, eps: config.eps, order: Order::GateFirst }),
-            delta_limit: (0.0, f32::INFINITY),
-            scales: Mamba2Scales::default(),
-            delta_init: DeltaInit::read(keys)?,
-        }))
-    },
+    read: |reader, _, at, config| reader.mamba2(at, config).map(MixerConfig::Mamba2),
 };
 
 impl MixerFacts for Mamba2Config {

@@ -19,8 +19,8 @@ use crate::error::Result;
 use crate::model::builder::{Builder, ConvIds};
 use crate::model::config::Config;
 use crate::model::config::check::*;
+use crate::model::config::families::Reader;
 use crate::model::config::gguf::LayerNames;
-use crate::model::config::keys::Keys;
 use crate::model::pass::Pass;
 use crate::model::place::Map;
 use crate::model::state::{Slot, SlotId, States, caches, tensors};
@@ -73,7 +73,6 @@ impl MixerConfig {
     }
 }
 
-/// The mixers that our own config names.
 pub(crate) const OWN: &[Own] = &[
     mamba1::OWN,
     mamba2::OWN,
@@ -110,18 +109,15 @@ pub(crate) trait MixerFacts {
     fn gguf(&self, _names: &mut LayerNames) {}
 }
 
-/// A mixer of a model.
 pub(crate) trait Mixer: Send + Sync {
     /// With `states`, one per segment, sequences continue from there.
     fn forward(&self, pass: &Pass, x: &Var, states: States) -> Var;
 }
 
-/// A mixer in our own config.
 pub(crate) struct Own {
     /// In the list of layers, and the object with its settings.
     pub name: &'static str,
-    /// Keys of that object.
     pub keys: &'static [&'static str],
-    /// Reads the object; the parameters get this prefix.
-    pub read: fn(&Keys, String, &Config) -> Result<MixerConfig>,
+    /// Reads layer `idx`, whose parameters are named after the prefix.
+    pub read: fn(&Reader, idx: usize, prefix: &str, &Config) -> Result<MixerConfig>,
 }

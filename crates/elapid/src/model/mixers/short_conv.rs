@@ -11,8 +11,9 @@ pub struct ShortConvConfig {
 pub(super) const OWN: Own = Own {
     name: "short_conv",
     keys: &["d_conv"],
-    read: |keys, prefix, _| {
-        let d_conv = keys.size_or("d_conv", 3)?;
+    read: |reader, _, at, _| {
+        let (prefix, d_conv) =
+            (format!("{at}.mixer"), reader.keys.size_or("short_conv.d_conv", 3)?);
         Ok(MixerConfig::ShortConv(ShortConvConfig { prefix, d_conv }))
     },
 };

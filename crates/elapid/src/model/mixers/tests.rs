@@ -25,8 +25,9 @@ pub struct LeakyConfig {
 pub(super) const OWN: Own = Own {
     name: "leaky",
     keys: &["decay"],
-    read: |keys, prefix, _| {
-        Ok(MixerConfig::Leaky(LeakyConfig { prefix, decay: keys.float_or("decay", 0.75)? }))
+    read: |reader, _, at, _| {
+        let (prefix, decay) = (format!("{at}.mixer"), reader.keys.float_or("leaky.decay", 0.75)?);
+        Ok(MixerConfig::Leaky(LeakyConfig { prefix, decay }))
     },
 };
 

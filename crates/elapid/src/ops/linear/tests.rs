@@ -2,6 +2,7 @@
 
 use super::columns::Put;
 use super::*;
+use crate::files::TensorFile;
 use crate::files::safetensors::SafeTensors;
 use crate::ops::activation::{Kind, gated};
 use crate::ops::adamw::AdamW;

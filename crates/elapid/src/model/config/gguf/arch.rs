@@ -9,19 +9,18 @@ use crate::ops::gated_norm::Order;
 use crate::ops::rope::RopeScaling;
 use crate::ops::router::Score;
 
+pub(super) fn refuse(problem: &str) -> Error {
+    let hint = "convert it to a directory or to a package, which keep every model";
+    Error::input(format!("this model cannot be written as GGUF: {problem}"), hint)
+}
+
 impl Arch {
-    /// The architecture of a config.
     pub fn of(config: &Config) -> Result<Arch> {
-        let refuse = |problem: String| {
-            let hint = "convert it to a directory or to a package, which keep every model";
-            Error::input(format!("this model cannot be written as GGUF: {problem}"), hint)
-        };
         let arch = family(config).and_then(|family| family.facts().gguf).map(|gguf| gguf.0);
-        let arch = arch.ok_or_else(|| {
-            refuse("llama.cpp has no architecture with this list of layers".into())
-        })?;
+        let none = "llama.cpp has no architecture with this list of layers";
+        let arch = arch.ok_or_else(|| refuse(none))?;
         match arch.problem(config) {
-            Some(problem) => Err(refuse(format!("{problem} (as {arch})"))),
+            Some(problem) => Err(refuse(&format!("{problem} (as {arch})"))),
             None => Ok(arch),
         }
     }
@@ -48,9 +47,8 @@ impl Arch {
                 return Some(format!("layer {idx}: {problem}"));
             }
         }
-        let residual = config.layers.iter().any(|layer| layer.residual_scale != 1.0);
-        let scaled = (config.embed_scale, config.logit_scale) != (1.0, 1.0) || residual;
-        let is_lost = scaled && !granite && !falcon;
+        let scales = [config.embed_scale, config.logit_scale, config.residual_scale];
+        let is_lost = scales != [1.0; 3] && !granite && !falcon;
         is_lost.then(|| "it has factors of embeddings, logits or residuals".into())
     }
 
@@ -115,7 +113,6 @@ impl Arch {
     }
 }
 
-/// What would be a problem if it is so.
 type Problems = Vec<(bool, String)>;
 
 fn width_problems(config: &Config, d_inner: usize, conv_bias: bool) -> Problems {
@@ -173,10 +170,10 @@ fn shape(config: &Config) -> Option<Shape> {
         _ => None,
     };
     let plain = |layer: &LayerConfig| attention(layer).is_some_and(|c| c.0 == QkNorm::None);
-    let dense = |layer: &LayerConfig| matches!(layer.feed_forward, FeedForwardConfig::Dense(_));
-    let experts = |layer: &LayerConfig| match &layer.feed_forward {
-        FeedForwardConfig::Experts(c) => Some((c.shared.is_some(), c.shared_gate.is_some())),
-        _ => None,
+    let dense = |layer: &LayerConfig| layer.feed_forward.dense().is_some();
+    let experts = |layer: &LayerConfig| {
+        let c = layer.feed_forward.experts();
+        c.map(|c| (c.shared.is_some(), c.shared_gate.is_some()))
     };
     let is_bare = |layer: &LayerConfig| layer.feed_forward == FeedForwardConfig::None;
     let headed = |layer: &LayerConfig| attention(layer).is_some_and(|c| c.0 == QkNorm::Head);

@@ -16,7 +16,6 @@ pub struct Description {
 /// Context length of models that have none, as llama.cpp's converter writes it.
 const N_CTX_ENDLESS: usize = 1 << 20;
 
-/// Describes a config of this architecture.
 pub fn describe(config: &Config, arch: Arch) -> Description {
     let mut metadata: Vec<(&str, Item)> = vec![("vocab_size", size(config.n_vocab))];
     for row in arch::family(config).into_iter().flat_map(|family| family.facts().rows()) {
@@ -68,14 +67,8 @@ fn value(config: &Config, arch: Arch, own: &str) -> Option<Item> {
         MixerConfig::Mamba2(c) | MixerConfig::Parallel(c, _) => Some(c),
         _ => None,
     });
-    let dense = layers.iter().find_map(|layer| match &layer.feed_forward {
-        FeedForwardConfig::Dense(c) => Some(c),
-        _ => None,
-    });
-    let experts = layers.iter().find_map(|layer| match &layer.feed_forward {
-        FeedForwardConfig::Experts(c) => Some(c),
-        _ => None,
-    });
+    let dense = layers.iter().find_map(|layer| layer.feed_forward.dense());
+    let experts = layers.iter().find_map(|layer| layer.feed_forward.experts());
     let of_layer =
         |layer: &LayerConfig| layer.mixer.attention().map_or(0, |c| c.dims.n_kv_head as i32);
     Some(match own {
@@ -83,7 +76,7 @@ fn value(config: &Config, arch: Arch, own: &str) -> Option<Item> {
         "layers" => size(layers.len()),
         "eps" => Item::F32(config.eps),
         "embed_scale" => Item::F32(config.embed_scale),
-        "residual_scale" => Item::F32(layers.first()?.residual_scale),
+        "residual_scale" => Item::F32(config.residual_scale),
         "logit_scale" => Item::F32(1.0 / config.logit_scale),
         "n_ctx" => {
             let n_ctx = config.n_ctx.filter(|_| rope.is_some() || arch == Arch::Jamba);

@@ -38,14 +38,8 @@ pub fn read(gguf: &Gguf) -> Result<(Arch, Config, String)> {
 
 fn architecture(gguf: &Gguf) -> Result<Arch> {
     const KEY: &str = "general.architecture";
-    let fail = |problem: String| {
-        Error::config(
-            gguf.file(),
-            KEY,
-            problem,
-            &format!("supported are {}", Arch::NAMES.join(", ")),
-        )
-    };
+    let hint = format!("supported are {}", Arch::NAMES.join(", "));
+    let fail = |problem: String| Error::config(gguf.file(), KEY, problem, &hint);
     if gguf.str("general.type")?.is_some_and(|kind| kind == "adapter") {
         let hint = "give the model, and the adapter beside it";
         return Err(Error::config(gguf.file(), "general.type", "is \"adapter\", no model", hint));
@@ -110,7 +104,6 @@ impl Import<'_> {
         }
     }
 
-    /// A size that has been put.
     fn known(&self, key: &str) -> Option<usize> {
         self.map.get(key).and_then(Value::as_u64).map(|n| n as usize)
     }
@@ -179,7 +172,8 @@ impl Import<'_> {
     /// Heads of Mamba-2, and how much wider Mamba is than the model.
     fn widths(&mut self) -> Result<()> {
         let row = |own: &str| self.facts.row(own).map(|row| row.1);
-        let (d_head, factor) = (row("mamba2.d_head"), row("mamba.factor"));
+        let factor = row("mamba1.factor").or(row("mamba2.factor"));
+        let d_head = row("mamba2.d_head");
         let Some(factor) = factor else { return Ok(()) };
         let d_inner = self.need("ssm.inner_size", self.size("ssm.inner_size")?)?;
         // These two have a key for it.

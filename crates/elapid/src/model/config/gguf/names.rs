@@ -1,6 +1,7 @@
 //! Each parameter's place among the tensors of a GGUF file.
 
 use super::Arch;
+use super::arch::refuse;
 use crate::model::config::*;
 use crate::model::place::{Map, Part, Place};
 use crate::model::weights::Spec;
@@ -42,9 +43,7 @@ pub fn names(config: &Config, arch: Arch, specs: &[Spec]) -> Result<Names> {
     }
     let place = |spec: &Spec| {
         layer.places.get(&spec.name).cloned().ok_or_else(|| {
-            let problem = format!("`{}` has no place in the architecture {arch}", spec.name);
-            let hint = "convert it to a directory or to a package, which keep every model";
-            Error::input(format!("this model cannot be written as GGUF: {problem}"), hint)
+            refuse(&format!("`{}` has no place in the architecture {arch}", spec.name))
         })
     };
     let places = specs.iter().map(place).collect::<Result<Vec<_>>>()?;
@@ -73,12 +72,10 @@ impl LayerNames<'_> {
         }
     }
 
-    /// A tensor of another shape.
     pub fn put_as(&mut self, param: String, tensor: &str, shape: &[usize], map: Map) {
         self.places.insert(param, Place::whole(format!("{}{tensor}", self.at), shape, map));
     }
 
-    /// Weight and bias of a linear map.
     fn put_linear(&mut self, param: String, tensor: &str, map: Map) {
         for part in ["weight", "bias"] {
             self.put(format!("{param}.{part}"), &format!("{tensor}.{part}"), map.clone());

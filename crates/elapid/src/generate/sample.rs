@@ -28,13 +28,13 @@
 //! A vocabulary is large and this runs for every token: nothing sorts all of it, and lists are
 //! made of what is kept alone.
 //!
-//! Not here: grammars (`serving/constraint.rs`); stops (`generate.rs`, `serving/`).
+//! Not here: grammars (`engine/constraint.rs`), stops (`engine/stops.rs`).
 
 use crate::error::{Error, Result};
 use crate::tensor::cpu::F32s;
 use crate::tensor::rng::Rng;
 use pulp::{Simd, WithSimd};
-use std::cmp::{Ordering, Reverse};
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// How the next token is chosen.
@@ -96,31 +96,30 @@ impl Sampling {
 
     /// Whether every setting means something.
     pub(crate) fn check(&self) -> Result<()> {
-        let Sampling { temperature, top_k, top_p, min_p, repeat_penalty, .. } = *self;
-        let wrong = |problem: String, hint: &str| Err(Error::input(problem, hint));
-        if !(temperature >= 0.0 && temperature.is_finite()) {
-            let hint = "give a number from 0 (greedy) on; 1 is the model's own distribution";
-            return wrong(format!("the temperature is {temperature}"), hint);
+        const TEMPERATURE: &str =
+            "give a number from 0 (greedy) on; 1 is the model's own distribution";
+        let Sampling { temperature, top_k, top_p, min_p, repeat_penalty: repeat, .. } = *self;
+        let (frequency, presence) = (self.frequency_penalty, self.presence_penalty);
+        let (least, most) = (f32::from_bits(1), f32::MAX);
+        let k = top_k.map_or(1.0, |k| k as f32);
+        let ranges = [
+            ("the temperature", temperature, 0.0..=most, TEMPERATURE),
+            ("top-k", k, 1.0..=most, "keep at least 1"),
+            ("top-p", top_p, least..=1.0, "give a share above 0, at most 1"),
+            ("min-p", min_p, 0.0..=1.0, "give a share from 0 to 1"),
+            (
+                "the repeat penalty",
+                repeat,
+                least..=most,
+                "give a number above 0; 1 changes nothing",
+            ),
+            ("the frequency penalty", frequency, -most..=most, "give a number; 0 changes nothing"),
+            ("the presence penalty", presence, -most..=most, "give a number; 0 changes nothing"),
+        ];
+        match ranges.into_iter().find(|(_, value, range, _)| !range.contains(value)) {
+            None => Ok(()),
+            Some((name, value, _, hint)) => Err(Error::input(format!("{name} is {value}"), hint)),
         }
-        if top_k == Some(0) {
-            return wrong("top-k keeps 0 tokens".into(), "keep at least 1");
-        }
-        if !(top_p > 0.0 && top_p <= 1.0) {
-            return wrong(format!("top-p is {top_p}"), "give a share above 0, at most 1");
-        }
-        if !(0.0..=1.0).contains(&min_p) {
-            return wrong(format!("min-p is {min_p}"), "give a share from 0 to 1");
-        }
-        if !(repeat_penalty > 0.0 && repeat_penalty.is_finite()) {
-            let hint = "give a number above 0; 1 changes nothing";
-            return wrong(format!("the repeat penalty is {repeat_penalty}"), hint);
-        }
-        let more = [("frequency", self.frequency_penalty), ("presence", self.presence_penalty)];
-        if let Some((name, penalty)) = more.into_iter().find(|it| !it.1.is_finite()) {
-            let hint = "give a number; 0 changes nothing";
-            return wrong(format!("the {name} penalty is {penalty}"), hint);
-        }
-        Ok(())
     }
 }
 
@@ -153,52 +152,44 @@ pub fn largest(logits: &[f32], n: usize) -> Vec<u32> {
     if n == 0 {
         return Vec::new();
     }
-    if n > logits.len() / 16 {
+    let mut list: Vec<Reverse<u64>> = if n > logits.len() / 16 {
         // Most would go through the heap; a list of all is cheaper.
-        let all = logits.iter().enumerate().map(|(id, &logit)| Ranked { logit, id: id as u32 });
-        let mut list: Vec<Reverse<Ranked>> = all.map(Reverse).collect();
+        let all = logits.iter().zip(0..).map(|(&logit, id)| Reverse(rank(logit, id)));
+        let mut list: Vec<_> = all.collect();
         list.select_nth_unstable(n - 1);
         list.truncate(n);
-        list.sort_unstable();
-        return list.into_iter().map(|it| it.0.id).collect();
-    }
-    let mut heap: BinaryHeap<Reverse<Ranked>> = BinaryHeap::with_capacity(n + 1);
-    let mut least = f32::NEG_INFINITY;
-    for (id, &logit) in logits.iter().enumerate() {
-        // Of equals the smallest id is there already.
-        if heap.len() == n && logit <= least {
-            continue;
+        list
+    } else {
+        let mut heap = BinaryHeap::with_capacity(n + 1);
+        let mut least = f32::NEG_INFINITY;
+        for (&logit, id) in logits.iter().zip(0..) {
+            // Of equals the smallest id is there already.
+            if heap.len() == n && logit <= least {
+                continue;
+            }
+            heap.push(Reverse(rank(logit, id)));
+            if heap.len() > n {
+                heap.pop();
+            }
+            least = heap.peek().map_or(least, |it: &Reverse<u64>| logits[token(it.0) as usize]);
         }
-        heap.push(Reverse(Ranked { logit, id: id as u32 }));
-        if heap.len() > n {
-            heap.pop();
-        }
-        least = heap.peek().map_or(least, |it| it.0.logit);
-    }
-    let mut list = heap.into_vec();
+        heap.into_vec()
+    };
     list.sort_unstable();
-    list.into_iter().map(|it| it.0.id).collect()
+    list.into_iter().map(|it| token(it.0)).collect()
 }
 
-/// A token by its logit; of equals the smallest id is the largest.
-#[derive(PartialEq)]
-struct Ranked {
-    logit: f32,
-    id: u32,
+/// A number that orders tokens by their logits as `total_cmp` does; of equals the smallest id is
+/// the largest.
+fn rank(logit: f32, id: u32) -> u64 {
+    let bits = logit.to_bits();
+    let ordered = if bits >> 31 == 0 { bits | 1 << 31 } else { !bits };
+    u64::from(ordered) << 32 | u64::from(!id)
 }
 
-impl Eq for Ranked {}
-
-impl Ord for Ranked {
-    fn cmp(&self, other: &Ranked) -> Ordering {
-        self.logit.total_cmp(&other.logit).then(other.id.cmp(&self.id))
-    }
-}
-
-impl PartialOrd for Ranked {
-    fn partial_cmp(&self, other: &Ranked) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
+/// The token of a rank.
+fn token(rank: u64) -> u32 {
+    !(rank as u32)
 }
 
 /// Logits whose weights are summed together.

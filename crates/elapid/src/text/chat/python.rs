@@ -430,14 +430,10 @@ fn filters(env: &mut Environment<'static>) {
             None => String::new(),
         };
         named.assert_all_used()?;
-        let mut out = String::new();
-        for (idx, item) in list.try_iter()?.enumerate() {
-            charge(glue.len())?;
-            out.push_str(if idx > 0 { &glue } else { "" });
-            let item = attribute.as_ref().map_or(Ok(item.clone()), |name| item.get_attr(name))?;
-            out.push_str(&text(&item)?);
-        }
-        Ok::<_, Error>(out)
+        joined(list, &glue, |item| match &attribute {
+            Some(name) => text(&item.get_attr(name)?),
+            None => text(&item),
+        })
     });
     env.add_filter("replace", |value: &Value, old: &str, new: &str, n: Option<i64>| {
         replaced(&text(value)?, old, new, n.unwrap_or(-1))
@@ -472,6 +468,17 @@ fn filters(env: &mut Environment<'static>) {
 fn pairs(map: &Value) -> Outcome<Vec<Value>> {
     let pair = |key: Value| Ok(Value::from(vec![key.clone(), map.get_item(&key)?]));
     map.try_iter()?.map(pair).collect()
+}
+
+/// The texts of a list, `glue` between them.
+fn joined(list: &Value, glue: &str, text: impl Fn(Value) -> Outcome<String>) -> Outcome<String> {
+    let mut out = String::new();
+    for (idx, item) in list.try_iter()?.enumerate() {
+        charge(glue.len())?;
+        out.push_str(if idx > 0 { glue } else { "" });
+        out.push_str(&text(item)?);
+    }
+    Ok(out)
 }
 
 fn replaced(value: &str, old: &str, new: &str, n: i64) -> Outcome<String> {
@@ -573,13 +580,9 @@ fn method(state: &State, value: &Value, name: &str, args: &[Value]) -> Outcome<V
             Value::from(replaced(s, old, new, n)?)
         }
         ("join", None) if args.len() == 1 => {
-            let mut out = String::new();
-            for (idx, item) in args[0].try_iter()?.enumerate() {
-                charge(s.len())?;
-                out.push_str(if idx > 0 { s } else { "" });
-                out.push_str(item.as_str().ok_or_else(|| fail("`join` of what is no string"))?);
-            }
-            Value::from(out)
+            let item = |item: Value| item.as_str().map(str::to_string);
+            let item = |it| item(it).ok_or_else(|| fail("`join` of what is not a string"));
+            Value::from(joined(&args[0], s, item)?)
         }
         ("format", _) => Value::from(formatted(FormatStyle::StrFormat, s, args)?),
         ("title", None) => Value::from(titled(s, |ch| !ch.is_alphabetic())),

@@ -43,10 +43,8 @@ impl Foreign {
         };
         let encode = || tokenizer.encode_fast(text, whole == Whole::WithEnds);
         let encoding = guarded(encode).map_err(|problem| {
-            Error::input(
-                format!("the text cannot be encoded: {problem}"),
-                "look at the tokenizer.json: it may lack a token for what is unknown",
-            )
+            let hint = "look at the tokenizer.json: it may lack a token for what is unknown";
+            Error::input(format!("the text cannot be encoded: {problem}"), hint)
         })?;
         Ok(encoding.get_ids().to_vec())
     }
@@ -81,15 +79,11 @@ enum Whole {
 }
 
 pub(super) fn read(file: &str, json: &str) -> Result<Tokenizer> {
-    let parse =
-        guarded(|| tokenizers::Tokenizer::from_bytes(json.as_bytes())).map_err(|problem| {
-            Error::format(
-                file,
-                format!("is not a tokenizer.json: {problem}"),
-                "the file may be cut or from another tool; download it again",
-            )
-        })?;
-    let mut parse = parse;
+    let parse = guarded(|| tokenizers::Tokenizer::from_bytes(json.as_bytes()));
+    let mut parse = parse.map_err(|problem| {
+        let hint = "the file may be cut or from another tool; download it again";
+        Error::format(file, format!("is not a tokenizer.json: {problem}"), hint)
+    })?;
     // Neither belongs to the ids of a text.
     let _ = parse.with_truncation(None);
     parse.with_padding(None);
@@ -101,9 +95,9 @@ pub(super) fn read(file: &str, json: &str) -> Result<Tokenizer> {
         let kind = if token.special { Kind::Control } else { Kind::UserDefined };
         pairs.push((*id, token.content.as_str(), kind));
     }
-    let tokens = Tokens::from_pairs(file, Alphabet::Plain, &pairs)?;
+    let mut tokens = Tokens::from_pairs(file, Alphabet::Plain, &pairs)?;
     let mut ids = BTreeMap::new();
-    let eog = gguf::roles(&tokens, &mut ids, gguf::Names::Added).eog;
+    let eog = gguf::roles(&mut tokens, &mut ids, gguf::Names::Added);
     let foreign = Foreign { parse, plain: OnceLock::new() };
     let [begin, end] = foreign.ends();
     if let Some(id) = begin.iter().chain(&end).find(|id| **id as usize >= tokens.len()) {

@@ -27,8 +27,6 @@
 //!
 //! A vocabulary is large and this runs for every token: nothing sorts all of it, and lists are
 //! made of what is kept alone.
-//!
-//! Not here: grammars (`engine/constraint.rs`), stops (`engine/stops.rs`).
 
 use crate::error::{Error, Result};
 use crate::tensor::cpu::F32s;
@@ -61,6 +59,19 @@ pub struct Sampling {
     pub seed: u64,
 }
 
+impl Default for Sampling {
+    /// What llama.cpp does where nobody says: a temperature of 0.8 among the likeliest tokens.
+    fn default() -> Sampling {
+        Sampling {
+            temperature: 0.8,
+            top_k: Some(40),
+            top_p: 0.95,
+            min_p: 0.05,
+            ..Sampling::greedy()
+        }
+    }
+}
+
 /// The stream of draws, apart from what else a seed is used for.
 const STREAM: u64 = 0x7361_6d70_6c65;
 
@@ -86,7 +97,6 @@ impl Sampling {
         Sampling { temperature: 1.0, seed, ..Sampling::greedy() }
     }
 
-    /// Whether there are penalties.
     pub(crate) fn penalizes(&self) -> bool {
         let is_any = self.repeat_penalty != 1.0
             || self.frequency_penalty != 0.0
@@ -187,7 +197,6 @@ fn rank(logit: f32, id: u32) -> u64 {
     u64::from(ordered) << 32 | u64::from(!id)
 }
 
-/// The token of a rank.
 fn token(rank: u64) -> u32 {
     !(rank as u32)
 }
@@ -228,7 +237,6 @@ impl WithSimd for Sums<'_> {
     }
 }
 
-/// What a logit weighs in a draw.
 fn weight(logit: f32, max: f32, over: f32) -> f64 {
     f64::from(((logit - max) * over).exp())
 }
@@ -243,12 +251,10 @@ pub fn pick(logits: &[f32], sampling: &Sampling, n: u64) -> Result<u32> {
     // The smallest temperatures have no inverse.
     let (max, over) = (logits[best], (1.0 / sampling.temperature).min(f32::MAX));
     let draw = Rng::new(sampling.seed, STREAM).uniform(n);
-    let kept = match sampling {
-        Sampling { top_k: None, top_p: 1.0, min_p: 0.0, .. } => {
-            return Ok(draw_of_all(logits, (max, over), draw).unwrap_or(best as u32));
-        }
-        _ => candidates(logits, sampling, (max, over)),
-    };
+    if let Sampling { top_k: None, top_p: 1.0, min_p: 0.0, .. } = sampling {
+        return Ok(draw_of_all(logits, (max, over), draw).unwrap_or(best as u32));
+    }
+    let kept = candidates(logits, sampling, (max, over));
     let sum: f64 = kept.iter().map(|token| token.1).sum();
     Ok(draw_of(kept.into_iter(), draw * sum).unwrap_or(best as u32))
 }
@@ -287,7 +293,7 @@ fn draw_of_all(logits: &[f32], (max, over): (f32, f32), draw: f64) -> Option<u32
 
 /// The smallest id of the largest logit.
 fn greedy(logits: &[f32]) -> Result<usize> {
-    let hint = "the weights may be damaged, or the training have diverged";
+    let hint = "the weights may be damaged, or the training diverged";
     let (mut best, mut largest) = (0, f32::NEG_INFINITY);
     for (idx, block) in logits.chunks(BLOCK).enumerate() {
         let (max, is_good) = scan(block);

@@ -36,7 +36,6 @@ thread_local! {
     static BUDGET: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Runs `f` with a budget of `n_byte`.
 pub(super) fn with_budget<T>(n_byte: usize, f: impl FnOnce() -> T) -> T {
     let before = BUDGET.replace(n_byte);
     let result = f();
@@ -163,7 +162,6 @@ fn syntax_error(problem: String, span: Span) -> Error {
     Error::new(ErrorKind::SyntaxError, format!("line {line}: {problem}"))
 }
 
-/// Compiles what `checked_source` gave.
 pub(super) fn compiled(source: &str) -> Result<Instructions<'_>, Error> {
     let tree = machinery::parse(source, "template", Default::default(), SPACE)?;
     let mut code = CodeGenerator::new("template", source);

@@ -39,7 +39,6 @@ pub(super) fn json(value: &Value, indent: Option<usize>, named: &Kwargs) -> Outc
     Ok(out)
 }
 
-/// How texts, numbers and constants are written.
 #[derive(Clone, Copy, PartialEq)]
 enum Scalars {
     Repr,
@@ -110,7 +109,7 @@ impl Style {
             (ValueKind::Bool, _) if is_json => write!(out, "{}", value.is_true())?,
             (ValueKind::Undefined, _) if !is_json => out.push_str("Undefined"),
             (kind, _) if is_json && kind != ValueKind::Number => {
-                return Err(fail(format!("{kind} is not JSON")));
+                return Err(fail(format!("{kind} cannot be written as JSON")));
             }
             _ => write!(out, "{value}")?,
         }

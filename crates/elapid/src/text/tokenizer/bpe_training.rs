@@ -19,8 +19,6 @@
 //!
 //! The same text gives the same result on any number of threads: words are counted in batches cut
 //! by size, and sorted before ids are given out.
-//!
-//! Not here: how merges are applied to text (`bpe.rs`).
 
 use super::tokens::{Kind, byte_char, char_byte};
 use super::{Codec, Tokenizer, gguf, merges, names, pre};
@@ -142,7 +140,7 @@ impl BpeTrainer {
                 chars.next().is_none_or(|ch| char_byte(ch).is_some()) && chars.next().is_none();
             if is_byte || !seen.insert(special) {
                 let problem =
-                    format!("the special token {special:?} is empty, a byte or there twice");
+                    format!("the special token {special:?} is empty, a single byte or a duplicate");
                 return Err(Error::input(problem, "give every special token a name of its own"));
             }
         }
@@ -179,7 +177,6 @@ fn count_words(
     words
 }
 
-/// Where the first piece of `text` ends.
 fn piece_end(text: &str) -> usize {
     if text.len() <= PIECE_BYTE * 2 {
         return text.len();
@@ -236,7 +233,6 @@ struct Word {
     len: usize,
 }
 
-/// The state between merges.
 #[derive(Default)]
 struct Merger {
     vocab: Vec<String>,

@@ -9,8 +9,6 @@
 //! SentencePiece joins over the whole text. Where no token has a U+2581 after another character,
 //! nothing joins there, and cutting there changes nothing; texts are then lists of short words
 //! that repeat themselves.
-//!
-//! Not here: Unigram, WordPiece and whatever else tokenizer.json can say (`foreign.rs`).
 
 use std::borrow::Cow;
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
@@ -49,19 +47,15 @@ pub(super) struct Spaces {
     pub(super) glue: Vec<char>,
 }
 
-/// How text becomes symbols.
 pub(super) enum Words {
-    /// By patterns, then bytes.
     Bytes {
         stages: Vec<Stage>,
         /// The symbol of each byte, or `SKIPPED`.
         symbols: Box<[u32; 256]>,
     },
-    /// By spaces, then characters.
     Spaces(Spaces),
 }
 
-/// Everything that encoding needs.
 pub(super) struct Encoder {
     /// Looked for before normalisation.
     pub(super) raw: Option<Finder>,
@@ -78,7 +72,6 @@ pub(super) struct Encoder {
     pub(super) virtuals: Vec<Vec<u32>>,
 }
 
-/// What one text needs while it is encoded.
 struct Work {
     memory: Memory,
     scratch: Scratch,
@@ -175,7 +168,6 @@ impl Encoder {
         self.finish(work);
     }
 
-    /// Joins the symbols and appends their ids.
     fn finish(&self, work: &mut Work) {
         self.merges.join(&mut work.symbols, &mut work.scratch);
         for symbol in &work.symbols {

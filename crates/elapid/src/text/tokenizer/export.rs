@@ -34,10 +34,9 @@ fn own(tokenizer: &Tokenizer) -> Result<&Encoder> {
 /// The text of a token, which JSON needs as text.
 fn text(tokens: &Tokens, id: u32) -> Result<&str> {
     std::str::from_utf8(tokens.text(id)).map_err(|_| {
-        Error::input(
-            format!("token {id} is not UTF-8 ({:?})", String::from_utf8_lossy(tokens.text(id))),
-            "a tokenizer.json cannot hold it; keep the GGUF",
-        )
+        let text = String::from_utf8_lossy(tokens.text(id));
+        let problem = format!("token {id} is not UTF-8 ({text:?})");
+        Error::input(problem, "a tokenizer.json cannot hold it; keep the GGUF")
     })
 }
 
@@ -136,7 +135,6 @@ pub(super) fn space_decoders(prefix: Prefix) -> Vec<Value> {
     list
 }
 
-/// Normalizer, pre-tokenizer and decoder.
 fn parts(encoder: &Encoder) -> [Value; 3] {
     match &encoder.words {
         Words::Bytes { stages, .. } => {
@@ -209,12 +207,10 @@ fn gguf_model(tokenizer: &Tokenizer, encoder: &Encoder, vocab: &mut GgufVocab) -
         Words::Bytes { stages, .. } => {
             let name = || names::name(stages, encoder.whole.is_some()).map(str::to_string);
             let Some(pre) = tokenizer.pre.clone().or_else(name) else {
-                let patterns: Vec<&str> =
-                    stages.iter().map(|stage| stage.pattern.as_str()).collect();
-                return Err(Error::input(
-                    format!("no name in GGUF stands for the pre-tokenizer {patterns:?}"),
-                    "llama.cpp cannot run this tokenizer; keep the tokenizer.json",
-                ));
+                let patterns: Vec<&str> = stages.iter().map(|stage| &*stage.pattern).collect();
+                let problem = format!("GGUF has no name for the pre-tokenizer {patterns:?}");
+                let hint = "llama.cpp cannot run this tokenizer; keep the tokenizer.json";
+                return Err(Error::input(problem, hint));
             };
             vocab.model = "gpt2".into();
             vocab.pre = Some(pre);

@@ -2,8 +2,6 @@
 //! normalizers, and the verdict on files that are wrong.
 //!
 //! The crate panics on some inputs; what reaches it from outside is caught and becomes an error.
-//!
-//! Not here: files that our own encoder understands (`json.rs`).
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +12,6 @@ use super::tokens::{Alphabet, Kind, Tokens};
 use super::{Codec, Special, Tokenizer};
 use crate::error::{Error, Result};
 
-/// A tokenizer of the crate.
 pub(super) struct Foreign {
     parse: tokenizers::Tokenizer,
     /// The same, with special tokens as text; made when first asked for.
@@ -26,7 +23,7 @@ fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Resu
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("the tokenizer broke down".into()),
+        Err(_) => Err("the tokenizer panicked".into()),
     }
 }
 
@@ -49,7 +46,6 @@ impl Foreign {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Ids of a text.
     pub(super) fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>> {
         self.encode_by(text, special, Whole::TextOnly)
     }
@@ -101,19 +97,9 @@ pub(super) fn read(file: &str, json: &str) -> Result<Tokenizer> {
     let foreign = Foreign { parse, plain: OnceLock::new() };
     let [begin, end] = foreign.ends();
     if let Some(id) = begin.iter().chain(&end).find(|id| **id as usize >= tokens.len()) {
-        let problem = format!("puts token {id} beside a text, there are {}", tokens.len());
+        let problem = format!("adds token {id} to a text, but has {} tokens", tokens.len());
         return Err(Error::format(file, problem, "the file was changed; download it again"));
     }
-    Ok(Tokenizer {
-        tokens,
-        codec: Codec::Foreign(Box::new(foreign)),
-        strips_space: false,
-        begin,
-        end,
-        ids,
-        eog,
-        scores: None,
-        pre: None,
-        original: Some(json.into()),
-    })
+    let tokenizer = Tokenizer::new(tokens, Codec::Foreign(Box::new(foreign)), ids, eog);
+    Ok(Tokenizer { begin, end, original: Some(json.into()), ..tokenizer })
 }

@@ -18,7 +18,7 @@ use super::encoder::{Encoder, Prefix, Words};
 use super::names::{self, Named};
 use super::special::{AddedToken, Finder, Order};
 use super::spm;
-use super::tokens::{Alphabet, Kind, Tokens, byte_char};
+use super::tokens::{Alphabet, Kind, Tokens, alphabet_bytes, byte_char};
 use super::{Codec, Tokenizer};
 use crate::error::{Error, Result};
 use crate::text::fim::FAMILIES;
@@ -258,11 +258,8 @@ fn bytes_encoder(file: &str, tokens: &Tokens, vocab: &GgufVocab) -> Result<Encod
 pub(super) fn whole(tokens: &Tokens) -> super::bpe::FoldMap<Vec<u8>, u32> {
     let mut whole = super::bpe::FoldMap::default();
     for id in 0..tokens.len() as u32 {
-        let Ok(text) = std::str::from_utf8(tokens.text(id)) else { continue };
-        let bytes: Option<Vec<u8>> = text.chars().map(super::tokens::char_byte).collect();
-        if let Some(bytes) = bytes.filter(|_| tokens.kind(id) != Kind::Absent) {
-            whole.insert(bytes, id);
-        }
+        let bytes = alphabet_bytes(tokens.text(id));
+        whole.extend(bytes.filter(|_| tokens.kind(id) != Kind::Absent).map(|bytes| (bytes, id)));
     }
     whole
 }
@@ -330,17 +327,14 @@ impl Tokenizer {
             vocab.ids.get(role).copied().filter(|_| wanted).into_iter().collect::<Vec<u32>>()
         };
         let strips_space = alphabet == Alphabet::Spaces && flag("add_space_prefix", true);
+        let codec = Codec::Own(Box::new(encoder));
         Ok(Tokenizer {
             begin: one("bos", flag("add_bos_token", adds_bos)),
             end: one("eos", flag("add_eos_token", false)),
-            tokens,
-            codec: Codec::Own(Box::new(encoder)),
             strips_space,
-            ids: vocab.ids,
-            eog,
             scores: vocab.scores,
             pre: vocab.pre,
-            original: None,
+            ..Tokenizer::new(tokens, codec, vocab.ids, eog)
         })
     }
 }

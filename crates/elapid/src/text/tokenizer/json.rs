@@ -11,8 +11,6 @@
 //! | model          | BPE without dropout, prefix or suffix                               |
 //! | post_processor | ByteLevel, TemplateProcessing                                       |
 //! | decoder        | ByteLevel; Replace, ByteFallback, Fuse, Strip                        |
-//!
-//! Not here: writing (`export.rs`).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -87,7 +85,6 @@ impl Merge {
     }
 }
 
-/// The `type` of a part.
 fn kind(part: &Value) -> &str {
     part["type"].as_str().unwrap_or("")
 }
@@ -320,25 +317,8 @@ pub(super) fn read(name: &str, json: &str) -> Option<Tokenizer> {
     let n_vocab = tokens.len() as u32;
     let is_in = |list: &[u32]| list.iter().all(|id| *id < n_vocab);
     (is_in(&begin) && is_in(&end)).then_some(())?;
-    Some(Tokenizer {
-        tokens,
-        codec: Codec::Own(Box::new(Encoder {
-            raw,
-            normalized,
-            nfc: is_nfc,
-            words,
-            merges,
-            whole,
-            n_vocab,
-            virtuals: Vec::new(),
-        })),
-        strips_space,
-        begin,
-        end,
-        ids,
-        eog,
-        scores: None,
-        pre: None,
-        original: Some(json.into()),
-    })
+    let virtuals = Vec::new();
+    let encoder = Encoder { raw, normalized, nfc: is_nfc, words, merges, whole, n_vocab, virtuals };
+    let tokenizer = Tokenizer::new(tokens, Codec::Own(Box::new(encoder)), ids, eog);
+    Some(Tokenizer { strips_space, begin, end, original: Some(json.into()), ..tokenizer })
 }

@@ -69,7 +69,8 @@ pub(super) fn build(
     for (rank, (left, right)) in joins.iter().enumerate() {
         let id = |text: &str| {
             tokens.find(text.as_bytes()).ok_or_else(|| {
-                let problem = format!("joins {left:?} and {right:?}, but {text:?} is no token");
+                let problem =
+                    format!("joins {left:?} and {right:?}, but {text:?} is not in the vocabulary");
                 let hint = format!("{} and {} may belong to different models", files[0], files[1]);
                 Error::format(files[1], problem, &hint)
             })
@@ -79,16 +80,6 @@ pub(super) fn build(
         known.merges.insert_last(id(left)?, id(right)?, rank as u32, joined);
     }
     let encoder = known.encoder(files[0], named)?;
-    Ok(Tokenizer {
-        tokens,
-        codec: Codec::Own(Box::new(encoder)),
-        strips_space: false,
-        begin: Vec::new(),
-        end: Vec::new(),
-        ids,
-        eog,
-        scores: None,
-        pre: Some(pre.into()),
-        original: None,
-    })
+    let tokenizer = Tokenizer::new(tokens, Codec::Own(Box::new(encoder)), ids, eog);
+    Ok(Tokenizer { pre: Some(pre.into()), ..tokenizer })
 }

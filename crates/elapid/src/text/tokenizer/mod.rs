@@ -9,8 +9,6 @@
 //!
 //! Two things may differ between the worlds on the same model: NFC (only tokenizer.json asks for
 //! it) and which of two overlapping special tokens wins.
-//!
-//! Not here: chat templates; files and their names.
 
 use std::collections::BTreeMap;
 
@@ -74,6 +72,21 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
+    fn new(tokens: Tokens, codec: Codec, ids: BTreeMap<String, u32>, eog: Vec<u32>) -> Tokenizer {
+        Tokenizer {
+            tokens,
+            codec,
+            ids,
+            eog,
+            strips_space: false,
+            begin: Vec::new(),
+            end: Vec::new(),
+            scores: None,
+            pre: None,
+            original: None,
+        }
+    }
+
     /// Reads a tokenizer.json; `file` is its name, for errors.
     pub fn from_json(file: &str, json: &[u8]) -> Result<Tokenizer> {
         let json = json.strip_prefix(b"\xef\xbb\xbf").unwrap_or(json);

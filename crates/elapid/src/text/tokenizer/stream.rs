@@ -2,8 +2,6 @@
 //!
 //! Bytes are kept back until they are whole characters. What can never become one is shown as
 //! U+FFFD, so that all pieces together are what [`Tokenizer::decode`] says of all ids together.
-//!
-//! Not here: when to stop.
 
 use super::{Codec, Special, Tokenizer};
 use std::ops::Deref;

@@ -2,10 +2,13 @@
 
 use super::parity::{self, Parity};
 use crate::error::{Error, Result};
+use crate::model::Model;
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::export::Mix;
+use crate::model::lora::Lora;
 use crate::model::save::{Form, Save, dtype_bytes, has_blocks};
+use crate::model::weights::Weights;
 use crate::tensor::device::Device;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -49,6 +52,12 @@ impl Same {
     }
 }
 
+/// Compares on the fixed prompts, in the tokens of `original`.
+fn parity(original: &Checkpoint, pair: [(&Model, &Weights); 2]) -> Result<Parity> {
+    let n_vocab = original.model().config().n_vocab;
+    parity::compare(pair, &parity::prompts(original.tokenizer()?.as_ref(), n_vocab)?)
+}
+
 impl Checkpoint {
     /// Writes the model in another form or type, reads it again and compares both on fixed prompts.
     ///
@@ -72,11 +81,8 @@ impl Checkpoint {
         let n_bytes = device.run(|| save.write(self, &weights))?;
         let written = Checkpoint::open(save.path)?;
         let new_weights = written.weights(device)?;
-        let parity = device.run(|| {
-            let prompts =
-                parity::prompts(self.tokenizer()?.as_ref(), self.model().config().n_vocab)?;
-            parity::compare([(self.model(), &weights), (written.model(), &new_weights)], &prompts)
-        })?;
+        let pair = [(self.model(), &weights), (written.model(), &new_weights)];
+        let parity = device.run(|| parity(self, pair))?;
         // Without blocks or shorter floats nothing but rounding may differ.
         let is_exact = !has_blocks(&new_weights) && mix.is_none_or(|mix| mix.name() == "f32");
         let difference = parity.logit_difference;
@@ -108,15 +114,13 @@ impl Adapter {
         let parity = match base {
             None => None,
             Some(base) => Some(device.run(|| {
-                let with = |lora: &crate::model::lora::Lora| {
+                let with = |lora: &Lora| {
                     let mut weights = base.weights(device)?;
                     lora.attach(&mut weights)?;
                     Ok(weights)
                 };
                 let (one, two) = (with(&lora)?, with(&again)?);
-                let model = base.model();
-                let prompts = parity::prompts(base.tokenizer()?.as_ref(), model.config().n_vocab)?;
-                parity::compare([(model, &one), (model, &two)], &prompts)
+                parity(base, [(base.model(), &one), (base.model(), &two)])
             })?),
         };
         let difference = lora.difference(&again);

@@ -15,9 +15,8 @@
 //!
 //! As soon as a byte is wrong the rest does not matter, and the sequence ends: most of the time is
 //! spent on prompts.
-//!
-//! Not here: how models learn it (`data/`); what people would take although it is not the same.
 
+use super::n_together;
 use crate::data::{Document, Ends, encode_after};
 use crate::error::Result;
 use crate::generate::sample::Sampling;
@@ -118,18 +117,23 @@ pub fn fim_exact_match(
     let asker = Asker { tokenizer: subject.tokenizer, tokens, context: settings.context };
     let mut questions = Vec::new();
     for doc in docs {
-        match ask(&asker, doc, settings, report.docs.len())? {
-            Err(why) => report.skipped.push((doc.name.clone(), why)),
-            Ok(list) => {
-                let (name, language, n_holes) = (doc.name.clone(), doc.language, list.len());
+        let (name, language, doc_idx) = (doc.name.clone(), doc.language, report.docs.len());
+        match holes_of(doc, settings) {
+            Err(why) => report.skipped.push((name, why)),
+            Ok((text, holes)) => {
+                let n_holes = holes.len();
                 report.docs.push(FimDoc { name, language, n_holes, n_exact: 0 });
-                questions.extend(list);
+                for hole in holes {
+                    let prompt = asker.prompt(text, &hole)?;
+                    questions.push(Question { doc_idx, prompt, hole: text[hole].into() });
+                }
             }
         }
     }
     let (total, mut rest) = (questions.len(), &questions[..]);
     while !rest.is_empty() {
-        let (batch, after) = rest.split_at(n_together(rest, settings.n_tok_batch));
+        let lens = rest.iter().map(|question| question.prompt.len());
+        let (batch, after) = rest.split_at(n_together(lens, settings.n_tok_batch));
         for doc_idx in asker.exact(subject, batch)? {
             report.docs[doc_idx].n_exact += 1;
         }
@@ -141,33 +145,25 @@ pub fn fim_exact_match(
 
 /// A prompt and what should come back.
 struct Question {
-    /// Place in the report.
     doc_idx: usize,
     prompt: Vec<u32>,
     hole: Vec<u8>,
 }
 
-/// The questions of a document, or why there are none.
-fn ask(
-    asker: &Asker,
-    doc: &Document,
+/// The text of a document with its holes, or why there are none.
+fn holes_of<'d>(
+    doc: &'d Document,
     settings: &FimSettings,
-    doc_idx: usize,
-) -> Result<std::result::Result<Vec<Question>, &'static str>> {
-    let [part] = &doc.parts[..] else { return Ok(Err("it is in parts")) };
+) -> std::result::Result<(&'d str, Vec<Range<usize>>), &'static str> {
+    let [part] = &doc.parts[..] else { return Err("it is in parts") };
     if part.special || !part.learned {
-        return Ok(Err("it is a conversation"));
+        return Err("it is a conversation");
     }
     let holes = holes(&doc.name, &part.text, settings);
     if holes.is_empty() {
-        return Ok(Err("no line in its middle is long enough for a hole"));
+        return Err("no line in its middle is long enough for a hole");
     }
-    let mut list = Vec::new();
-    for hole in holes {
-        let prompt = asker.prompt(&part.text, &hole)?;
-        list.push(Question { doc_idx, prompt, hole: part.text[hole].as_bytes().to_vec() });
-    }
-    Ok(Ok(list))
+    Ok((&part.text, holes))
 }
 
 /// Places of holes in a text, in order.
@@ -212,16 +208,6 @@ fn tail(text: &str, line: Range<usize>, rng: &Rng, n: u64) -> Range<usize> {
         0 => line,
         n_places => line.start + places[rng.below(n, n_places as u64) as usize]..line.end,
     }
-}
-
-/// How many of the first questions go through at once; one at least.
-fn n_together(list: &[Question], n_tok: usize) -> usize {
-    let mut sum = 0;
-    let fits = list.iter().take_while(|question| {
-        sum += question.prompt.len();
-        sum <= n_tok
-    });
-    fits.count().max(1)
 }
 
 struct Asker<'a> {
@@ -283,7 +269,7 @@ struct Answer {
 }
 
 impl Answer {
-    /// Goes on as long as the hole may still come.
+    /// Continues as long as the hole may still come.
     fn add(&mut self, bytes: &[u8], hole: &[u8]) -> ControlFlow<()> {
         // A line may end with a carriage return, which is not in the hole.
         let end = bytes.iter().position(|byte| matches!(byte, b'\n' | b'\r'));

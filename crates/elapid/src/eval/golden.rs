@@ -25,16 +25,16 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// Largest difference of a logit or hidden number.
-pub const LOGITS_TOLERANCE: f64 = 1e-4;
+const LOGITS_TOLERANCE: f64 = 1e-4;
 /// Largest difference of the loss.
-pub const LOSS_TOLERANCE: f64 = 1e-5;
+const LOSS_TOLERANCE: f64 = 1e-5;
 /// Largest relative difference of a gradient, by the norms of whole tensors.
-pub const GRAD_TOLERANCE: f64 = 1e-4;
+const GRAD_TOLERANCE: f64 = 1e-4;
 /// Largest mean difference of a parameter after the steps of AdamW.
-pub const ADAMW_MEAN_TOLERANCE: f64 = 1e-6;
+const ADAMW_MEAN_TOLERANCE: f64 = 1e-6;
 /// After AdamW, at most this share of entries may differ by more than 1e-5. Never the maximum:
 /// where a gradient is almost zero its sign is noise, and AdamW steps by the sign.
-pub const ADAMW_SHARE_TOLERANCE: f64 = 1e-3;
+const ADAMW_SHARE_TOLERANCE: f64 = 1e-3;
 
 /// One comparison.
 #[derive(Clone, Debug)]
@@ -50,29 +50,30 @@ pub struct Comparison {
 }
 
 impl Comparison {
+    fn new(quantity: &str, error: f64, tolerance: f64, note: impl Into<String>) -> Comparison {
+        Comparison { quantity: quantity.into(), error, tolerance, note: note.into() }
+    }
+
     /// Whether the error is within the tolerance; what is not a number is not.
     pub fn holds(&self) -> bool {
         self.error <= self.tolerance
     }
 }
 
-/// Parameters after AdamW, and how they came about.
-pub struct AfterAdamW<'a> {
-    pub file: &'a SafeTensors,
-    /// Settings of every step; every parameter decays.
-    pub settings: AdamW,
-    pub n_steps: usize,
-}
+/// Parameters after AdamW, its settings in every step (every parameter decays), and the steps.
+type AfterAdamW = (SafeTensors, AdamW, usize);
 
-/// The fixed batch of a golden file.
-struct Case {
+/// A model and the reference values of its set, with their fixed batch.
+struct Case<'a> {
+    model: &'a Model,
+    golden: &'a SafeTensors,
     batch: Batch,
     target_ids: Vec<u32>,
     target_weights: Vec<f32>,
 }
 
-impl Case {
-    fn read(golden: &SafeTensors) -> Result<Case> {
+impl Case<'_> {
+    fn read<'a>(model: &'a Model, golden: &'a SafeTensors) -> Result<Case<'a>> {
         let fail = |problem: &str| {
             Err(Error::format(golden.file(), problem, "golden/README.md says what a set holds"))
         };
@@ -80,93 +81,163 @@ impl Case {
             return fail("`input_ids` is not a matrix");
         };
         if golden.shape("labels") != Some(&[n_seq, n_tok]) {
-            return fail("`labels` has not the shape of `input_ids`");
+            return fail("`labels` does not have the shape of `input_ids`");
+        }
+        if let Some(name) = ["logits", "loss"].iter().find(|name| golden.shape(name).is_none()) {
+            return fail(&format!("there is no `{name}`"));
         }
         let ids = golden.integers("input_ids")?.unwrap_or_default();
         let labels = golden.integers("labels")?.unwrap_or_default();
-        let Ok(ids) =
-            ids.into_iter().map(u32::try_from).collect::<std::result::Result<Vec<_>, _>>()
-        else {
+        let ids: Vec<u32> = ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect();
+        if ids.len() != labels.len() {
             return fail("`input_ids` holds a negative number");
-        };
+        }
         let sequences: Vec<&[u32]> = ids.chunks(n_tok.max(1)).collect();
-        let mut case = Case {
-            batch: Batch::from_sequences(&sequences),
-            target_ids: vec![0; ids.len()],
-            target_weights: vec![0.0; ids.len()],
-        };
-        for at in 0..ids.len() {
-            let is_last = (at + 1) % n_tok == 0;
-            if let (false, Ok(label)) = (is_last, u32::try_from(labels[(at + 1) % labels.len()])) {
-                case.target_ids[at] = label;
-                case.target_weights[at] = 1.0;
+        let batch = Batch::from_sequences(&sequences);
+        let mut target_ids = vec![0; ids.len()];
+        let mut target_weights = vec![0.0; ids.len()];
+        let n_vocab = model.config().n_vocab as u32;
+        for at in (0..ids.len()).filter(|at| (at + 1) % n_tok != 0) {
+            let Ok(label) = u32::try_from(labels[at + 1]) else { continue };
+            if label >= n_vocab {
+                let problem = format!("label {label} is outside the vocabulary of {n_vocab}");
+                return Err(Error::input(problem, "the golden file belongs to another model"));
+            }
+            (target_ids[at], target_weights[at]) = (label, 1.0);
+        }
+        Ok(Case { model, golden, batch, target_ids, target_weights })
+    }
+
+    /// Compares everything the files hold. The weights are stepped if there is an `after`.
+    fn check(&self, weights: &mut Weights, after: Option<AfterAdamW>) -> Result<Vec<Comparison>> {
+        self.train_what_has_gradients(weights)?;
+        let mut list = self.forward(weights)?;
+        list.extend(self.backward(weights)?);
+        if let Some(after) = after {
+            list.extend(self.steps(weights, &after)?);
+        }
+        Ok(list)
+    }
+
+    /// Exactly those parameters are trained whose gradients the file holds.
+    fn train_what_has_gradients(&self, weights: &mut Weights) -> Result<()> {
+        let has = |name: &str| self.golden.shape(&format!("grad.{name}")).is_some();
+        let wanted: std::collections::HashSet<String> = weights
+            .ids()
+            .map(|id| weights.name(id).to_string())
+            .zip(self.model.specs().iter().map(Some).chain(std::iter::repeat(None)))
+            .filter(|(name, spec)| has(spec.map_or(name.as_str(), |spec| &spec.stored.name)))
+            .map(|(name, _)| name)
+            .collect();
+        if weights.train(|name, _| wanted.contains(name)) == 0 {
+            let example = self.golden.names().first().copied().unwrap_or_default().to_string();
+            return Err(Error::NoMatch { pattern: "grad.<parameter>".into(), example });
+        }
+        Ok(())
+    }
+
+    fn forward(&self, weights: &Weights) -> Result<Vec<Comparison>> {
+        let mut list = Vec::new();
+        let tape = Tape::off();
+        let options = ForwardOptions { keep_hidden: true, ..ForwardOptions::default() };
+        let forward = self.model.forward(&tape, weights, &self.batch, None, options)?;
+        if let Some(want) = reference(weights, self.golden, "logits")? {
+            let logits = self.model.logits(&tape, weights, &forward.hidden).value().to_vec();
+            let error = largest_difference(&logits, want.f32());
+            list.push(Comparison::new("logits", error, LOGITS_TOLERANCE, "largest difference"));
+        }
+        // Before each layer, then after the norm; Mamba's reference begins behind the first layer.
+        let n_layer = self.model.config().layers.len();
+        let mut best: Option<f64> = None;
+        for alignment in [0, 1].map(|first| (first..first + n_layer).chain([n_layer + 1])) {
+            let mut worst: Option<f64> = None;
+            for (idx, at) in alignment.enumerate() {
+                if let Some(want) = reference(weights, self.golden, &format!("hidden.{idx}"))? {
+                    let error = largest_difference(&forward.stream[at].to_vec(), want.f32());
+                    worst = Some(worst.unwrap_or(0.0).max(error));
+                }
+            }
+            best = best.into_iter().chain(worst).reduce(f64::min);
+        }
+        let note = "largest difference, all layers";
+        list.extend(best.map(|error| Comparison::new("hidden", error, LOGITS_TOLERANCE, note)));
+        Ok(list)
+    }
+
+    fn backward(&self, weights: &Weights) -> Result<Vec<Comparison>> {
+        let (loss, grads) = self.loss_and_gradients(weights)?;
+        let mut list = Vec::new();
+        if let Some(want) = reference(weights, self.golden, "loss")? {
+            let error = largest_difference(&[loss], want.f32());
+            list.push(Comparison::new("loss", error, LOSS_TOLERANCE, format!("{loss:.6}")));
+        }
+        for name in self.golden.names().into_iter().filter(|name| name.starts_with("grad.")) {
+            let Some(want) = reference(weights, self.golden, name)? else { continue };
+            let got = stored(self.model, weights, &name[5..], |id| grads.get(id.0).cloned());
+            let square = |x: f32| x as f64 * x as f64;
+            let squares = got.iter().zip(want.f32()).map(|(a, b)| square(a - b));
+            let distance = squares.sum::<f64>().sqrt();
+            let length = want.f32().iter().map(|&x| square(x)).sum::<f64>().sqrt();
+            let is_same_shape = got.len() == want.n_elem();
+            let error = if is_same_shape { distance / length.max(1e-12) } else { f64::INFINITY };
+            let note = format!("relative, norm {length:.2e}");
+            list.push(Comparison::new(name, error, GRAD_TOLERANCE, note));
+        }
+        Ok(list)
+    }
+
+    fn loss_and_gradients(&self, weights: &Weights) -> Result<(f32, Gradients)> {
+        let norm = self.target_weights.iter().sum();
+        let targets = Targets { ids: &self.target_ids, weights: &self.target_weights, norm };
+        let (tape, options) = (Tape::new(), ForwardOptions::default());
+        let loss = self.model.loss(&tape, weights, &self.batch, &targets, options)?.loss;
+        let mut grads = Gradients::default();
+        let value = loss.value().to_vec()[0];
+        tape.backward(&loss, 1.0, &mut grads);
+        Ok((value, grads))
+    }
+
+    fn steps(
+        &self,
+        weights: &mut Weights,
+        (file, settings, n_steps): &AfterAdamW,
+    ) -> Result<Vec<Comparison>> {
+        let mut optimizer = Optimizer::new(weights, OptimizerKind::AdamW);
+        for _ in 0..*n_steps {
+            let (_, grads) = self.loss_and_gradients(weights)?;
+            optimizer.step(weights, &grads, |_, _| *settings);
+        }
+        let (mut sum, mut n_far, mut n) = (0.0f64, 0usize, 0usize);
+        for name in file.names() {
+            let Some(want) = reference(weights, file, name)? else { continue };
+            let got = stored(self.model, weights, name, |id| Some(weights.tensor(id).to_f32()));
+            if got.len() != want.n_elem() {
+                let shape = want.shape().to_vec();
+                return Err(Error::MissingTensor { name: name.into(), shape });
+            }
+            for (a, b) in got.iter().zip(want.f32()) {
+                let d = (*a as f64 - *b as f64).abs();
+                sum += d;
+                n_far += (d > 1e-5 || d.is_nan()) as usize;
+                n += 1;
             }
         }
-        Ok(case)
-    }
-
-    fn targets(&self) -> Targets<'_> {
-        let norm = self.target_weights.iter().sum();
-        Targets { ids: &self.target_ids, weights: &self.target_weights, norm }
+        let n = n.max(1) as f64;
+        let mean = if sum.is_nan() { f64::INFINITY } else { sum / n };
+        let share = n_far as f64 / n;
+        let note = |what: &str| format!("{what}, after {n_steps} steps");
+        let far = note("share of entries off by more than 1e-5");
+        Ok(vec![
+            Comparison::new("adamw mean", mean, ADAMW_MEAN_TOLERANCE, note("mean difference")),
+            Comparison::new("adamw far", share, ADAMW_SHARE_TOLERANCE, far),
+        ])
     }
 }
 
-/// Compares everything the files hold. The weights are stepped if there is an `after`.
-pub fn check(
-    device: &Device,
-    model: &Model,
-    weights: &mut Weights,
-    golden: &SafeTensors,
-    after: Option<AfterAdamW>,
-) -> Result<Vec<Comparison>> {
-    let case = Case::read(golden)?;
-    let n_vocab = model.config().n_vocab as u32;
-    if let Some(id) = case.target_ids.iter().find(|&&id| id >= n_vocab) {
-        let problem = format!("label {id} is outside the vocabulary of {n_vocab}");
-        return Err(Error::input(problem, "the golden file belongs to another model"));
-    }
-    for name in ["logits", "loss"] {
-        if golden.shape(name).is_none() {
-            let problem = format!("there is no `{name}`");
-            return Err(Error::format(
-                golden.file(),
-                problem,
-                "golden/README.md says what a set holds",
-            ));
-        }
-    }
-    train_what_has_gradients(model, weights, golden)?;
-    let mut list = forward(device, model, weights, golden, &case)?;
-    list.extend(backward(device, model, weights, golden, &case)?);
-    if let Some(after) = after {
-        list.extend(steps(device, model, weights, &case, &after)?);
-    }
-    Ok(list)
-}
-
-/// Exactly those parameters are trained whose gradients the file holds.
-fn train_what_has_gradients(
-    model: &Model,
-    weights: &mut Weights,
-    golden: &SafeTensors,
-) -> Result<()> {
-    let has = |name: &str| golden.shape(&format!("grad.{name}")).is_some();
-    let wanted: std::collections::HashSet<String> = weights
-        .ids()
-        .map(|id| weights.name(id).to_string())
-        .zip(model.specs().iter().map(Some).chain(std::iter::repeat(None)))
-        .filter(|(name, spec)| has(spec.map_or(name.as_str(), |spec| &spec.stored.name)))
-        .map(|(name, _)| name)
-        .collect();
-    if weights.train(|name, _| wanted.contains(name)) == 0 {
-        let example = golden.names().first().copied().unwrap_or_default().to_string();
-        return Err(Error::NoMatch { pattern: "grad.<parameter>".into(), example });
-    }
-    Ok(())
-}
-
-fn reference(device: &Device, file: &SafeTensors, name: &str) -> Result<Option<Tensor>> {
-    Ok(file.tensor(&device.host_device(), name)?.map(|tensor| tensor.to_f32()))
+/// A tensor of a reference file on the host.
+fn reference(weights: &Weights, file: &SafeTensors, name: &str) -> Result<Option<Tensor>> {
+    let host = weights.device().host_device();
+    Ok(file.tensor(&host, name)?.map(|tensor| tensor.to_f32()))
 }
 
 fn largest_difference(got: &[f32], want: &[f32]) -> f64 {
@@ -176,101 +247,6 @@ fn largest_difference(got: &[f32], want: &[f32]) -> f64 {
     let differences = got.iter().zip(want).map(|(a, b)| (*a as f64 - *b as f64).abs());
     // A number that is not one must not vanish in a maximum.
     differences.fold(0.0, |worst, d| if d.is_nan() { f64::INFINITY } else { worst.max(d) })
-}
-
-fn forward(
-    device: &Device,
-    model: &Model,
-    weights: &Weights,
-    golden: &SafeTensors,
-    case: &Case,
-) -> Result<Vec<Comparison>> {
-    let mut list = Vec::new();
-    let tape = Tape::off();
-    let options = ForwardOptions { keep_hidden: true, ..ForwardOptions::default() };
-    let forward = model.forward(&tape, weights, &case.batch, None, options)?;
-    if let Some(want) = reference(device, golden, "logits")? {
-        let logits = model.logits(&tape, weights, &forward.hidden);
-        list.push(Comparison {
-            quantity: "logits".into(),
-            error: largest_difference(&logits.value().to_vec(), want.f32()),
-            tolerance: LOGITS_TOLERANCE,
-            note: "largest difference".into(),
-        });
-    }
-    // Before each layer, then after the norm; Mamba's reference begins behind the first layer.
-    let n_layer = model.config().layers.len();
-    let normed = n_layer + 1;
-    let alignments =
-        [0, 1].map(|first| (first..first + n_layer).chain([normed]).collect::<Vec<_>>());
-    let mut best: Option<f64> = None;
-    for alignment in alignments {
-        let mut worst = 0.0f64;
-        let mut n_found = 0;
-        for (idx, at) in alignment.into_iter().enumerate() {
-            if let Some(want) = reference(device, golden, &format!("hidden.{idx}"))? {
-                worst = worst.max(largest_difference(&forward.stream[at].to_vec(), want.f32()));
-                n_found += 1;
-            }
-        }
-        if n_found > 0 {
-            best = Some(best.map_or(worst, |best| best.min(worst)));
-        }
-    }
-    if let Some(error) = best {
-        list.push(Comparison {
-            quantity: "hidden".into(),
-            error,
-            tolerance: LOGITS_TOLERANCE,
-            note: "largest difference, all layers".into(),
-        });
-    }
-    Ok(list)
-}
-
-fn backward(
-    device: &Device,
-    model: &Model,
-    weights: &Weights,
-    golden: &SafeTensors,
-    case: &Case,
-) -> Result<Vec<Comparison>> {
-    let (loss, grads) = loss_and_gradients(model, weights, case)?;
-    let mut list = Vec::new();
-    if let Some(want) = reference(device, golden, "loss")? {
-        list.push(Comparison {
-            quantity: "loss".into(),
-            error: largest_difference(&[loss], want.f32()),
-            tolerance: LOSS_TOLERANCE,
-            note: format!("{loss:.6}"),
-        });
-    }
-    for name in golden.names().into_iter().filter_map(|name| name.strip_prefix("grad.")) {
-        let want = reference(device, golden, &format!("grad.{name}"))?;
-        let want = want.expect("the name comes from the file");
-        let got = stored(model, weights, name, |id| grads.get(id.0).cloned());
-        let square = |x: f32| x as f64 * x as f64;
-        let distance = got.iter().zip(want.f32()).map(|(a, b)| square(a - b)).sum::<f64>().sqrt();
-        let length = want.f32().iter().map(|&x| square(x)).sum::<f64>().sqrt();
-        let is_same_shape = got.len() == want.n_elem();
-        list.push(Comparison {
-            quantity: format!("grad.{name}"),
-            error: if is_same_shape { distance / length.max(1e-12) } else { f64::INFINITY },
-            tolerance: GRAD_TOLERANCE,
-            note: format!("relative, norm {length:.2e}"),
-        });
-    }
-    Ok(list)
-}
-
-fn loss_and_gradients(model: &Model, weights: &Weights, case: &Case) -> Result<(f32, Gradients)> {
-    let tape = Tape::new();
-    let options = ForwardOptions::default();
-    let loss = model.loss(&tape, weights, &case.batch, &case.targets(), options)?.loss;
-    let mut grads = Gradients::default();
-    let value = loss.value().to_vec()[0];
-    tape.backward(&loss, 1.0, &mut grads);
-    Ok((value, grads))
 }
 
 /// The numbers of a stored tensor, put together from the parameters that are parts of it.
@@ -297,51 +273,6 @@ fn stored(
     whole
 }
 
-fn steps(
-    device: &Device,
-    model: &Model,
-    weights: &mut Weights,
-    case: &Case,
-    after: &AfterAdamW,
-) -> Result<Vec<Comparison>> {
-    let mut optimizer = Optimizer::new(weights, OptimizerKind::AdamW);
-    for _ in 0..after.n_steps {
-        let (_, grads) = loss_and_gradients(model, weights, case)?;
-        optimizer.step(weights, &grads, |_, _| after.settings);
-    }
-    let (mut sum, mut n_far, mut n) = (0.0f64, 0usize, 0usize);
-    for name in after.file.names() {
-        let Some(want) = reference(device, after.file, name)? else { continue };
-        let whole = |id: ParamId| weights.tensor(id).to_f32();
-        let got = stored(model, weights, name, |id| Some(whole(id)));
-        if got.len() != want.n_elem() {
-            return Err(Error::MissingTensor { name: name.into(), shape: want.shape().to_vec() });
-        }
-        for (a, b) in got.iter().zip(want.f32()) {
-            let d = (*a as f64 - *b as f64).abs();
-            sum += d;
-            n_far += (d > 1e-5 || d.is_nan()) as usize;
-            n += 1;
-        }
-    }
-    let n = n.max(1) as f64;
-    let note = |what: &str| format!("{what}, after {} steps", after.n_steps);
-    Ok(vec![
-        Comparison {
-            quantity: "adamw mean".into(),
-            error: if sum.is_nan() { f64::INFINITY } else { sum / n },
-            tolerance: ADAMW_MEAN_TOLERANCE,
-            note: note("mean difference"),
-        },
-        Comparison {
-            quantity: "adamw far".into(),
-            error: n_far as f64 / n,
-            tolerance: ADAMW_SHARE_TOLERANCE,
-            note: note("share of entries off by more than 1e-5"),
-        },
-    ])
-}
-
 /// Compares the model of a directory with the reference values beside it (`golden.safetensors`,
 /// `after_adamw.safetensors`, `golden.json`); `model` takes the model from elsewhere.
 ///
@@ -352,21 +283,19 @@ pub fn check_directory(
     device: &Device,
 ) -> Result<(Vec<Comparison>, Option<String>)> {
     let (model, mut weights) = open_model(device, dir, model)?;
-    let grouped = dir.join("golden_grouped.safetensors");
-    let is_grouped = grouped.exists();
-    let path = if is_grouped { grouped } else { dir.join("golden.safetensors") };
-    let golden = open_safetensors(&path)?;
-    let name = if is_grouped { "after_adamw_grouped" } else { "after_adamw" };
-    let after_path = dir.join(format!("{name}.safetensors"));
-    if !after_path.exists() {
-        let skipped = Some(format!("there is no {name}.safetensors"));
-        let found = device.run(|| check(device, &model, &mut weights, &golden, None))?;
-        return Ok((found, skipped));
+    let is_grouped = dir.join("golden_grouped.safetensors").exists();
+    let suffix = if is_grouped { "_grouped.safetensors" } else { ".safetensors" };
+    let golden = open_safetensors(&dir.join(format!("golden{suffix}")))?;
+    let after_path = dir.join(format!("after_adamw{suffix}"));
+    let (mut after, mut skipped) = (None, None);
+    if after_path.exists() {
+        let (settings, n_steps) = optimizer_settings(&dir.join("golden.json"))?;
+        after = Some((open_safetensors(&after_path)?, settings, n_steps));
+    } else {
+        skipped = Some(format!("there is no after_adamw{suffix}"));
     }
-    let file = open_safetensors(&after_path)?;
-    let (settings, n_steps) = optimizer_settings(&dir.join("golden.json"))?;
-    let after = AfterAdamW { file: &file, settings, n_steps };
-    Ok((device.run(|| check(device, &model, &mut weights, &golden, Some(after)))?, None))
+    let found = device.run(|| Case::read(&model, &golden)?.check(&mut weights, after))?;
+    Ok((found, skipped))
 }
 
 /// The model of a directory, or, where it holds an adapter, its base with the adapter.
@@ -404,7 +333,7 @@ fn base_of(dir: &Path, adapter_dir: &Path) -> Result<PathBuf> {
     ];
     let mut candidates = candidates.into_iter().flatten();
     candidates.find(|path| path.join("config.json").exists()).ok_or_else(|| {
-        let problem = format!("the base model of {} is not there", adapter_dir.display());
+        let problem = format!("the base model of {} was not found", adapter_dir.display());
         let name = named.or(golden).unwrap_or_default();
         Error::input(problem, &format!("put {name:?} where the adapter's config points"))
     })

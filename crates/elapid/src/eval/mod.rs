@@ -1,4 +1,4 @@
-//! How well a model foresees documents.
+//! How well a model predicts documents.
 //!
 //! A document of tokens `id[0..n]` is cut into windows of `context` tokens. Window `w` reads
 //!
@@ -19,17 +19,10 @@
 //! ```
 //!
 //! Only bits per byte can be compared between models of different tokenizers. The end of a document
-//! is a token that is foreseen and stands for no bytes.
+//! is a token that is predicted and stands for no bytes.
 //!
 //! Several windows are packed into one batch, in constant order: the result has the same bits on
 //! any number of threads.
-//!
-//! | file          | is                                                                     |
-//! |---------------|------------------------------------------------------------------------|
-//! | `interval.rs` | how sure the figures are; two models compared                          |
-//! | `fim_score.rs`   | fill in the middle: how often the very text that was cut out comes back |
-//!
-//! Not here: which documents (`data/`).
 
 #[cfg(feature = "fs")]
 pub mod bench;
@@ -81,7 +74,7 @@ pub struct DocScore {
     pub name: String,
     /// Its language.
     pub language: &'static str,
-    /// Tokens foreseen.
+    /// Tokens predicted.
     pub n_tok: usize,
     /// Bytes that they stand for.
     pub n_bytes: usize,
@@ -117,7 +110,7 @@ impl DocScore {
         self.n_tok += 1;
     }
 
-    /// Bits per byte; infinite where no byte was foreseen.
+    /// Bits per byte; infinite where no byte was predicted.
     pub fn bits_per_byte(&self) -> f64 {
         Score::of(&[self]).bits_per_byte()
     }
@@ -152,14 +145,12 @@ fn check(docs: &[Encoded], settings: &EvalSettings) -> Result<()> {
         let problem = format!("windows of {context} tokens overlap by {overlap}");
         return Err(Error::input(problem, "let windows overlap by less than they are long"));
     }
-    match docs.iter().find(|doc| doc.ids.len() != doc.learned.len()) {
-        None => Ok(()),
-        Some(doc) => {
-            let (n_ids, n_learned) = (doc.ids.len(), doc.learned.len());
-            let problem = format!("{}: {n_ids} tokens and {n_learned} marks", doc.name);
-            Err(Error::input(problem, "say of each token whether it is learned"))
-        }
+    if let Some(doc) = docs.iter().find(|doc| doc.ids.len() != doc.learned.len()) {
+        let (n_ids, n_learned) = (doc.ids.len(), doc.learned.len());
+        let problem = format!("{}: {n_ids} tokens and {n_learned} marks", doc.name);
+        return Err(Error::input(problem, "say of each token whether it is learned"));
     }
+    Ok(())
 }
 
 /// Measures a model on documents; `on_progress` hears of tokens read and to be read.
@@ -172,8 +163,6 @@ pub fn measure(
 ) -> Result<Vec<DocScore>> {
     check(docs, settings)?;
     let mut scores: Vec<DocScore> = docs.iter().map(DocScore::new).collect();
-    let Some(first) = weights.ids().next() else { return Ok(scores) };
-    let device = weights.tensor(first).device().clone();
     let n_learned: Vec<usize> = docs.iter().map(n_learned).collect();
     let all = docs.iter().enumerate();
     let all = all.flat_map(|(idx, doc)| windows(idx, doc.ids.len(), settings));
@@ -184,8 +173,9 @@ pub fn measure(
     let total = list.iter().map(|window| window.read.len()).sum();
     let (mut done, mut rest) = (0, &list[..]);
     while !rest.is_empty() {
-        let (batch, after) = rest.split_at(n_together(rest, settings.n_tok_batch));
-        let found = device.run(|| foresee(model, weights, docs, batch))?;
+        let lens = rest.iter().map(|window| window.read.len());
+        let (batch, after) = rest.split_at(n_together(lens, settings.n_tok_batch));
+        let found = weights.device().run(|| predict(model, weights, docs, batch))?;
         for (doc_idx, nll, top1) in found {
             scores[doc_idx].add(n_learned[doc_idx], nll, top1);
         }
@@ -209,11 +199,11 @@ fn n_learned(doc: &Encoded) -> usize {
     doc.learned.iter().skip(1).filter(|learned| **learned).count()
 }
 
-/// How many of the first windows fit into a batch of `n_tok`; one at least.
-fn n_together(list: &[Window], n_tok: usize) -> usize {
+/// How many of the first of these lengths fit into a batch of `n_tok`; one at least.
+fn n_together(lens: impl Iterator<Item = usize>, n_tok: usize) -> usize {
     let mut sum = 0;
-    let fits = list.iter().take_while(|window| {
-        sum += window.read.len();
+    let fits = lens.take_while(|len| {
+        sum += len;
         sum <= n_tok
     });
     fits.count().max(1)
@@ -221,7 +211,7 @@ fn n_together(list: &[Window], n_tok: usize) -> usize {
 
 /// The scored tokens of some windows in order: document, negative log-likelihood, whether it was
 /// thought likeliest.
-fn foresee(
+fn predict(
     model: &Model,
     weights: &Weights,
     docs: &[Encoded],
@@ -252,9 +242,9 @@ fn foresee(
 /// Several documents together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Score {
-    /// Documents with at least one token foreseen.
+    /// Documents with at least one token predicted.
     pub n_docs: usize,
-    /// Tokens foreseen.
+    /// Tokens predicted.
     pub n_tok: usize,
     /// Bytes that they stand for.
     pub n_bytes: usize,
@@ -311,11 +301,11 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Sums up; there must be a token that was foreseen and a byte that it stands for.
+    /// Sums up; there must be a token that was predicted and a byte that it stands for.
     pub fn of(docs: &[DocScore]) -> Result<Summary> {
         let total = Score::of(&docs.iter().collect::<Vec<_>>());
         if total.n_tok == 0 || total.n_bytes == 0 {
-            let problem = format!("there is nothing to foresee in {} documents", docs.len());
+            let problem = format!("there is nothing to predict in {} documents", docs.len());
             return Err(Error::input(problem, "give a text of at least two tokens"));
         }
         let mut by_language: BTreeMap<&'static str, Vec<&DocScore>> = BTreeMap::new();

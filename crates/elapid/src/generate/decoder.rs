@@ -36,12 +36,6 @@ pub struct Decoder {
     n_ahead: usize,
 }
 
-impl Default for Decoder {
-    fn default() -> Decoder {
-        Decoder { kept: Vec::new(), n_ahead: N_AHEAD }
-    }
-}
-
 /// A step of some sequences, recorded or about to be.
 struct Kept {
     graph: Graph<Option<Tensor>>,
@@ -56,7 +50,7 @@ struct Kept {
 
 impl Decoder {
     pub fn new() -> Decoder {
-        Decoder::default()
+        Decoder { kept: Vec::new(), n_ahead: N_AHEAD }
     }
 
     /// Takes the next tokens of each sequence, at least one; the logits behind its last `n_wanted`

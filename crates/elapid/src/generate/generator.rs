@@ -4,6 +4,7 @@
 use super::engine::{Engine, EngineSettings, Request};
 use super::sample::Sampling;
 use crate::error::{Error, Result};
+use crate::files::gguf::Gguf;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::info::ModelInfo;
 use crate::model::state::CacheType;
@@ -133,7 +134,7 @@ impl Generator {
         let tokenizer = tokenizer(&base)?;
         let chat_source = base.chat_template()?;
         let chat = chat_source.as_deref().map(|source| chat(source, &tokenizer)).transpose()?;
-        let (fim, suggested) = (tokenizer.fim(), suggested(&base)?);
+        let fim = tokenizer.fim();
         let model = Model::new(base.model().config().clone());
         let made_for = model.config().n_ctx.unwrap_or(CONTEXT);
         let engine_settings = EngineSettings {
@@ -143,20 +144,16 @@ impl Generator {
             snapshot_bytes_max: settings.snapshot_bytes_max,
         };
         let engine = Engine::new(model, weights, Arc::new(tokenizer), engine_settings)?;
-        let engine = engine.with_cache(settings.cache)?;
-        let (name, path) = (base.name().to_string(), PathBuf::from(base.dir()));
-        let adapters = Vec::new();
-        let info = base.info()?;
         Ok(Generator {
-            name,
-            path,
-            engine,
-            adapters,
+            name: base.name().to_string(),
+            path: base.dir().into(),
+            engine: engine.with_cache(settings.cache)?,
+            adapters: Vec::new(),
             chat_source,
             chat,
             fim,
-            suggested,
-            info,
+            suggested: suggested(&base)?,
+            info: base.info()?,
             base,
         })
     }
@@ -247,50 +244,42 @@ fn tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
     })?;
     let generation = checkpoint.json("generation_config.json")?;
     let list = generation.get("eos_token_id").and_then(|ids| ids.as_array());
-    for id in list.into_iter().flatten().filter_map(|id| id.as_u64()) {
-        if let Ok(id) = u32::try_from(id) {
-            tokenizer.add_eog(id);
-        }
-    }
+    let ids = list.into_iter().flatten().filter_map(|id| id.as_u64()?.try_into().ok());
+    ids.for_each(|id| tokenizer.add_eog(id));
     Ok(tokenizer)
 }
 
 fn chat(source: &str, tokenizer: &Tokenizer) -> Result<Chat> {
     let template = ChatTemplate::new("the chat template", source)?;
     let text = |id: Option<u32>| id.and_then(|id| tokenizer.token(id));
-    let (bos_token, eos_token) = (text(tokenizer.bos()), text(tokenizer.eos()));
-    let add_generation_prompt = true;
-    let options =
-        ChatOptions { add_generation_prompt, bos_token, eos_token, ..ChatOptions::default() };
+    let options = ChatOptions {
+        add_generation_prompt: true,
+        bos_token: text(tokenizer.bos()),
+        eos_token: text(tokenizer.eos()),
+        ..ChatOptions::default()
+    };
     Ok(Chat { template, options })
 }
 
 /// generation_config.json of a directory, `general.sampling.*` of a GGUF file.
 fn suggested(checkpoint: &Checkpoint) -> Result<Suggested> {
     let json = checkpoint.json("generation_config.json")?;
-    let number = |key: &str, gguf_key: &str| -> Result<Option<f64>> {
-        let of_gguf = match checkpoint.gguf() {
-            Some(gguf) => gguf.float(&format!("general.sampling.{gguf_key}")).unwrap_or(None),
-            None => None,
-        };
-        let found = json.get(key).and_then(|value| value.as_f64()).or(of_gguf);
-        Ok(found.filter(|number| number.is_finite()))
+    let number = |key: &str, gguf_key: &str| {
+        let of_gguf = |gguf: &Gguf| gguf.float(&format!("general.sampling.{gguf_key}")).ok()?;
+        let number = json.get(key).and_then(|value| value.as_f64());
+        let number = number.or_else(|| of_gguf(checkpoint.gguf()?));
+        number.filter(|number| number.is_finite()).map(|number| number as f32)
     };
-    let narrow = |number: Option<f64>| number.map(|number| number as f32);
-    let share = |number: Option<f64>| narrow(number).filter(|share| (0.0..=1.0).contains(share));
-    let top_k = match checkpoint.gguf() {
-        Some(gguf) => gguf.size("general.sampling.top_k").unwrap_or(None),
-        None => None,
-    };
-    let top_k = json.get("top_k").and_then(|k| k.as_u64()).map(|k| k as usize).or(top_k);
+    let share = |key: &str| number(key, key).filter(|share| (0.0..=1.0).contains(share));
+    let top_k = json.get("top_k").and_then(|k| k.as_u64()).map(|k| k as usize);
+    let of_gguf = || checkpoint.gguf()?.size("general.sampling.top_k").ok()?;
     Ok(Suggested {
-        temperature: narrow(number("temperature", "temp")?).filter(|number| *number >= 0.0),
+        temperature: number("temperature", "temp").filter(|number| *number >= 0.0),
         // Both use zero for "all".
-        top_k: top_k.filter(|k| *k > 0),
-        top_p: share(number("top_p", "top_p")?).filter(|share| *share > 0.0),
-        min_p: share(number("min_p", "min_p")?),
-        repeat_penalty: narrow(number("repetition_penalty", "penalty_repeat")?)
-            .filter(|number| *number > 0.0),
+        top_k: top_k.or_else(of_gguf).filter(|k| *k > 0),
+        top_p: share("top_p").filter(|share| *share > 0.0),
+        min_p: share("min_p"),
+        repeat_penalty: number("repetition_penalty", "penalty_repeat").filter(|x| *x > 0.0),
     })
 }
 

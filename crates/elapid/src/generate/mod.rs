@@ -14,7 +14,6 @@ pub mod decoder;
 pub mod engine;
 #[cfg(feature = "fs")]
 pub mod generator;
-mod request;
 pub mod sample;
 
 use crate::error::{Error, Result};
@@ -69,15 +68,14 @@ pub fn generate_many(
     mut on_token: impl FnMut(usize, u32) -> ControlFlow<()>,
 ) -> Result<Vec<Vec<u32>>> {
     if let Some(idx) = prompts.iter().position(|prompt| prompt.is_empty()) {
-        let hint = "begin with the token that begins a text";
+        let hint = "start with the BOS token";
         return Err(Error::input(format!("prompt {idx} has no tokens"), hint));
     }
     let mut out: Vec<Vec<u32>> = vec![Vec::new(); prompts.len()];
-    let Some(first) = weights.ids().next() else { return Ok(out) };
-    let device = weights.tensor(first).device().clone();
+    let device = weights.device();
     let n_running = if settings.n_max > 0 { prompts.len() } else { 0 };
     let mut running: Vec<usize> = (0..n_running).collect();
-    let mut states: Vec<State> = running.iter().map(|_| model.state(&device)).collect();
+    let mut states: Vec<State> = running.iter().map(|_| model.state(device)).collect();
     let mut next: Vec<Vec<u32>> = running.iter().map(|&idx| prompts[idx].to_vec()).collect();
     let mut decoder = Decoder::new();
     while !running.is_empty() {

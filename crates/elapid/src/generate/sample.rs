@@ -27,14 +27,12 @@
 //!
 //! A vocabulary is large and this runs for every token: nothing sorts all of it, and lists are
 //! made of what is kept alone.
-//!
-//! Not here: grammars (`serving/constraint.rs`); stops (`generate.rs`, `serving/`).
 
 use crate::error::{Error, Result};
 use crate::tensor::cpu::F32s;
 use crate::tensor::rng::Rng;
 use pulp::{Simd, WithSimd};
-use std::cmp::{Ordering, Reverse};
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// How the next token is chosen.
@@ -59,6 +57,19 @@ pub struct Sampling {
     pub n_penalized: usize,
     /// Seed of the draws.
     pub seed: u64,
+}
+
+impl Default for Sampling {
+    /// What llama.cpp does where nobody says: a temperature of 0.8 among the likeliest tokens.
+    fn default() -> Sampling {
+        Sampling {
+            temperature: 0.8,
+            top_k: Some(40),
+            top_p: 0.95,
+            min_p: 0.05,
+            ..Sampling::greedy()
+        }
+    }
 }
 
 /// The stream of draws, apart from what else a seed is used for.
@@ -86,7 +97,6 @@ impl Sampling {
         Sampling { temperature: 1.0, seed, ..Sampling::greedy() }
     }
 
-    /// Whether there are penalties.
     pub(crate) fn penalizes(&self) -> bool {
         let is_any = self.repeat_penalty != 1.0
             || self.frequency_penalty != 0.0
@@ -96,31 +106,30 @@ impl Sampling {
 
     /// Whether every setting means something.
     pub(crate) fn check(&self) -> Result<()> {
-        let Sampling { temperature, top_k, top_p, min_p, repeat_penalty, .. } = *self;
-        let wrong = |problem: String, hint: &str| Err(Error::input(problem, hint));
-        if !(temperature >= 0.0 && temperature.is_finite()) {
-            let hint = "give a number from 0 (greedy) on; 1 is the model's own distribution";
-            return wrong(format!("the temperature is {temperature}"), hint);
+        const TEMPERATURE: &str =
+            "give a number from 0 (greedy) on; 1 is the model's own distribution";
+        let Sampling { temperature, top_k, top_p, min_p, repeat_penalty: repeat, .. } = *self;
+        let (frequency, presence) = (self.frequency_penalty, self.presence_penalty);
+        let (least, most) = (f32::from_bits(1), f32::MAX);
+        let k = top_k.map_or(1.0, |k| k as f32);
+        let ranges = [
+            ("the temperature", temperature, 0.0..=most, TEMPERATURE),
+            ("top-k", k, 1.0..=most, "keep at least 1"),
+            ("top-p", top_p, least..=1.0, "give a share above 0, at most 1"),
+            ("min-p", min_p, 0.0..=1.0, "give a share from 0 to 1"),
+            (
+                "the repeat penalty",
+                repeat,
+                least..=most,
+                "give a number above 0; 1 changes nothing",
+            ),
+            ("the frequency penalty", frequency, -most..=most, "give a number; 0 changes nothing"),
+            ("the presence penalty", presence, -most..=most, "give a number; 0 changes nothing"),
+        ];
+        match ranges.into_iter().find(|(_, value, range, _)| !range.contains(value)) {
+            None => Ok(()),
+            Some((name, value, _, hint)) => Err(Error::input(format!("{name} is {value}"), hint)),
         }
-        if top_k == Some(0) {
-            return wrong("top-k keeps 0 tokens".into(), "keep at least 1");
-        }
-        if !(top_p > 0.0 && top_p <= 1.0) {
-            return wrong(format!("top-p is {top_p}"), "give a share above 0, at most 1");
-        }
-        if !(0.0..=1.0).contains(&min_p) {
-            return wrong(format!("min-p is {min_p}"), "give a share from 0 to 1");
-        }
-        if !(repeat_penalty > 0.0 && repeat_penalty.is_finite()) {
-            let hint = "give a number above 0; 1 changes nothing";
-            return wrong(format!("the repeat penalty is {repeat_penalty}"), hint);
-        }
-        let more = [("frequency", self.frequency_penalty), ("presence", self.presence_penalty)];
-        if let Some((name, penalty)) = more.into_iter().find(|it| !it.1.is_finite()) {
-            let hint = "give a number; 0 changes nothing";
-            return wrong(format!("the {name} penalty is {penalty}"), hint);
-        }
-        Ok(())
     }
 }
 
@@ -153,52 +162,43 @@ pub fn largest(logits: &[f32], n: usize) -> Vec<u32> {
     if n == 0 {
         return Vec::new();
     }
-    if n > logits.len() / 16 {
+    let mut list: Vec<Reverse<u64>> = if n > logits.len() / 16 {
         // Most would go through the heap; a list of all is cheaper.
-        let all = logits.iter().enumerate().map(|(id, &logit)| Ranked { logit, id: id as u32 });
-        let mut list: Vec<Reverse<Ranked>> = all.map(Reverse).collect();
+        let all = logits.iter().zip(0..).map(|(&logit, id)| Reverse(rank(logit, id)));
+        let mut list: Vec<_> = all.collect();
         list.select_nth_unstable(n - 1);
         list.truncate(n);
-        list.sort_unstable();
-        return list.into_iter().map(|it| it.0.id).collect();
-    }
-    let mut heap: BinaryHeap<Reverse<Ranked>> = BinaryHeap::with_capacity(n + 1);
-    let mut least = f32::NEG_INFINITY;
-    for (id, &logit) in logits.iter().enumerate() {
-        // Of equals the smallest id is there already.
-        if heap.len() == n && logit <= least {
-            continue;
+        list
+    } else {
+        let mut heap = BinaryHeap::with_capacity(n + 1);
+        let mut least = f32::NEG_INFINITY;
+        for (&logit, id) in logits.iter().zip(0..) {
+            // Of equals the smallest id is there already.
+            if heap.len() == n && logit <= least {
+                continue;
+            }
+            heap.push(Reverse(rank(logit, id)));
+            if heap.len() > n {
+                heap.pop();
+            }
+            least = heap.peek().map_or(least, |it: &Reverse<u64>| logits[token(it.0) as usize]);
         }
-        heap.push(Reverse(Ranked { logit, id: id as u32 }));
-        if heap.len() > n {
-            heap.pop();
-        }
-        least = heap.peek().map_or(least, |it| it.0.logit);
-    }
-    let mut list = heap.into_vec();
+        heap.into_vec()
+    };
     list.sort_unstable();
-    list.into_iter().map(|it| it.0.id).collect()
+    list.into_iter().map(|it| token(it.0)).collect()
 }
 
-/// A token by its logit; of equals the smallest id is the largest.
-#[derive(PartialEq)]
-struct Ranked {
-    logit: f32,
-    id: u32,
+/// A number that orders tokens by their logits as `total_cmp` does; of equals the smallest id is
+/// the largest.
+fn rank(logit: f32, id: u32) -> u64 {
+    let bits = logit.to_bits();
+    let ordered = if bits >> 31 == 0 { bits | 1 << 31 } else { !bits };
+    u64::from(ordered) << 32 | u64::from(!id)
 }
 
-impl Eq for Ranked {}
-
-impl Ord for Ranked {
-    fn cmp(&self, other: &Ranked) -> Ordering {
-        self.logit.total_cmp(&other.logit).then(other.id.cmp(&self.id))
-    }
-}
-
-impl PartialOrd for Ranked {
-    fn partial_cmp(&self, other: &Ranked) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
+fn token(rank: u64) -> u32 {
+    !(rank as u32)
 }
 
 /// Logits whose weights are summed together.
@@ -237,7 +237,6 @@ impl WithSimd for Sums<'_> {
     }
 }
 
-/// What a logit weighs in a draw.
 fn weight(logit: f32, max: f32, over: f32) -> f64 {
     f64::from(((logit - max) * over).exp())
 }
@@ -252,12 +251,10 @@ pub fn pick(logits: &[f32], sampling: &Sampling, n: u64) -> Result<u32> {
     // The smallest temperatures have no inverse.
     let (max, over) = (logits[best], (1.0 / sampling.temperature).min(f32::MAX));
     let draw = Rng::new(sampling.seed, STREAM).uniform(n);
-    let kept = match sampling {
-        Sampling { top_k: None, top_p: 1.0, min_p: 0.0, .. } => {
-            return Ok(draw_of_all(logits, (max, over), draw).unwrap_or(best as u32));
-        }
-        _ => candidates(logits, sampling, (max, over)),
-    };
+    if let Sampling { top_k: None, top_p: 1.0, min_p: 0.0, .. } = sampling {
+        return Ok(draw_of_all(logits, (max, over), draw).unwrap_or(best as u32));
+    }
+    let kept = candidates(logits, sampling, (max, over));
     let sum: f64 = kept.iter().map(|token| token.1).sum();
     Ok(draw_of(kept.into_iter(), draw * sum).unwrap_or(best as u32))
 }
@@ -296,7 +293,7 @@ fn draw_of_all(logits: &[f32], (max, over): (f32, f32), draw: f64) -> Option<u32
 
 /// The smallest id of the largest logit.
 fn greedy(logits: &[f32]) -> Result<usize> {
-    let hint = "the weights may be damaged, or the training have diverged";
+    let hint = "the weights may be damaged, or the training diverged";
     let (mut best, mut largest) = (0, f32::NEG_INFINITY);
     for (idx, block) in logits.chunks(BLOCK).enumerate() {
         let (max, is_good) = scan(block);

@@ -6,24 +6,14 @@
 //! suffix first (SPM):  SUF suffix PRE prefix MID
 //! ```
 //!
-//! | family                | prefix              | suffix             | middle             |
-//! |-----------------------|---------------------|--------------------|--------------------|
-//! | Qwen coder, CodeGemma | `<\|fim_prefix\|>`  | `<\|fim_suffix\|>` | `<\|fim_middle\|>` |
-//! | StarCoder 1 and 2     | `<fim_prefix>`      | `<fim_suffix>`     | `<fim_middle>`     |
-//! | SantaCoder            | `<fim-prefix>`      | `<fim-suffix>`     | `<fim-middle>`     |
-//! | CodeLlama             | `▁<PRE>`            | `▁<SUF>`           | `▁<MID>`           |
-//! | DeepSeek coder        | `<｜fim▁begin｜>`   | `<｜fim▁hole｜>`   | `<｜fim▁end｜>`    |
-//! | GLM                   | `<\|code_prefix\|>` | `<\|code_suffix\|>` | `<\|code_middle\|>` |
-//! | Falcon-H1 coder       | `<\|prefix\|>`      | `<\|suffix\|>`     | `<\|middle\|>`     |
-//! | Seed coder            | `<[fim-prefix]>`    | `<[fim-suffix]>`   | `<[fim-middle]>`   |
-//! | Codestral             | `[PREFIX]`          | `[SUFFIX]`         | none               |
+//! `FAMILIES` has the spellings of each family.
 //!
 //! Codestral is suffix first and begins to write right after the prefix. DeepSeek's `hole` stands
 //! where the suffix begins, so that it fits the same layout. CodeLlama's SentencePiece puts a
 //! space before every text: prefix and suffix are to be encoded without it, or the model sees a
 //! space that is not in the file; its middle ends with `▁<EOT>`.
 //!
-//! Not here: a model without these tokens. Then there is no layout, and the caller says so.
+//! A model without these tokens has no layout, and the caller says so.
 
 /// The order of prefix and suffix in a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,17 +66,17 @@ pub struct FimContext<'a> {
 }
 
 /// Spellings of prefix, suffix and middle, one family per row.
-const FAMILIES: [[&str; 3]; 10] = [
-    ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
-    ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
-    ["<fim-prefix>", "<fim-suffix>", "<fim-middle>"],
-    ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
-    ["▁<PRE>", "▁<SUF>", "▁<MID>"],
+pub(super) const FAMILIES: [[&str; 3]; 10] = [
+    ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"], // Qwen coder, CodeGemma
+    ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],       // StarCoder 1 and 2
+    ["<fim-prefix>", "<fim-suffix>", "<fim-middle>"],       // SantaCoder
+    ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"], // DeepSeek coder
+    ["▁<PRE>", "▁<SUF>", "▁<MID>"],                         // CodeLlama
     ["<PRE>", "<SUF>", "<MID>"],
-    ["<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"],
-    ["<|prefix|>", "<|suffix|>", "<|middle|>"],
-    ["<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"],
-    ["[PREFIX]", "[SUFFIX]", "[MIDDLE]"],
+    ["<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"], // GLM
+    ["<|prefix|>", "<|suffix|>", "<|middle|>"],                // Falcon-H1 coder
+    ["<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"],    // Seed coder
+    ["[PREFIX]", "[SUFFIX]", "[MIDDLE]"],                      // Codestral, without a middle
 ];
 
 const PADS: [&str; 5] = ["<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<[fim-pad]>", "<PAD>"];
@@ -112,20 +102,18 @@ impl FimTokens {
         role: &dyn Fn(&str) -> Option<u32>,
     ) -> Option<FimTokens> {
         let any = |names: &[&str]| names.iter().find_map(|name| lookup(name));
-        let found = FAMILIES.iter().find_map(|[prefix, suffix, middle]| {
-            let middle_id = lookup(middle);
-            // Only Codestral does without a middle.
-            let complete = middle_id.is_some() || *prefix == "[PREFIX]";
-            let ids = (lookup(prefix)?, lookup(suffix)?, middle_id);
-            complete.then_some((ids, *prefix))
-        });
-        let family = found.map_or("", |(_, family)| family);
-        let ids = found.map(|(ids, _)| ids);
-        let middle = role("fim_mid").or(ids.and_then(|ids| ids.2));
+        // Only Codestral does without a middle.
+        let found = FAMILIES.map(|family| (family[0], family.map(lookup))).into_iter().find(
+            |(family, [prefix, suffix, middle])| {
+                prefix.and(*suffix).is_some() && (middle.is_some() || *family == "[PREFIX]")
+            },
+        );
+        let (family, [prefix, suffix, middle]) = found.unwrap_or_default();
+        let middle = role("fim_mid").or(middle);
         let is_codellama = family.ends_with("<PRE>");
         Some(FimTokens {
-            prefix: role("fim_pre").or(ids.map(|ids| ids.0))?,
-            suffix: role("fim_suf").or(ids.map(|ids| ids.1))?,
+            prefix: role("fim_pre").or(prefix)?,
+            suffix: role("fim_suf").or(suffix)?,
             middle,
             pad: role("fim_pad").or_else(|| any(&PADS)),
             repo: role("fim_rep").or_else(|| any(&REPOS)),
@@ -138,16 +126,9 @@ impl FimTokens {
     /// Tokens that end a middle besides those that end a text: a model that begins another file
     /// or another hole is done with this one.
     pub fn stops(&self) -> Vec<u32> {
-        let all = [
-            Some(self.prefix),
-            Some(self.suffix),
-            self.middle,
-            self.pad,
-            self.repo,
-            self.sep,
-            self.end,
-        ];
-        let mut list: Vec<u32> = all.into_iter().flatten().collect();
+        let more = [self.middle, self.pad, self.repo, self.sep, self.end];
+        let mut list = vec![self.prefix, self.suffix];
+        list.extend(more.iter().flatten());
         list.sort_unstable();
         list.dedup();
         list
@@ -158,18 +139,11 @@ impl FimTokens {
     /// Without a middle token the suffix comes first whatever `style` says: the model could not
     /// know where the prefix continues.
     pub fn layout(&self, style: FimStyle, prefix: &[u32], suffix: &[u32]) -> Vec<u32> {
-        let mut ids = Vec::with_capacity(prefix.len() + suffix.len() + 3);
-        let suffix_first = style == FimStyle::Spm || self.middle.is_none();
-        if suffix_first {
-            ids.push(self.suffix);
-            ids.extend_from_slice(suffix);
+        let mut parts = [&[self.prefix], prefix, &[self.suffix], suffix];
+        if style == FimStyle::Spm || self.middle.is_none() {
+            parts.rotate_left(2);
         }
-        ids.push(self.prefix);
-        ids.extend_from_slice(prefix);
-        if !suffix_first {
-            ids.push(self.suffix);
-            ids.extend_from_slice(suffix);
-        }
+        let mut ids = parts.concat();
         ids.extend(self.middle);
         ids
     }

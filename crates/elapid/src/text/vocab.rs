@@ -45,9 +45,7 @@ pub fn from_gguf(gguf: &Gguf) -> Result<Option<GgufVocab>> {
     }
     let n_tokens = tokens.len();
     let mut scores = gguf.floats(&key("scores"))?;
-    if let Some(scores) = &mut scores {
-        scores.truncate(n_tokens);
-    }
+    scores.iter_mut().for_each(|scores| scores.truncate(n_tokens));
     Ok(Some(GgufVocab {
         model,
         pre: gguf.str(&key("pre"))?.map(str::to_string),
@@ -66,35 +64,25 @@ pub fn to_gguf(tokenizer: Option<&Tokenizer>, n_vocab: usize) -> Result<Vec<(Str
     let Some(tokenizer) = tokenizer else {
         return Ok(vec![(key("model"), Item::Str(NONE.into()))]);
     };
-    let GgufVocab { model, pre, mut tokens, token_types, scores, merges, ids, flags } =
+    let GgufVocab { model, pre, mut tokens, token_types, mut scores, merges, ids, flags } =
         tokenizer.to_gguf()?;
     if tokens.len() > n_vocab {
         let problem = format!("the tokenizer has {} tokens, the model {n_vocab}", tokens.len());
         return Err(Error::input(problem, "the tokenizer may belong to another model"));
     }
     const UNUSED: i32 = 5;
-    const NORMAL: i32 = 1;
-    let mut types = token_types.unwrap_or_else(|| vec![NORMAL; tokens.len()]);
-    let mut scores = scores;
-    for id in tokens.len()..n_vocab {
-        tokens.push(format!("[PAD{id}]").into_bytes());
-        types.push(UNUSED);
-        if let Some(scores) = &mut scores {
-            scores.push(-1e4);
-        }
-    }
+    tokens.extend((tokens.len()..n_vocab).map(|id| format!("[PAD{id}]").into_bytes()));
+    let mut types = token_types.unwrap_or_default();
+    types.resize(n_vocab, UNUSED);
+    scores.iter_mut().for_each(|scores| scores.resize(n_vocab, -1e4));
     let mut list = vec![(key("model"), Item::Str(model))];
     list.extend(pre.map(|pre| (key("pre"), Item::Str(pre))));
     list.push((key("tokens"), Item::Strings(tokens)));
     list.push((key("token_type"), Item::I32s(types)));
     list.extend(scores.map(|scores| (key("scores"), Item::F32s(scores))));
     list.extend(merges.map(|merges| (key("merges"), Item::Strings(merges))));
-    for (name, id) in ids {
-        list.push((key(&format!("{name}_token_id")), Item::U32(id)));
-    }
-    for (name, flag) in flags {
-        list.push((key(&name), Item::Bool(flag)));
-    }
+    list.extend(ids.iter().map(|(name, id)| (key(&format!("{name}_token_id")), Item::U32(*id))));
+    list.extend(flags.iter().map(|(name, flag)| (key(name), Item::Bool(*flag))));
     Ok(list)
 }
 
@@ -157,7 +145,7 @@ pub fn from_gguf_file(file: &str, bytes: SharedBytes) -> Result<Option<Tokenizer
 }
 
 pub(crate) fn object(name: &str, bytes: &[u8]) -> Result<Map<String, Value>> {
-    let hint = "the file is written by the tool that made the model";
+    let hint = "convert or download the model again";
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),

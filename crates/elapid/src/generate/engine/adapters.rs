@@ -10,8 +10,6 @@
 //!
 //! An adapter that trains the lengths of rows (DoRA) is not a sum, and goes alone; a factor of zero
 //! leaves an adapter out.
-//!
-//! Not here: the files of adapters (`formats/`).
 
 use crate::error::{Error, Result};
 use crate::model::lora::{Lora, Module};
@@ -44,7 +42,6 @@ impl Adapters {
         Adapters { base: Arc::new(base), list: Vec::new(), ready: Vec::new() }
     }
 
-    /// The weights without any.
     pub(super) fn base(&self) -> &Weights {
         &self.base
     }
@@ -69,15 +66,15 @@ impl Adapters {
         Ok(self.list.len() - 1)
     }
 
+    #[cfg(test)]
     pub(super) fn names(&self) -> Vec<(usize, &str)> {
         self.list.iter().map(|it| it.name.as_str()).enumerate().collect()
     }
 
     fn get(&self, idx: usize) -> Result<&Loaded> {
         self.list.get(idx).ok_or_else(|| {
-            let names = self.names();
-            let list: Vec<String> =
-                names.iter().map(|(idx, name)| format!("{idx} {name}")).collect();
+            let all = self.list.iter().enumerate();
+            let list: Vec<String> = all.map(|(idx, it)| format!("{idx} {}", it.name)).collect();
             let hint = match list.is_empty() {
                 true => "none is loaded".to_string(),
                 false => format!("these are loaded: {}", list.join(", ")),
@@ -132,14 +129,16 @@ impl Adapters {
         let dora = parts.iter().map(|part| &self.list[part.0]).find(is_dora);
         match dora {
             Some(dora) if parts.len() > 1 => {
-                let problem = format!("`{}` is a DoRA adapter, which adds to no other", dora.name);
+                let problem = format!(
+                    "`{}` is a DoRA adapter, which cannot be combined with others",
+                    dora.name
+                );
                 Err(Error::input(problem, "ask for it alone, or merge it into the base"))
             }
             _ => Ok(parts),
         }
     }
 
-    /// The base with these adapters, which fit it.
     fn combine(&self, parts: &[(usize, f32)]) -> Weights {
         let mut by_param: BTreeMap<&str, Vec<(&Module, f32)>> = BTreeMap::new();
         for (idx, factor) in parts {

@@ -7,8 +7,6 @@
 //!
 //! Grammars come from strangers: their size and depth are bounded here, the work of a parser by
 //! the limits of llguidance, and what it panics of becomes an error.
-//!
-//! Not here: the choice of a token (`sample.rs`).
 
 use super::Constraint;
 use crate::error::{Error, Result};
@@ -31,10 +29,8 @@ const VOCAB_BYTES_MAX: usize = 1 << 22;
 
 const HINT: &str = "llguidance's documentation says what schemas and grammars may contain";
 
-/// Makes rules for one vocabulary.
 pub(super) struct Grammars {
     factory: ParserFactory,
-    /// Ids that end a text.
     ends: Arc<[u32]>,
 }
 
@@ -44,7 +40,6 @@ pub(super) struct Rule {
     ends: Arc<[u32]>,
 }
 
-/// How far an answer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     Open,
@@ -52,7 +47,6 @@ pub(super) enum Progress {
 }
 
 impl Grammars {
-    /// Makes the trie of a vocabulary.
     pub(super) fn new(tokenizer: &Tokenizer) -> Result<Grammars> {
         let (mut words, mut n_bytes) = (Vec::with_capacity(tokenizer.n_vocab() + 1), 0);
         for id in 0..tokenizer.n_vocab() as u32 {
@@ -98,7 +92,6 @@ impl Grammars {
         Ok(Grammars { factory, ends: ends.into() })
     }
 
-    /// A rule for one answer.
     pub(super) fn rule(&self, constraint: &Constraint) -> Result<Rule> {
         check(constraint)?;
         let grammar = match constraint {
@@ -138,12 +131,10 @@ impl Rule {
         Ok(if n_allowed == 0 { Progress::Over } else { Progress::Open })
     }
 
-    /// Whether this token ends a text.
     pub(super) fn is_end(&self, id: u32) -> bool {
         self.ends.contains(&id)
     }
 
-    /// Takes the token that was drawn.
     pub(super) fn take(&mut self, id: u32) -> Result<Progress> {
         if self.is_end(id) {
             return Ok(Progress::Over);
@@ -169,17 +160,16 @@ fn check(constraint: &Constraint) -> Result<()> {
     };
     let (name, hint) = (name(constraint), "give a simpler one");
     if n_bytes > N_BYTES_MAX {
-        let problem = format!("the {name} has {n_bytes} bytes, of {N_BYTES_MAX} at most");
+        let problem = format!("the {name} has {n_bytes} bytes, at most {N_BYTES_MAX} are allowed");
         return Err(Error::input(problem, hint));
     }
     if depth > DEPTH_MAX {
-        let problem = format!("the {name} is {depth} levels deep, of {DEPTH_MAX} at most");
+        let problem = format!("the {name} is {depth} levels deep, at most {DEPTH_MAX} are allowed");
         return Err(Error::input(problem, hint));
     }
     Ok(())
 }
 
-/// Lists and objects within each other.
 fn depth(value: &Value) -> usize {
     match value {
         Value::Array(list) => 1 + list.iter().map(depth).max().unwrap_or(0),

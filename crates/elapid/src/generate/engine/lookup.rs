@@ -9,19 +9,15 @@
 //!
 //! Guesses that fail cost time, so that their number follows their luck: all right doubles it,
 //! none right makes it pause, for longer each time.
-//!
-//! Not here: the pass and what becomes of the state (`slot.rs`).
 
 /// Lengths of what is looked for, in tokens; the longest that is found counts.
 const N_GRAMS: [usize; 2] = [3, 2];
 /// Passes without a guess after a row of failures, at most.
 const N_PAUSE_MAX: usize = 32;
 
-/// Makes guesses for one sequence.
 pub(super) struct Lookup {
     n_max: usize,
     n_next: usize,
-    /// Failures in a row.
     n_failed: u32,
     /// Passes to let go by.
     n_pause: usize,

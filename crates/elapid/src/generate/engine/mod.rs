@@ -15,18 +15,6 @@
 //!
 //! What an answer becomes depends on its request alone: the draw of a token is a function of the
 //! seed and of its place in the answer, and pieces of prompts are the same whatever was kept.
-//!
-//! | file            | is                                                             |
-//! |-----------------|----------------------------------------------------------------|
-//! | `request.rs`    | what is asked, and what is answered                            |
-//! | `slot.rs`       | one request on its way                                         |
-//! | `snapshots.rs`  | states along prompts, found again by content                   |
-//! | `stops.rs`      | texts that end an answer                                       |
-//! | `constraint.rs` | what an answer must look like                                  |
-//! | `lookup.rs`     | guesses from what was read                                     |
-//! | `adapters.rs`   | weights of combinations of adapters                            |
-//!
-//! Not here: the choice of a token (`sample.rs`), text and tokens (`tokenizer/`), time limits.
 
 mod adapters;
 mod constraint;
@@ -87,7 +75,6 @@ pub struct Engine {
     totals: Stats,
 }
 
-/// What a step does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     Read,
@@ -189,7 +176,10 @@ impl Engine {
     fn slot(&mut self, request: Request) -> Result<Slot> {
         let rule = match &request.constraint {
             None => None,
-            Some(constraint) => Some(self.grammars()?.rule(constraint)?),
+            Some(constraint) => {
+                let made = self.grammars.take().map_or_else(|| Grammars::new(&self.tokenizer), Ok);
+                Some(self.grammars.insert(made?).rule(constraint)?)
+            }
         };
         let (combination, weights) = self.adapters.weights(&request.adapters)?;
         let keys = snapshots::keys(&combination, &request.prompt);
@@ -199,20 +189,12 @@ impl Engine {
         Ok(Slot::new((id, request), (keys, weights), &self.tokenizer, rule, context))
     }
 
-    fn grammars(&mut self) -> Result<&Grammars> {
-        let made = match self.grammars.take() {
-            Some(made) => made,
-            None => Grammars::new(&self.tokenizer)?,
-        };
-        Ok(self.grammars.insert(made))
-    }
-
     /// Whether a request can be answered at all.
     fn check(&self, request: &Request) -> Result<()> {
         request.sampling.check()?;
         let (n_prompt, context) = (request.prompt.len(), self.settings.context);
         if n_prompt == 0 {
-            let hint = "begin with the token that begins a text";
+            let hint = "start with the BOS token";
             return Err(Error::input("the prompt has no tokens", hint));
         }
         if n_prompt + request.n_max.min(1) > context {
@@ -248,7 +230,7 @@ impl Engine {
 
     /// Advances everything that runs by a little.
     ///
-    /// What fails belongs to a request and ends it with `Reason::Failed`; the engine goes on.
+    /// What fails belongs to a request and ends it with `Reason::Failed`; the engine continues.
     pub fn step(&mut self) -> Vec<(RequestId, Event)> {
         while self.running.len() < self.settings.n_slots {
             let Some(mut slot) = self.waiting.pop_front() else { break };
@@ -329,7 +311,6 @@ impl Engine {
         }
     }
 
-    /// Takes out those that are over.
     fn sweep(&mut self, events: &mut Vec<(RequestId, Event)>) {
         let (over, running) =
             std::mem::take(&mut self.running).into_iter().partition(|slot| slot.is_over());
@@ -355,7 +336,7 @@ impl Engine {
     fn embedded(&self, ids: &[u32]) -> Result<Vec<f32>> {
         let (n_tok, context) = (ids.len(), self.settings.context);
         if n_tok == 0 || n_tok > context {
-            let problem = format!("the text has {n_tok} tokens, of 1 to {context}");
+            let problem = format!("the text has {n_tok} tokens; it may have 1 to {context}");
             return Err(Error::input(problem, "embed something, in parts where it is long"));
         }
         let (model, weights, device) = (&*self.model, self.adapters.base(), self.device());
@@ -399,7 +380,6 @@ impl Engine {
     }
 }
 
-/// A state before the first token.
 fn new_state(model: &Model, slot: &Slot, cache: CacheType) -> Result<State> {
     let device = slot.weights.device();
     let state = model.state_with(device, cache);
@@ -422,7 +402,7 @@ fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-        Err(Error::Panic { problem: text.unwrap_or_else(|| "a panic without words".into()) })
+        Err(Error::Panic { problem: text.unwrap_or_else(|| "a panic without a message".into()) })
     })
 }
 
@@ -453,7 +433,6 @@ fn pass(
     device.check().and(done)
 }
 
-/// Gives rows of logits to a slot.
 fn take(slot: &mut Slot, rows: std::slice::ChunksExact<f32>, events: &mut Vec<(RequestId, Event)>) {
     if let Err(error) = contained(|| {
         slot.take(rows, events);

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::generate::sample::Sampling;
+use crate::text::tokenizer::Special;
 use std::sync::Arc;
 
 /// How an engine works.
@@ -41,7 +42,56 @@ pub struct Request {
     /// Tokens that are guessed from the prompt and checked in one pass; zero for none.
     pub n_lookup: usize,
     /// Whether special tokens show in the text.
-    pub special: crate::text::tokenizer::Special,
+    pub special: Special,
+}
+
+impl Default for Request {
+    /// An empty prompt, 256 tokens, the default sampling.
+    fn default() -> Request {
+        Request {
+            prompt: Vec::new(),
+            n_max: 256,
+            sampling: Sampling::default(),
+            logit_bias: Vec::new(),
+            stop_tokens: Vec::new(),
+            stop_texts: Vec::new(),
+            constraint: None,
+            adapters: Vec::new(),
+            n_top: 0,
+            n_lookup: 0,
+            special: Special::Plain,
+        }
+    }
+}
+
+impl Request {
+    /// At most this many tokens.
+    pub fn max_tokens(self, n_max: usize) -> Request {
+        Request { n_max, ..self }
+    }
+
+    /// Zero always takes the likeliest token.
+    pub fn temperature(mut self, temperature: f32) -> Request {
+        self.sampling.temperature = temperature;
+        self
+    }
+
+    /// The same seed gives the same answer.
+    pub fn seed(mut self, seed: u64) -> Request {
+        self.sampling.seed = seed;
+        self
+    }
+
+    /// Ends the answer before this text.
+    pub fn stop(mut self, text: impl Into<String>) -> Request {
+        self.stop_texts.push(text.into());
+        self
+    }
+
+    /// What the answer must look like.
+    pub fn constraint(self, constraint: Constraint) -> Request {
+        Request { constraint: Some(constraint), ..self }
+    }
 }
 
 /// What an answer must look like.

@@ -8,8 +8,6 @@
 //! After a wrong guess the state has seen tokens that are not there. A cache of keys is cut; a
 //! recurrence cannot go back, so its state from before the pass is put back, and the next pass
 //! takes again what was right: the weights are read once for all of it.
-//!
-//! Not here: passes and their order (`mod.rs`).
 
 use super::constraint::{Progress, Rule};
 use super::lookup::Lookup;
@@ -24,7 +22,6 @@ use crate::text::tokenizer::{Stream, Tokenizer};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A request and how far it is.
 pub(super) struct Slot {
     pub(super) id: RequestId,
     request: Request,
@@ -37,7 +34,6 @@ pub(super) struct Slot {
     pub(super) tokens: Vec<u32>,
     pub(super) n_prompt: usize,
     pub(super) n_cached: usize,
-    /// Tokens of the answer, at most.
     n_max: usize,
     /// Text of the answer, and texts that end it.
     stream: Stream<Arc<Tokenizer>>,
@@ -53,7 +49,6 @@ pub(super) struct Slot {
     pub(super) is_second_try: bool,
 }
 
-/// What a slot does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Reads the prompt: this many tokens are left.
@@ -93,12 +88,10 @@ impl Slot {
         }
     }
 
-    /// Tokens that its state has seen.
     pub(super) fn n_seen(&self) -> usize {
         self.state.as_ref().map_or(0, |state| state.n_tok)
     }
 
-    /// Tokens of the answer so far.
     pub(super) fn n_tok(&self) -> usize {
         self.tokens.len() - self.n_prompt
     }
@@ -124,7 +117,6 @@ impl Slot {
         }
     }
 
-    /// How far it is.
     pub(super) fn running(&self) -> Running {
         let (n_prompt, n_read, n_tok) = (self.n_prompt, self.n_read(), self.n_tok());
         Running { id: self.id, n_prompt, n_read, n_tok, n_max: self.n_max }
@@ -161,7 +153,6 @@ impl Slot {
         }
     }
 
-    /// Tells how much of the prompt was read.
     pub(super) fn tell_prompt(&self, events: &mut Vec<(RequestId, Event)>) {
         let (n_done, n_cached) = (self.n_read(), self.n_cached);
         events.push((self.id, Event::Prompt { n_done, n_cached }));
@@ -181,7 +172,7 @@ impl Slot {
         (begin..end, usize::from(self.n_max > 0 && end == self.n_prompt))
     }
 
-    /// Goes on from a snapshot behind this many pieces.
+    /// Continues from a snapshot behind this many pieces.
     pub(super) fn restore(&mut self, n_pieces: usize, state: State) {
         self.n_cached += n_pieces * PIECE - self.n_seen();
         self.state = Some(state);
@@ -211,17 +202,12 @@ impl Slot {
         let guesses = std::mem::take(&mut self.guesses);
         let mut n_accepted = 0;
         for (idx, row) in rows.enumerate() {
-            let id = match self.say(row) {
-                Ok(token) => token.map(|token| {
-                    let id = token.id;
-                    events.push((self.id, Event::Token(token)));
-                    id
-                }),
-                Err(error) => {
-                    self.fail(&Arc::new(error));
-                    None
-                }
-            };
+            let said = self.say(row).unwrap_or_else(|error| {
+                self.fail(&Arc::new(error));
+                None
+            });
+            let id = said.as_ref().map(|token| token.id);
+            events.extend(said.map(|token| (self.id, Event::Token(token))));
             let is_right = id.is_some() && id == guesses.get(idx).copied();
             n_accepted += usize::from(is_right);
             if !is_right || self.ended.is_some() {

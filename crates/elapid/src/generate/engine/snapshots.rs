@@ -8,7 +8,7 @@
 //! key[k] = BLAKE3(key[k-1], tokens of piece k)
 //! ```
 //!
-//! A prompt that begins as one before goes on from the last state they share, and computes from
+//! A prompt that begins as one before continues from the last state they share, and computes from
 //! there exactly the pieces that it would have computed from the start: the answer has the same
 //! bits, for attention, recurrences and mixtures of them alike. An edit in the middle of a file
 //! costs what is behind the edit and, at most, one piece before it.
@@ -42,7 +42,6 @@ pub(super) struct Snapshots {
 
 struct Entry {
     state: State,
-    /// Pieces it has seen.
     n_pieces: usize,
     used: u64,
 }
@@ -76,7 +75,6 @@ impl Snapshots {
         *self = Snapshots::new(self.bytes_max);
     }
 
-    /// How many there are, and their bytes.
     pub(super) fn usage(&self) -> (usize, usize) {
         (self.entries.len(), self.n_bytes)
     }

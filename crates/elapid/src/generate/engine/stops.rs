@@ -6,10 +6,7 @@
 //! with the same byte, the longest. What comes out depends on the text, not on how it was cut.
 //!
 //! Both are UTF-8, so a stop that matches begins and ends between characters.
-//!
-//! Not here: tokens that end an answer.
 
-/// Looks for stop texts in a text that comes in pieces.
 pub(super) struct Stops {
     list: Vec<Stop>,
     /// What the longest beginning of a stop holds back.

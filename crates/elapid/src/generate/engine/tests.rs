@@ -703,7 +703,7 @@ fn expressions_and_grammars_hold_and_an_end_comes_only_where_one_may() {
     let lark = "start: word (\" \" word)*\nword: /cat|rat/";
     let answer = ask(&mut engine, wanting(Constraint::Lark(lark.into())));
     assert!(["cat", "rat"].contains(&&answer.text()[..]), "{:?}", answer.text());
-    // Without the wish it goes on to the limit.
+    // Without the wish it continues to the limit.
     let answer = ask(&mut engine, constrained(Constraint::Regex("a+".into()), 1, 9));
     let is_all_a = answer.text().bytes().all(|byte| byte == b'a');
     assert!(is_all_a && answer.finish.n_tok <= 9);

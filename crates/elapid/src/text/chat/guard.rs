@@ -13,6 +13,7 @@ use minijinja::machinery::{Span, WhitespaceConfig};
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use std::cell::Cell;
+use std::ops::Range;
 
 /// Tokens in one tag. A chain of operators nests as deep as it is long, and is walked by
 /// recursion.
@@ -35,7 +36,6 @@ thread_local! {
     static BUDGET: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Runs `f` with a budget of `n_byte`.
 pub(super) fn with_budget<T>(n_byte: usize, f: impl FnOnce() -> T) -> T {
     let before = BUDGET.replace(n_byte);
     let result = f();
@@ -102,30 +102,39 @@ pub(super) fn read_level(value: Value) -> Result<Value, Error> {
 ///
 /// Refused are tags too long for recursion over the tree, and tags about other templates. A
 /// literal `x` becomes `[x][0]`, because the compiler of minijinja evaluates what is constant.
+/// Training marks what the assistant says with `{% generation %}`: an `if` in its place gives the
+/// same text and keeps the rules for space around tags.
 pub(super) fn checked_source(source: &str) -> Result<String, Error> {
     let (mut n_tag, mut n_elif) = (0, 0);
-    let (mut is_after_dot, mut is_after_text) = (false, false);
-    let mut literals: Vec<(usize, usize)> = Vec::new();
+    let mut before = Token::TemplateData("");
+    // Places of literals, and of other tokens with what comes instead.
+    let mut edits: Vec<(Range<usize>, Option<&str>)> = Vec::new();
     for token in machinery::tokenize(source, false, Default::default(), SPACE) {
         let (token, span) = token?;
-        let (start, end) = (span.start_offset as usize, span.end_offset as usize);
-        let is_text = matches!(token, Token::Str(_) | Token::String(_));
+        let place = span.start_offset as usize..span.end_offset as usize;
+        let is_text = |token: &Token| matches!(token, Token::Str(_) | Token::String(_));
         let is_number = matches!(token, Token::Int(_) | Token::Int128(_) | Token::Float(_));
-        match literals.last_mut() {
+        match edits.last_mut() {
             // Strings beside each other are one; the 1 of `x.1` is a name.
-            Some(last) if is_text && is_after_text => last.1 = end,
-            _ if is_text || is_number && !is_after_dot => literals.push((start, end)),
+            Some(last) if is_text(&token) && is_text(&before) => last.0.end = place.end,
+            _ if is_text(&token) || is_number && !matches!(before, Token::Dot) => {
+                edits.push((place.clone(), None));
+            }
             _ => {}
         }
-        (is_after_text, is_after_dot) = (is_text, matches!(token, Token::Dot));
-        match token {
-            Token::VariableStart | Token::BlockStart => n_tag = 0,
-            Token::Ident(
-                name @ ("include" | "import" | "from" | "extends" | "block" | "autoescape"),
-            ) if n_tag == 0 => {
-                return Err(syntax_error(format!("the tag `{name}` is not supported"), span));
+        match (&before, &token) {
+            (_, Token::VariableStart | Token::BlockStart) => n_tag = 0,
+            (
+                Token::BlockStart,
+                Token::Ident(
+                    name @ ("include" | "import" | "from" | "extends" | "block" | "autoescape"),
+                ),
+            ) => return Err(syntax_error(format!("the tag `{name}` is not supported"), span)),
+            (Token::BlockStart, Token::Ident("generation")) => edits.push((place, Some("if true"))),
+            (Token::BlockStart, Token::Ident("endgeneration")) => {
+                edits.push((place, Some("endif")));
             }
-            Token::Ident("elif") => n_elif += 1,
+            (_, Token::Ident("elif")) => n_elif += 1,
             _ => n_tag += 1,
         }
         if n_tag > TAG_TOKEN_MAX {
@@ -134,11 +143,16 @@ pub(super) fn checked_source(source: &str) -> Result<String, Error> {
         if n_elif > ELIF_MAX {
             return Err(syntax_error(format!("more than {ELIF_MAX} `elif`"), span));
         }
+        before = token;
     }
     let (mut out, mut done) = (String::with_capacity(source.len() * 2), 0);
-    for (start, end) in literals {
-        out.extend([&source[done..start], "[", &source[start..end], "][0]"]);
-        done = end;
+    for (place, instead) in edits {
+        out.push_str(&source[done..place.start]);
+        match instead {
+            Some(text) => out.push_str(text),
+            None => out.extend(["[", &source[place.clone()], "][0]"]),
+        }
+        done = place.end;
     }
     Ok(out + &source[done..])
 }
@@ -148,7 +162,6 @@ fn syntax_error(problem: String, span: Span) -> Error {
     Error::new(ErrorKind::SyntaxError, format!("line {line}: {problem}"))
 }
 
-/// Compiles what `checked_source` gave.
 pub(super) fn compiled(source: &str) -> Result<Instructions<'_>, Error> {
     let tree = machinery::parse(source, "template", Default::default(), SPACE)?;
     let mut code = CodeGenerator::new("template", source);

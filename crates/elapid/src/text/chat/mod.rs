@@ -66,16 +66,9 @@ pub struct ChatTemplate {
 }
 
 /// The words of `raise_exception`.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 struct Refusal(String);
-
-impl std::fmt::Display for Refusal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Refusal {}
 
 impl ChatTemplate {
     /// Parses the template `source`, which came from `file`.
@@ -90,7 +83,7 @@ impl ChatTemplate {
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let mut template = ChatTemplate { file: file.to_string(), source: String::new() };
         template.source = template.caught(|| {
-            let source = guard::checked_source(&without_generation_tags(source))?;
+            let source = guard::checked_source(&source)?;
             guard::compiled(&source)?;
             Ok(source)
         })?;
@@ -142,48 +135,14 @@ impl ChatTemplate {
 const HINT: &str = "the chat template may be cut off, or use what only jinja2 has; \
                     give a template of your own";
 
-/// Training marks what the assistant says with `{% generation %}`; the text is the same without.
-/// An `if` in its place keeps the rules for space around tags.
-fn without_generation_tags(source: String) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source.as_str();
-    while let Some(at) = rest.find("{%") {
-        let (before, tag) = rest.split_at(at + 2);
-        out.push_str(before);
-        let sign = tag.len() - tag.trim_start_matches(['-', '+']).len();
-        let inner = tag[sign..].trim_start();
-        let after = |word: &str| inner.strip_prefix(word).filter(|rest| is_tag_end(rest));
-        let (put, after) = match (after("generation"), after("endgeneration")) {
-            (Some(after), _) => ("if true", after),
-            (_, Some(after)) => ("endif", after),
-            _ => ("", tag),
-        };
-        if !put.is_empty() {
-            out.push_str(&tag[..sign]);
-            out.push(' ');
-            out.push_str(put);
-        }
-        rest = after;
-    }
-    out + rest
-}
-
-fn is_tag_end(rest: &str) -> bool {
-    let rest = rest.trim_start();
-    rest.strip_prefix(['-', '+']).unwrap_or(rest).starts_with("%}")
-}
-
 fn context(messages: &[Message], options: &ChatOptions) -> Value {
     let mut map = Map::new();
-    let text = |text: &Option<String>| serde_json::Value::from(text.clone());
     map.insert("messages".into(), messages.to_vec().into());
     map.insert("add_generation_prompt".into(), options.add_generation_prompt.into());
     map.insert("tools".into(), options.tools.clone().unwrap_or_default());
     map.insert("documents".into(), serde_json::Value::Null);
     for (name, token) in [("bos_token", &options.bos_token), ("eos_token", &options.eos_token)] {
-        if token.is_some() {
-            map.insert(name.into(), text(token));
-        }
+        map.extend(token.iter().map(|token| (name.into(), token.clone().into())));
     }
     map.extend(options.extra.clone());
     Value::from_serialize(map)

@@ -2,7 +2,7 @@
 //!
 //! Only what templates meet: slices with negative steps, division, `%` on strings, methods of
 //! strings that pycompat lacks or does otherwise. Whatever can grow is charged to the budget of
-//! `guard` before it is made. Not here: values as text, in `text`.
+//! `guard` before it is made.
 
 use super::guard::{NODE_COST, charge, read, read_level, size};
 use super::text::{json, text};
@@ -88,10 +88,10 @@ impl Object for Negated {
 /// or hold itself.
 pub(super) fn refuse_special(value: &Value) -> Outcome<()> {
     if value.downcast_object_ref::<Namespace>().is_some() {
-        return Err(fail("a namespace is no value"));
+        return Err(fail("a namespace cannot be used as a value"));
     }
     match value.downcast_object_ref::<Negated>() {
-        Some(Negated(value)) => Err(fail(format!("`-` of {}", value.kind()))),
+        Some(Negated(value)) => Err(fail(format!("`-` cannot be applied to {}", value.kind()))),
         None => Ok(()),
     }
 }
@@ -136,7 +136,7 @@ fn operators(env: &mut Environment<'static>) {
         if value.kind() == ValueKind::Iterable { read_level(value) } else { Ok(value) }
     });
     env.add_function("items ", |value: Value| match value.is_none() {
-        true => Err(fail("a loop over none")),
+        true => Err(fail("none is not iterable")),
         false => Ok(value),
     });
     env.add_function("set ", |value: Value, target: &Value, name: &str| {
@@ -145,7 +145,7 @@ fn operators(env: &mut Environment<'static>) {
         };
         // Macros hold variables: a namespace of them could grow deep.
         if value.kind() == ValueKind::Plain {
-            return Err(fail("a namespace is no value, nor can it hold a function"));
+            return Err(fail("a namespace cannot be used as a value, nor hold a function"));
         }
         let mut entries = entries.lock().unwrap_or_else(PoisonError::into_inner);
         entries.insert(name.to_string(), value);
@@ -247,7 +247,7 @@ fn comparisons(env: &mut Environment<'static>) {
             if matches!(op, "==" | "!=") || is_ordered {
                 return Ok(compare(a, b));
             }
-            Err(fail(format!("`{op}` between {} and {}", a.kind(), b.kind())))
+            Err(fail(format!("`{op}` cannot be applied to {} and {}", a.kind(), b.kind())))
         };
         names.iter().for_each(|name| env.add_test(*name, compare));
         env.add_function(format!("{op} "), compare);
@@ -293,7 +293,7 @@ fn arithmetic(
     }
     match (float(a), float(b)) {
         (Ok(a), Ok(b)) => Ok(Value::from(real(a, b))),
-        _ => Err(fail(format!("`{op}` between {} and {}", a.kind(), b.kind()))),
+        _ => Err(fail(format!("`{op}` cannot be applied to {} and {}", a.kind(), b.kind()))),
     }
 }
 
@@ -376,7 +376,7 @@ fn slice(value: Value, start: &Value, stop: &Value, step: &Value) -> Outcome<Val
     };
     let (start, stop, step) = (part(start)?, part(stop)?, part(step)?.unwrap_or(1));
     if !matches!(value.kind(), ValueKind::Seq | ValueKind::String) {
-        return Err(fail(format!("a slice of {}", value.kind())));
+        return Err(fail(format!("{} cannot be sliced", value.kind())));
     }
     if step == 0 {
         return Err(fail("a slice with step 0"));
@@ -430,14 +430,10 @@ fn filters(env: &mut Environment<'static>) {
             None => String::new(),
         };
         named.assert_all_used()?;
-        let mut out = String::new();
-        for (idx, item) in list.try_iter()?.enumerate() {
-            charge(glue.len())?;
-            out.push_str(if idx > 0 { &glue } else { "" });
-            let item = attribute.as_ref().map_or(Ok(item.clone()), |name| item.get_attr(name))?;
-            out.push_str(&text(&item)?);
-        }
-        Ok::<_, Error>(out)
+        joined(list, &glue, |item| match &attribute {
+            Some(name) => text(&item.get_attr(name)?),
+            None => text(&item),
+        })
     });
     env.add_filter("replace", |value: &Value, old: &str, new: &str, n: Option<i64>| {
         replaced(&text(value)?, old, new, n.unwrap_or(-1))
@@ -456,7 +452,7 @@ fn filters(env: &mut Environment<'static>) {
     env.add_filter("wordcount", |value: &str| value.split_whitespace().count());
     env.add_filter("length", |value: &Value| match value.is_undefined() {
         true => Ok(0),
-        false => value.len().ok_or_else(|| fail(format!("the length of {}", value.kind()))),
+        false => value.len().ok_or_else(|| fail(format!("{} has no length", value.kind()))),
     });
     env.add_filter("items", |value: &Value| -> Outcome<Vec<Value>> {
         match value.is_undefined() {
@@ -472,6 +468,17 @@ fn filters(env: &mut Environment<'static>) {
 fn pairs(map: &Value) -> Outcome<Vec<Value>> {
     let pair = |key: Value| Ok(Value::from(vec![key.clone(), map.get_item(&key)?]));
     map.try_iter()?.map(pair).collect()
+}
+
+/// The texts of a list, `glue` between them.
+fn joined(list: &Value, glue: &str, text: impl Fn(Value) -> Outcome<String>) -> Outcome<String> {
+    let mut out = String::new();
+    for (idx, item) in list.try_iter()?.enumerate() {
+        charge(glue.len())?;
+        out.push_str(if idx > 0 { glue } else { "" });
+        out.push_str(&text(item)?);
+    }
+    Ok(out)
 }
 
 fn replaced(value: &str, old: &str, new: &str, n: i64) -> Outcome<String> {
@@ -538,7 +545,7 @@ fn method(state: &State, value: &Value, name: &str, args: &[Value]) -> Outcome<V
     let all = |is: fn(char) -> bool| Value::from(!s.is_empty() && s.chars().all(is));
     if name.contains("split") {
         if arg(0) == Some("") {
-            return Err(fail("`split` by an empty string"));
+            return Err(fail("`split` needs a separator that is not empty"));
         }
         let n_part = match arg(0) {
             Some(part) => s.matches(part).count(),
@@ -573,13 +580,9 @@ fn method(state: &State, value: &Value, name: &str, args: &[Value]) -> Outcome<V
             Value::from(replaced(s, old, new, n)?)
         }
         ("join", None) if args.len() == 1 => {
-            let mut out = String::new();
-            for (idx, item) in args[0].try_iter()?.enumerate() {
-                charge(s.len())?;
-                out.push_str(if idx > 0 { s } else { "" });
-                out.push_str(item.as_str().ok_or_else(|| fail("`join` of what is no string"))?);
-            }
-            Value::from(out)
+            let item = |item: Value| item.as_str().map(str::to_string);
+            let item = |it| item(it).ok_or_else(|| fail("`join` needs strings"));
+            Value::from(joined(&args[0], s, item)?)
         }
         ("format", _) => Value::from(formatted(FormatStyle::StrFormat, s, args)?),
         ("title", None) => Value::from(titled(s, |ch| !ch.is_alphabetic())),

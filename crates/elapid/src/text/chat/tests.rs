@@ -148,6 +148,13 @@ fn errors_name_file_and_line() {
 }
 
 #[test]
+fn tags_that_mark_a_generation_change_nothing() {
+    let source = "a {%- generation -%} b {% endgeneration +%} {{ generation }}\
+        {% raw %}{% generation %}{% endraw %}";
+    assert_eq!(render(source, &ChatOptions::default()).unwrap(), "ab  {% generation %}");
+}
+
+#[test]
 fn the_time_comes_from_outside() {
     let text = problem("{{ strftime_now('%Y') }}");
     assert!(text.contains("asks for the time"), "{text}");
@@ -197,8 +204,11 @@ fn hostile() -> Vec<(String, &'static str)> {
             "recursion",
         ),
         ("{% for i in [1] recursive %}{{ loop([i]) }}{% endfor %}", "recursion limit"),
-        ("{% set n = namespace() %}{% set n.x = n %}{{ n }}", "a namespace is no value"),
-        ("{% set n = namespace() %}{{ {n: [n]} }}", "a namespace is no value"),
+        (
+            "{% set n = namespace() %}{% set n.x = n %}{{ n }}",
+            "a namespace cannot be used as a value",
+        ),
+        ("{% set n = namespace() %}{{ {n: [n]} }}", "a namespace cannot be used as a value"),
         ("{{ 'a' * 10 ** 30 }}", "repeats too often"),
         ("{{ [1] * 10 ** 18 }}", bytes),
         ("{{ 1 in [1] * 10 ** 18 }}", bytes),
@@ -228,7 +238,7 @@ fn hostile() -> Vec<(String, &'static str)> {
     list.push((double("[1]", "[n.x, n.x]", ""), bytes));
     list.push((double("[]", "{'a': n.x, 'b': n.x}", ""), bytes));
     list.push((double("[]", "[[n.x]]", ""), "nested too deep"));
-    list.push((double("[]", "namespace(x=n.x)", ""), "a namespace is no value"));
+    list.push((double("[]", "namespace(x=n.x)", ""), "a namespace cannot be used as a value"));
     for part in ["-1 in r", "r[1:]", "r|select('odd')|list", "r|map('string')|first", "range(9999)"]
     {
         list.push((many(part), bytes));

@@ -11,15 +11,12 @@ use std::fmt::Write;
 pub(super) fn text(value: &Value) -> Outcome<String> {
     read(value)?;
     let mut out = String::new();
-    match value.as_str() {
-        Some(text) => out.push_str(text),
-        None if value.is_undefined() => (),
-        None => {
-            let (comma, colon) = (", ".into(), ": ".into());
-            let style =
-                Style { scalars: Scalars::Repr, indent: None, is_sorted: false, comma, colon };
-            style.write(value, 0, &mut out)?;
-        }
+    if let Some(text) = value.as_str() {
+        out.push_str(text);
+    } else if !value.is_undefined() {
+        let (comma, colon) = (", ".into(), ": ".into());
+        let style = Style { scalars: Scalars::Repr, indent: None, is_sorted: false, comma, colon };
+        style.write(value, 0, &mut out)?;
     }
     Ok(out)
 }
@@ -42,7 +39,6 @@ pub(super) fn json(value: &Value, indent: Option<usize>, named: &Kwargs) -> Outc
     Ok(out)
 }
 
-/// How texts, numbers and constants are written.
 #[derive(Clone, Copy, PartialEq)]
 enum Scalars {
     Repr,
@@ -113,33 +109,24 @@ impl Style {
             (ValueKind::Bool, _) if is_json => write!(out, "{}", value.is_true())?,
             (ValueKind::Undefined, _) if !is_json => out.push_str("Undefined"),
             (kind, _) if is_json && kind != ValueKind::Number => {
-                return Err(fail(format!("{kind} is not JSON")));
+                return Err(fail(format!("{kind} cannot be written as JSON")));
             }
             _ => write!(out, "{value}")?,
         }
         Ok(())
     }
 
+    /// serde_json escapes as `json.dumps` does, but for `ensure_ascii`.
     fn json_text(&self, text: &str, out: &mut String) {
-        out.push('"');
-        for ch in text.chars() {
-            match ch {
-                '"' => out.push_str("\\\""),
-                '\\' => out.push_str("\\\\"),
-                '\n' => out.push_str("\\n"),
-                '\r' => out.push_str("\\r"),
-                '\t' => out.push_str("\\t"),
-                '\u{8}' => out.push_str("\\b"),
-                '\u{c}' => out.push_str("\\f"),
-                ch if ch < ' ' || (self.scalars == Scalars::AsciiJson && ch > '~') => {
-                    for unit in ch.encode_utf16(&mut [0; 2]) {
-                        out.push_str(&format!("\\u{unit:04x}"));
-                    }
-                }
-                ch => out.push(ch),
+        for ch in serde_json::Value::from(text).to_string().chars() {
+            if self.scalars == Scalars::AsciiJson && ch > '~' {
+                let mut units = [0; 2];
+                let units = ch.encode_utf16(&mut units).iter();
+                out.extend(units.map(|unit| format!("\\u{unit:04x}")));
+            } else {
+                out.push(ch);
             }
         }
-        out.push('"');
     }
 }
 
@@ -162,22 +149,11 @@ fn quoted(text: &str, out: &mut String) {
 
 /// Shortest digits that read back, with an exponent below 1e-4 and from 1e16 on.
 fn float_text(x: f64) -> String {
-    if !x.is_finite() {
-        return if x.is_nan() {
-            "nan"
-        } else if x > 0.0 {
-            "inf"
-        } else {
-            "-inf"
-        }
-        .to_string();
+    if x == 0.0 || !x.is_finite() || (1e-4..1e16).contains(&x.abs()) {
+        return format!("{x:?}").to_lowercase();
     }
-    if x != 0.0 && !(1e-4..1e16).contains(&x.abs()) {
-        let text = format!("{x:e}");
-        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-        let exponent: i32 = exponent.parse().unwrap_or(0);
-        let sign = if exponent < 0 { '-' } else { '+' };
-        return format!("{digits}e{sign}{:02}", exponent.abs());
-    }
-    format!("{x:?}")
+    let text = format!("{x:e}");
+    let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs())
 }

@@ -12,8 +12,6 @@
 //!
 //! Symbols are ids of the vocabulary or, where a vocabulary lacks one (a character that only
 //! exists joined, a result nobody listed), virtual ids after its end.
-//!
-//! Not here: how text becomes words (`pre.rs`) and words become symbols (`encoder.rs`).
 
 use foldhash::fast::FixedState;
 use std::cmp::Reverse;
@@ -49,7 +47,6 @@ fn pack(high: u32, low: u32) -> u64 {
 }
 
 impl Merges {
-    /// Room for `n` pairs.
     pub(super) fn with_capacity(n: usize) -> Merges {
         Merges { pairs: FoldMap::with_capacity_and_hasher(n, Default::default()) }
     }
@@ -198,7 +195,6 @@ const LEN_KEPT_MAX: usize = 48;
 /// Bytes of words kept before all are forgotten.
 const BYTES_KEPT_MAX: usize = 1 << 21;
 
-/// A hash of a word.
 #[inline]
 pub(super) fn hash(word: &[u8]) -> u64 {
     let mut hasher = FixedState::default().build_hasher();
@@ -217,7 +213,6 @@ impl Memory {
         hash as usize & (self.slots.len() - 1)
     }
 
-    /// The ids of a word seen before.
     #[inline]
     pub(super) fn find(&self, word: &[u8], hash: u64) -> Option<&[u32]> {
         let slot = &self.slots[self.slot_idx(hash)];
@@ -232,7 +227,6 @@ impl Memory {
         Some(&self.ids[start..start + usize::from(slot.n_ids)])
     }
 
-    /// Keeps the ids of a word.
     pub(super) fn keep(&mut self, word: &[u8], hash: u64, ids: &[u32]) {
         if word.is_empty() || word.len() > LEN_KEPT_MAX || ids.len() > LEN_KEPT_MAX {
             return;

@@ -19,8 +19,6 @@
 //!
 //! The same text gives the same result on any number of threads: words are counted in batches cut
 //! by size, and sorted before ids are given out.
-//!
-//! Not here: how merges are applied to text (`bpe.rs`).
 
 use super::tokens::{Kind, byte_char, char_byte};
 use super::{Codec, Tokenizer, gguf, merges, names, pre};
@@ -72,12 +70,12 @@ impl Tokenizer {
         const FILE: &str = "the new tokenizer";
         let stages = names::find(FILE, pre)?.stages(FILE)?;
         let cut = |text: &str, emit: &mut dyn FnMut(&str)| {
-            let mut keep = |word: &str| {
+            let done = pre::split(&stages, text, &mut |word| {
                 emit(word);
                 Ok(())
-            };
+            });
             // A pattern that gives up on a piece leaves it whole: one long word.
-            if pre::split(&stages, text, &mut keep).is_err() {
+            if done.is_err() {
                 emit(text);
             }
         };
@@ -142,7 +140,7 @@ impl BpeTrainer {
                 chars.next().is_none_or(|ch| char_byte(ch).is_some()) && chars.next().is_none();
             if is_byte || !seen.insert(special) {
                 let problem =
-                    format!("the special token {special:?} is empty, a byte or there twice");
+                    format!("the special token {special:?} is empty, a single byte or a duplicate");
                 return Err(Error::input(problem, "give every special token a name of its own"));
             }
         }
@@ -179,7 +177,6 @@ fn count_words(
     words
 }
 
-/// Where the first piece of `text` ends.
 fn piece_end(text: &str) -> usize {
     if text.len() <= PIECE_BYTE * 2 {
         return text.len();
@@ -229,17 +226,22 @@ struct Place {
     words: Vec<u32>,
 }
 
-/// The state between merges.
+/// A word: how often it occurs, and its tokens from `start` on in the list of all.
+struct Word {
+    count: u64,
+    start: usize,
+    len: usize,
+}
+
+#[derive(Default)]
 struct Merger {
     vocab: Vec<String>,
     ids: HashMap<String, u32>,
     n_special: usize,
     merges: Vec<(String, String)>,
-    /// Tokens of all words, one after the other; a word uses the first `lens` of its places.
+    /// Tokens of all words, one after the other.
     symbols: Vec<u32>,
-    starts: Vec<usize>,
-    lens: Vec<u32>,
-    counts: Vec<u64>,
+    words: Vec<Word>,
     places: HashMap<Pair, Place>,
     /// Largest count first, then smallest pair. Counts are upper bounds.
     heap: BinaryHeap<(u64, Reverse<Pair>)>,
@@ -256,28 +258,14 @@ impl Merger {
             vocab.push(ch.to_string());
         }
         let ids = vocab.iter().cloned().zip(0..).collect();
-        let mut merger = Merger {
-            n_special: trainer.specials.len(),
-            vocab,
-            ids,
-            merges: Vec::new(),
-            symbols: Vec::new(),
-            starts: Vec::new(),
-            lens: Vec::new(),
-            counts: Vec::new(),
-            places: HashMap::new(),
-            heap: BinaryHeap::new(),
-        };
-        for (word, count) in words {
-            let word_idx = merger.counts.len() as u32;
-            merger.starts.push(merger.symbols.len());
-            merger.lens.push(word.len() as u32);
-            merger.counts.push(count);
+        let n_special = trainer.specials.len();
+        let mut merger = Merger { n_special, vocab, ids, ..Merger::default() };
+        for ((word, count), word_idx) in words.into_iter().zip(0..) {
+            let start = merger.symbols.len();
+            merger.words.push(Word { count, start, len: word.len() });
             merger.symbols.extend(word.iter().map(|byte| byte_ids[usize::from(*byte)]));
-            let start = merger.symbols.len() - word.len();
-            for at in start + 1..merger.symbols.len() {
-                let pair = (merger.symbols[at - 1], merger.symbols[at]);
-                add(&mut merger.places, pair, count, word_idx);
+            for pair in merger.symbols[start..].windows(2) {
+                add(&mut merger.places, (pair[0], pair[1]), count, word_idx);
             }
         }
         let pairs = merger.places.iter().map(|(pair, place)| (place.count, Reverse(*pair)));
@@ -323,9 +311,8 @@ impl Merger {
         words.dedup();
         let mut grown: Vec<Pair> = Vec::new();
         for word_idx in words {
-            let (idx, count) = (word_idx as usize, self.counts[word_idx as usize]);
-            let range = self.starts[idx]..self.starts[idx] + self.lens[idx] as usize;
-            let symbols = &mut self.symbols[range];
+            let Word { count, start, len } = &mut self.words[word_idx as usize];
+            let (count, symbols) = (*count, &mut self.symbols[*start..*start + *len]);
             let (mut read, mut write) = (0, 0);
             while read < symbols.len() {
                 let found = read + 1 < symbols.len() && (symbols[read], symbols[read + 1]) == pair;
@@ -349,7 +336,7 @@ impl Merger {
                 symbols[write] = id;
                 (read, write) = (read + 2, write + 1);
             }
-            self.lens[idx] = write as u32;
+            *len = write;
         }
         grown.sort_unstable();
         grown.dedup();

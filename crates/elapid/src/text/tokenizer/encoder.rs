@@ -9,9 +9,8 @@
 //! SentencePiece joins over the whole text. Where no token has a U+2581 after another character,
 //! nothing joins there, and cutting there changes nothing; texts are then lists of short words
 //! that repeat themselves.
-//!
-//! Not here: Unigram, WordPiece and whatever else tokenizer.json can say (`foreign.rs`).
 
+use std::borrow::Cow;
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 use super::Special;
@@ -48,19 +47,15 @@ pub(super) struct Spaces {
     pub(super) glue: Vec<char>,
 }
 
-/// How text becomes symbols.
 pub(super) enum Words {
-    /// By patterns, then bytes.
     Bytes {
         stages: Vec<Stage>,
         /// The symbol of each byte, or `SKIPPED`.
         symbols: Box<[u32; 256]>,
     },
-    /// By spaces, then characters.
     Spaces(Spaces),
 }
 
-/// Everything that encoding needs.
 pub(super) struct Encoder {
     /// Looked for before normalisation.
     pub(super) raw: Option<Finder>,
@@ -77,13 +72,12 @@ pub(super) struct Encoder {
     pub(super) virtuals: Vec<Vec<u32>>,
 }
 
-/// What one text needs while it is encoded.
-struct Work<'o> {
+struct Work {
     memory: Memory,
     scratch: Scratch,
     symbols: Vec<u32>,
     escaped: String,
-    out: &'o mut Vec<u32>,
+    out: Vec<u32>,
 }
 
 impl Encoder {
@@ -94,36 +88,31 @@ impl Encoder {
         }
     }
 
-    /// Appends the ids of `text`.
-    pub(super) fn encode(&self, text: &str, special: Special, out: &mut Vec<u32>) -> Result<()> {
+    pub(super) fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>> {
         if text.len() > (u32::MAX / 4) as usize {
-            return Err(Error::input(
-                format!("a text of {} bytes is too long to encode at once", text.len()),
-                "encode it in pieces",
-            ));
+            let problem = format!("a text of {} bytes is too long to encode at once", text.len());
+            return Err(Error::input(problem, "encode it in pieces"));
         }
         let mut work = Work {
             memory: Memory::for_text(text.len()),
             scratch: Scratch::default(),
             symbols: Vec::new(),
             escaped: String::new(),
-            out,
+            out: Vec::new(),
         };
         for part in parts(self.raw.as_ref(), text, special) {
             match part {
                 Part::Token(id) => work.out.push(id),
                 Part::Text(from, to) => {
-                    let piece = &text[from..to];
+                    let mut piece = Cow::Borrowed(&text[from..to]);
                     if self.nfc && is_nfc_quick(piece.chars()) != IsNormalized::Yes {
-                        let piece: String = piece.nfc().collect();
-                        self.normalized(&piece, from, special, &mut work)?;
-                    } else {
-                        self.normalized(piece, from, special, &mut work)?;
+                        piece = piece.nfc().collect();
                     }
+                    self.normalized(&piece, from, special, &mut work)?;
                 }
             }
         }
-        Ok(())
+        Ok(work.out)
     }
 
     /// A piece in its normal form that begins at `offset` of the text.
@@ -140,7 +129,8 @@ impl Encoder {
                 Part::Text(from, to) => match &self.words {
                     Words::Bytes { stages, symbols } => {
                         pre::split(stages, &piece[from..to], &mut |word| {
-                            self.bytes_word(word.as_bytes(), symbols, work);
+                            let word = word.as_bytes();
+                            self.word(word, work, |work| self.bytes_word(word, symbols, work));
                             Ok(())
                         })?;
                     }
@@ -153,26 +143,31 @@ impl Encoder {
         Ok(())
     }
 
+    /// The ids of a word: those it had before, or what `make` appends.
     #[inline]
-    fn bytes_word(&self, word: &[u8], symbols: &[u32; 256], work: &mut Work) {
+    fn word(&self, word: &[u8], work: &mut Work, make: impl FnOnce(&mut Work)) {
         let hash = hash(word);
         if let Some(ids) = work.memory.find(word, hash) {
             work.out.extend_from_slice(ids);
             return;
         }
         let start = work.out.len();
-        if let Some(id) = self.whole.as_ref().and_then(|whole| whole.get(word)) {
-            work.out.push(*id);
-        } else {
-            work.symbols.clear();
-            let of_bytes = word.iter().map(|byte| symbols[usize::from(*byte)]);
-            work.symbols.extend(of_bytes.filter(|symbol| *symbol != SKIPPED));
-            self.finish(work);
-        }
+        work.symbols.clear();
+        make(work);
         work.memory.keep(word, hash, &work.out[start..]);
     }
 
-    /// Joins the symbols and appends their ids.
+    #[inline]
+    fn bytes_word(&self, word: &[u8], symbols: &[u32; 256], work: &mut Work) {
+        if let Some(id) = self.whole.as_ref().and_then(|whole| whole.get(word)) {
+            work.out.push(*id);
+            return;
+        }
+        let of_bytes = word.iter().map(|byte| symbols[usize::from(*byte)]);
+        work.symbols.extend(of_bytes.filter(|symbol| *symbol != SKIPPED));
+        self.finish(work);
+    }
+
     fn finish(&self, work: &mut Work) {
         self.merges.join(&mut work.symbols, &mut work.scratch);
         for symbol in &work.symbols {
@@ -203,27 +198,22 @@ impl Encoder {
             escaped.push(SPACE_MARK);
             escaped.push_str(word);
         }
-        let mut from = 0;
-        let mut last = SPACE_MARK;
+        let spaces_word = |word: &str, work: &mut Work| {
+            self.word(word.as_bytes(), work, |work| self.spaces_word(word, spaces, work));
+        };
+        let (mut from, mut last) = (0, SPACE_MARK);
         for (at, letter) in escaped.char_indices() {
             if letter == SPACE_MARK && last != SPACE_MARK && !spaces.glue.contains(&last) {
-                self.spaces_word(&escaped[from..at], spaces, work);
+                spaces_word(&escaped[from..at], work);
                 from = at;
             }
             last = letter;
         }
-        self.spaces_word(&escaped[from..], spaces, work);
+        spaces_word(&escaped[from..], work);
         work.escaped = escaped;
     }
 
     fn spaces_word(&self, word: &str, spaces: &Spaces, work: &mut Work) {
-        let hash = hash(word.as_bytes());
-        if let Some(ids) = work.memory.find(word.as_bytes(), hash) {
-            work.out.extend_from_slice(ids);
-            return;
-        }
-        let start = work.out.len();
-        work.symbols.clear();
         for letter in word.chars() {
             if let Some(symbol) = spaces.symbols.get(&u64::from(letter)) {
                 work.symbols.push(*symbol);
@@ -237,7 +227,6 @@ impl Encoder {
             }
         }
         self.finish(work);
-        work.memory.keep(word.as_bytes(), hash, &work.out[start..]);
     }
 }
 

@@ -34,10 +34,9 @@ fn own(tokenizer: &Tokenizer) -> Result<&Encoder> {
 /// The text of a token, which JSON needs as text.
 fn text(tokens: &Tokens, id: u32) -> Result<&str> {
     std::str::from_utf8(tokens.text(id)).map_err(|_| {
-        Error::input(
-            format!("token {id} is not UTF-8 ({:?})", String::from_utf8_lossy(tokens.text(id))),
-            "a tokenizer.json cannot hold it; keep the GGUF",
-        )
+        let text = String::from_utf8_lossy(tokens.text(id));
+        let problem = format!("token {id} is not UTF-8 ({text:?})");
+        Error::input(problem, "a tokenizer.json cannot hold it; keep the GGUF")
     })
 }
 
@@ -116,9 +115,27 @@ fn byte_level() -> Value {
         "use_regex": false})
 }
 
-/// Normalizer, pre-tokenizer and decoder.
+/// What marks the spaces of SentencePiece, after a prefix if there is one.
+pub(super) fn space_normalizers(prefix: Prefix) -> Vec<Value> {
+    let prepend = json!({"type": "Prepend", "prepend": SPACE_MARK});
+    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK});
+    if prefix == Prefix::Never { vec![replace] } else { vec![prepend, replace] }
+}
+
+/// What makes text of its tokens, without the prefix if there is one.
+pub(super) fn space_decoders(prefix: Prefix) -> Vec<Value> {
+    let mut list = vec![
+        json!({"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "}),
+        json!({"type": "ByteFallback"}),
+        json!({"type": "Fuse"}),
+    ];
+    if prefix != Prefix::Never {
+        list.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    }
+    list
+}
+
 fn parts(encoder: &Encoder) -> [Value; 3] {
-    let mark = SPACE_MARK.to_string();
     match &encoder.words {
         Words::Bytes { stages, .. } => {
             let split = |pattern: &str| {
@@ -130,26 +147,15 @@ fn parts(encoder: &Encoder) -> [Value; 3] {
             let normalizer = if encoder.nfc { json!({"type": "NFC"}) } else { Value::Null };
             [normalizer, json!({"type": "Sequence", "pretokenizers": list}), byte_level()]
         }
-        Words::Spaces(spaces) => {
-            let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": mark});
-            let back = json!({"type": "Replace", "pattern": {"String": mark}, "content": " "});
-            let mut decoders = vec![back, json!({"type": "ByteFallback"}), json!({"type": "Fuse"})];
-            let mut normalizers = vec![replace];
-            if spaces.prefix != Prefix::Never {
-                normalizers.insert(0, json!({"type": "Prepend", "prepend": mark}));
-                let strip = json!({"type": "Strip", "content": " ", "start": 1, "stop": 0});
-                decoders.push(strip);
-            }
-            [
-                json!({"type": "Sequence", "normalizers": normalizers}),
-                Value::Null,
-                json!({"type": "Sequence", "decoders": decoders}),
-            ]
-        }
+        Words::Spaces(Spaces { prefix, .. }) => [
+            json!({"type": "Sequence", "normalizers": space_normalizers(*prefix)}),
+            Value::Null,
+            json!({"type": "Sequence", "decoders": space_decoders(*prefix)}),
+        ],
     }
 }
 
-pub(super) fn to_json(tokenizer: &Tokenizer) -> Result<String> {
+fn new_json(tokenizer: &Tokenizer) -> Result<String> {
     let encoder = own(tokenizer)?;
     let tokens = &tokenizer.tokens;
     let mut vocab = Map::new();
@@ -201,12 +207,10 @@ fn gguf_model(tokenizer: &Tokenizer, encoder: &Encoder, vocab: &mut GgufVocab) -
         Words::Bytes { stages, .. } => {
             let name = || names::name(stages, encoder.whole.is_some()).map(str::to_string);
             let Some(pre) = tokenizer.pre.clone().or_else(name) else {
-                let patterns: Vec<&str> =
-                    stages.iter().map(|stage| stage.pattern.as_str()).collect();
-                return Err(Error::input(
-                    format!("no name in GGUF stands for the pre-tokenizer {patterns:?}"),
-                    "llama.cpp cannot run this tokenizer; keep the tokenizer.json",
-                ));
+                let patterns: Vec<&str> = stages.iter().map(|stage| &*stage.pattern).collect();
+                let problem = format!("GGUF has no name for the pre-tokenizer {patterns:?}");
+                let hint = "llama.cpp cannot run this tokenizer; keep the tokenizer.json";
+                return Err(Error::input(problem, hint));
             };
             vocab.model = "gpt2".into();
             vocab.pre = Some(pre);
@@ -224,37 +228,47 @@ fn gguf_model(tokenizer: &Tokenizer, encoder: &Encoder, vocab: &mut GgufVocab) -
     Ok(())
 }
 
-pub(super) fn to_gguf(tokenizer: &Tokenizer) -> Result<GgufVocab> {
-    let encoder = own(tokenizer)?;
-    let tokens = &tokenizer.tokens;
-    let mut vocab = GgufVocab { ids: tokenizer.ids.clone(), ..GgufVocab::default() };
-    for (theirs, ours) in &ALIASES[..3] {
-        if let Some(id) = vocab.ids.remove(*ours) {
-            vocab.ids.insert((*theirs).into(), id);
+impl Tokenizer {
+    /// A tokenizer.json with the same ids: the one it was read from, or a new one.
+    pub fn to_json(&self) -> Result<String> {
+        match &self.original {
+            Some(json) => Ok(json.to_string()),
+            None => new_json(self),
         }
     }
-    gguf_model(tokenizer, encoder, &mut vocab)?;
-    let mut types = Vec::with_capacity(tokens.len());
-    for id in 0..tokens.len() as u32 {
-        let kind = match tokens.kind(id) {
-            Kind::Control if tokenizer.role("unk") == Some(id) => Kind::Unknown,
-            Kind::Absent => Kind::Unused,
-            kind => kind,
-        };
-        types.push(kind as i32);
-        vocab.tokens.push(match tokens.kind(id) {
-            Kind::Absent => format!("[PAD{id}]").into_bytes(),
-            _ => tokens.text(id).to_vec(),
-        });
-    }
-    vocab.token_types = Some(types);
-    let ends =
-        [("bos", "add_bos_token", &tokenizer.begin), ("eos", "add_eos_token", &tokenizer.end)];
-    for (role, flag, list) in ends {
-        if let Some(id) = list.first() {
-            vocab.ids.entry(role.into()).or_insert(*id);
+
+    /// What a GGUF file needs for llama.cpp to give the same ids.
+    pub(crate) fn to_gguf(&self) -> Result<GgufVocab> {
+        let encoder = own(self)?;
+        let tokens = &self.tokens;
+        let mut vocab = GgufVocab { ids: self.ids.clone(), ..GgufVocab::default() };
+        for (theirs, ours) in &ALIASES[..3] {
+            if let Some(id) = vocab.ids.remove(*ours) {
+                vocab.ids.insert((*theirs).into(), id);
+            }
         }
-        vocab.flags.insert(flag.into(), !list.is_empty());
+        gguf_model(self, encoder, &mut vocab)?;
+        let mut types = Vec::with_capacity(tokens.len());
+        for id in 0..tokens.len() as u32 {
+            let kind = match tokens.kind(id) {
+                Kind::Control if self.role("unk") == Some(id) => Kind::Unknown,
+                Kind::Absent => Kind::Unused,
+                kind => kind,
+            };
+            types.push(kind as i32);
+            vocab.tokens.push(match tokens.kind(id) {
+                Kind::Absent => format!("[PAD{id}]").into_bytes(),
+                _ => tokens.text(id).to_vec(),
+            });
+        }
+        vocab.token_types = Some(types);
+        let ends = [("bos", "add_bos_token", &self.begin), ("eos", "add_eos_token", &self.end)];
+        for (role, flag, list) in ends {
+            if let Some(id) = list.first() {
+                vocab.ids.entry(role.into()).or_insert(*id);
+            }
+            vocab.flags.insert(flag.into(), !list.is_empty());
+        }
+        Ok(vocab)
     }
-    Ok(vocab)
 }

@@ -2,8 +2,6 @@
 //! normalizers, and the verdict on files that are wrong.
 //!
 //! The crate panics on some inputs; what reaches it from outside is caught and becomes an error.
-//!
-//! Not here: files that our own encoder understands (`json.rs`).
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +12,6 @@ use super::tokens::{Alphabet, Kind, Tokens};
 use super::{Codec, Special, Tokenizer};
 use crate::error::{Error, Result};
 
-/// A tokenizer of the crate.
 pub(super) struct Foreign {
     parse: tokenizers::Tokenizer,
     /// The same, with special tokens as text; made when first asked for.
@@ -26,7 +23,7 @@ fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Resu
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("the tokenizer broke down".into()),
+        Err(_) => Err("the tokenizer panicked".into()),
     }
 }
 
@@ -43,15 +40,12 @@ impl Foreign {
         };
         let encode = || tokenizer.encode_fast(text, whole == Whole::WithEnds);
         let encoding = guarded(encode).map_err(|problem| {
-            Error::input(
-                format!("the text cannot be encoded: {problem}"),
-                "look at the tokenizer.json: it may lack a token for what is unknown",
-            )
+            let hint = "look at the tokenizer.json: it may lack a token for what is unknown";
+            Error::input(format!("the text cannot be encoded: {problem}"), hint)
         })?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Ids of a text.
     pub(super) fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>> {
         self.encode_by(text, special, Whole::TextOnly)
     }
@@ -81,15 +75,11 @@ enum Whole {
 }
 
 pub(super) fn read(file: &str, json: &str) -> Result<Tokenizer> {
-    let parse =
-        guarded(|| tokenizers::Tokenizer::from_bytes(json.as_bytes())).map_err(|problem| {
-            Error::format(
-                file,
-                format!("is not a tokenizer.json: {problem}"),
-                "the file may be cut or from another tool; download it again",
-            )
-        })?;
-    let mut parse = parse;
+    let parse = guarded(|| tokenizers::Tokenizer::from_bytes(json.as_bytes()));
+    let mut parse = parse.map_err(|problem| {
+        let hint = "the file may be cut or from another tool; download it again";
+        Error::format(file, format!("is not a tokenizer.json: {problem}"), hint)
+    })?;
     // Neither belongs to the ids of a text.
     let _ = parse.with_truncation(None);
     parse.with_padding(None);
@@ -101,25 +91,15 @@ pub(super) fn read(file: &str, json: &str) -> Result<Tokenizer> {
         let kind = if token.special { Kind::Control } else { Kind::UserDefined };
         pairs.push((*id, token.content.as_str(), kind));
     }
-    let tokens = Tokens::from_pairs(file, Alphabet::Plain, &pairs)?;
+    let mut tokens = Tokens::from_pairs(file, Alphabet::Plain, &pairs)?;
     let mut ids = BTreeMap::new();
-    let eog = gguf::roles(&tokens, &mut ids, gguf::Names::Added).eog;
+    let eog = gguf::roles(&mut tokens, &mut ids, gguf::Names::Added);
     let foreign = Foreign { parse, plain: OnceLock::new() };
     let [begin, end] = foreign.ends();
     if let Some(id) = begin.iter().chain(&end).find(|id| **id as usize >= tokens.len()) {
-        let problem = format!("puts token {id} beside a text, there are {}", tokens.len());
+        let problem = format!("adds token {id} to a text, but has {} tokens", tokens.len());
         return Err(Error::format(file, problem, "the file was changed; download it again"));
     }
-    Ok(Tokenizer {
-        tokens,
-        codec: Codec::Foreign(Box::new(foreign)),
-        strips_space: false,
-        begin,
-        end,
-        ids,
-        eog,
-        scores: None,
-        pre: None,
-        original: Some(json.into()),
-    })
+    let tokenizer = Tokenizer::new(tokens, Codec::Foreign(Box::new(foreign)), ids, eog);
+    Ok(Tokenizer { begin, end, original: Some(json.into()), ..tokenizer })
 }

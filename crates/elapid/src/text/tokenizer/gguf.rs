@@ -18,9 +18,10 @@ use super::encoder::{Encoder, Prefix, Words};
 use super::names::{self, Named};
 use super::special::{AddedToken, Finder, Order};
 use super::spm;
-use super::tokens::{Alphabet, Kind, Tokens, byte_char};
+use super::tokens::{Alphabet, Kind, Tokens, alphabet_bytes, byte_char};
 use super::{Codec, Tokenizer};
 use crate::error::{Error, Result};
+use crate::text::fim::FAMILIES;
 
 /// The vocabulary as GGUF files describe it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -61,44 +62,24 @@ const ENDS: &str = "\
     <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> \
     <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[";
 
-/// Tokens that end a turn, a message, or fill a gap in the middle, by their names.
-const BY_NAME: [(&str, &str); 8] = [
+/// Tokens that end a turn, a message, or surround a gap in the middle, by their names.
+const BY_NAME: [(&str, &str); 5] = [
     (
         "eot",
         "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <EOT> _<EOT> \
         [EOT] <｜end▁of▁sentence｜> <end_of_utterance>",
     ),
     ("eom", "<|eom_id|>"),
-    (
-        "fim_pre",
-        "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> \
-        <|prefix|>",
-    ),
-    (
-        "fim_suf",
-        "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> \
-        <|suffix|>",
-    ),
-    (
-        "fim_mid",
-        "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> \
-        <|middle|>",
-    ),
     ("fim_pad", "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]"),
     ("fim_rep", "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>"),
     ("fim_sep", "<|file_sep|>"),
 ];
 
+/// Families of `FAMILIES` whose tokens for a gap llama.cpp knows.
+const N_FAMILIES: usize = 8;
+
 /// Tokens that are text to show although files call them control tokens.
 const SHOWN: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
-
-/// What names say about tokens.
-pub(super) struct Roles {
-    /// Ids that end a generation, ascending.
-    pub(super) eog: Vec<u32>,
-    /// Kinds that should be other than files say.
-    pub(super) kinds: Vec<(u32, Kind)>,
-}
 
 /// Which names count: any, or only those that the file calls special or added.
 #[derive(Clone, Copy, PartialEq)]
@@ -108,15 +89,23 @@ pub(super) enum Names {
     Added,
 }
 
-/// Finds special tokens by name; `ids` gets those it lacks.
-pub(super) fn roles(tokens: &Tokens, ids: &mut BTreeMap<String, u32>, names: Names) -> Roles {
+/// Finds special tokens by name; `ids` gets those it lacks. Returns the ids that end a generation,
+/// ascending. With `Names::Any`, tokens get the kinds that files should give them.
+pub(super) fn roles(
+    tokens: &mut Tokens,
+    ids: &mut BTreeMap<String, u32>,
+    names: Names,
+) -> Vec<u32> {
     let is_added = |id: &u32| names == Names::Any || tokens.kind(*id) != Kind::Normal;
     let find = |name: &str| tokens.find(name.as_bytes()).filter(is_added);
     let mut kinds = Vec::new();
-    for (role, names) in BY_NAME {
-        if let Some(id) = names.split(' ').find_map(find)
-            && !ids.contains_key(role)
-        {
+    let gaps = ["fim_pre", "fim_suf", "fim_mid"].into_iter().enumerate();
+    let gaps = gaps.map(|(part, role)| {
+        (role, FAMILIES[..N_FAMILIES].iter().find_map(|family| find(family[part])))
+    });
+    let others = BY_NAME.iter().map(|(role, names)| (*role, names.split(' ').find_map(find)));
+    for (role, id) in gaps.chain(others) {
+        if let Some(id) = id.filter(|_| !ids.contains_key(role)) {
             ids.insert(role.into(), id);
             kinds.push((id, Kind::Control));
         }
@@ -140,19 +129,19 @@ pub(super) fn roles(tokens: &Tokens, ids: &mut BTreeMap<String, u32>, names: Nam
     eog.retain(|id| Some(*id) != end && Some(*id) != text);
     eog.sort_unstable();
     eog.dedup();
-    Roles { eog, kinds }
+    if names == Names::Any {
+        kinds.into_iter().for_each(|(id, kind)| tokens.set_kind(id, kind));
+    }
+    eog
 }
 
 fn kind(number: i32) -> Kind {
-    match number {
-        1 => Kind::Normal,
-        2 => Kind::Unknown,
-        3 => Kind::Control,
-        4 => Kind::UserDefined,
-        6 => Kind::Byte,
-        _ => Kind::Unused,
-    }
+    use Kind::*;
+    let all = [Normal, Unknown, Control, UserDefined, Byte];
+    all.into_iter().find(|kind| *kind as i32 == number).unwrap_or(Unused)
 }
+
+const DAMAGED: &str = "the file is damaged; download or convert it again";
 
 /// Checks lengths and makes the list of tokens.
 fn tokens(file: &str, vocab: &GgufVocab, alphabet: Alphabet) -> Result<Tokens> {
@@ -163,21 +152,13 @@ fn tokens(file: &str, vocab: &GgufVocab, alphabet: Alphabet) -> Result<Tokens> {
     ];
     for (key, len) in lens {
         if let Some(len) = len.filter(|len| *len < n) {
-            return Err(Error::config(
-                file,
-                &format!("tokenizer.ggml.{key}"),
-                format!("has {len} entries for {n} tokens"),
-                "the file is damaged; download or convert it again",
-            ));
+            let problem = format!("has {len} entries for {n} tokens");
+            return Err(Error::config(file, &format!("tokenizer.ggml.{key}"), problem, DAMAGED));
         }
     }
     if n == 0 || n > (u32::MAX / 4) as usize {
-        return Err(Error::config(
-            file,
-            "tokenizer.ggml.tokens",
-            format!("has {n} tokens"),
-            "the file is damaged; download or convert it again",
-        ));
+        let problem = format!("has {n} tokens");
+        return Err(Error::config(file, "tokenizer.ggml.tokens", problem, DAMAGED));
     }
     let kind = |id: usize| vocab.token_types.as_ref().map_or(Kind::Normal, |list| kind(list[id]));
     let list: Vec<(&[u8], Kind)> =
@@ -185,16 +166,18 @@ fn tokens(file: &str, vocab: &GgufVocab, alphabet: Alphabet) -> Result<Tokens> {
     Ok(Tokens::new(alphabet, &list))
 }
 
-/// Symbols for texts, virtual ones for those that are no tokens.
+/// Symbols for texts, virtual ones for those that are no tokens, and how they join.
 pub(super) struct Symbols<'t> {
     tokens: &'t Tokens,
+    pub(super) merges: Merges,
     virtuals: HashMap<Vec<u8>, u32>,
     outputs: Vec<Vec<u32>>,
 }
 
 impl<'t> Symbols<'t> {
-    pub(super) fn new(tokens: &'t Tokens) -> Symbols<'t> {
-        Symbols { tokens, virtuals: HashMap::new(), outputs: Vec::new() }
+    pub(super) fn new(tokens: &'t Tokens, n_merges: usize) -> Symbols<'t> {
+        let merges = Merges::with_capacity(n_merges);
+        Symbols { tokens, merges, virtuals: HashMap::new(), outputs: Vec::new() }
     }
 
     fn symbol(&mut self, text: &[u8]) -> u32 {
@@ -209,37 +192,19 @@ impl<'t> Symbols<'t> {
         id
     }
 
-    /// The symbol of each byte, in GPT-2's alphabet.
-    pub(super) fn bytes(&mut self) -> Box<[u32; 256]> {
+    /// The encoder of these symbols; each byte is one, in GPT-2's alphabet.
+    pub(super) fn encoder(mut self, file: &str, named: &Named) -> Result<Encoder> {
         let mut symbols = Box::new([0; 256]);
         for byte in 0..=255 {
             let letter = byte_char(byte);
             symbols[usize::from(byte)] = self.symbol(letter.encode_utf8(&mut [0; 4]).as_bytes());
         }
-        symbols
-    }
-
-    /// Adds a join of two texts.
-    pub(super) fn join(&mut self, merges: &mut Merges, left: &[u8], right: &[u8], rank: u32) {
-        let result = self.symbol(&[left, right].concat());
-        let (left, right) = (self.symbol(left), self.symbol(right));
-        merges.insert_first(left, right, rank, result);
-    }
-
-    /// The encoder of these symbols.
-    pub(super) fn encoder(
-        self,
-        file: &str,
-        named: &Named,
-        symbols: Box<[u32; 256]>,
-        merges: Merges,
-    ) -> Result<Encoder> {
         Ok(Encoder {
             raw: finder(file, self.tokens)?,
             normalized: None,
             nfc: false,
             words: Words::Bytes { stages: named.stages(file)?, symbols },
-            merges,
+            merges: self.merges,
             whole: named.ignores_merges().then(|| whole(self.tokens)),
             n_vocab: self.tokens.len() as u32,
             virtuals: self.outputs,
@@ -275,28 +240,26 @@ fn bytes_encoder(file: &str, tokens: &Tokens, vocab: &GgufVocab) -> Result<Encod
         ));
     };
     let named = names::find(file, vocab.pre.as_deref().unwrap_or("default"))?;
-    let mut known = Symbols::new(tokens);
-    let symbols = known.bytes();
-    let mut merges = Merges::with_capacity(list.len());
+    let mut known = Symbols::new(tokens, list.len());
     for (rank, merge) in list.iter().enumerate().take(u32::MAX as usize - 1) {
         // The first letter may be a space, so the separator is looked for after it.
         let at = merge.iter().skip(1).position(|byte| *byte == b' ').map(|at| at + 1);
         if let Some(at) = at {
-            known.join(&mut merges, &merge[..at], &merge[at + 1..], rank as u32);
+            let (left, right) = (&merge[..at], &merge[at + 1..]);
+            let result = known.symbol(&[left, right].concat());
+            let (left, right) = (known.symbol(left), known.symbol(right));
+            known.merges.insert_first(left, right, rank as u32, result);
         }
     }
-    known.encoder(file, named, symbols, merges)
+    known.encoder(file, named)
 }
 
 /// Every token by the bytes that are its word.
 pub(super) fn whole(tokens: &Tokens) -> super::bpe::FoldMap<Vec<u8>, u32> {
     let mut whole = super::bpe::FoldMap::default();
     for id in 0..tokens.len() as u32 {
-        let Ok(text) = std::str::from_utf8(tokens.text(id)) else { continue };
-        let bytes: Option<Vec<u8>> = text.chars().map(super::tokens::char_byte).collect();
-        if let Some(bytes) = bytes.filter(|_| tokens.kind(id) != Kind::Absent) {
-            whole.insert(bytes, id);
-        }
+        let bytes = alphabet_bytes(tokens.text(id));
+        whole.extend(bytes.filter(|_| tokens.kind(id) != Kind::Absent).map(|bytes| (bytes, id)));
     }
     whole
 }
@@ -321,61 +284,57 @@ fn spaces_encoder(file: &str, tokens: &Tokens, vocab: &GgufVocab) -> Result<Enco
     })
 }
 
-/// Makes a tokenizer of it.
-pub(super) fn read(file: &str, mut vocab: GgufVocab) -> Result<Tokenizer> {
-    let alphabet = match vocab.model.as_str() {
-        "gpt2" => Alphabet::Bytes,
-        "llama" => Alphabet::Spaces,
-        other => {
-            return Err(Error::config(
-                file,
-                "tokenizer.ggml.model",
-                format!("tokenizers of the kind {other:?} are not supported"),
-                "supported are gpt2 and llama; use the model's tokenizer.json",
-            ));
-        }
-    };
-    let mut tokens = tokens(file, &vocab, alphabet)?;
-    let n = tokens.len() as u32;
-    for (theirs, ours) in ALIASES {
-        if let Some(id) = vocab.ids.remove(theirs) {
-            vocab.ids.entry(ours.into()).or_insert(id);
-        }
-    }
-    vocab.ids.retain(|_, id| *id < n);
-    let adds_bos = if alphabet == Alphabet::Spaces {
-        for (role, id) in [("unk", 0), ("bos", 1), ("eos", 2)] {
-            if id < n {
-                vocab.ids.entry(role.into()).or_insert(id);
+impl Tokenizer {
+    /// Reads the vocabulary of a GGUF file.
+    pub(crate) fn from_gguf(file: &str, mut vocab: GgufVocab) -> Result<Tokenizer> {
+        let alphabet = match vocab.model.as_str() {
+            "gpt2" => Alphabet::Bytes,
+            "llama" => Alphabet::Spaces,
+            other => {
+                return Err(Error::config(
+                    file,
+                    "tokenizer.ggml.model",
+                    format!("tokenizers of the kind {other:?} are not supported"),
+                    "supported are gpt2 and llama; use the model's tokenizer.json",
+                ));
+            }
+        };
+        let mut tokens = tokens(file, &vocab, alphabet)?;
+        let n = tokens.len() as u32;
+        for (theirs, ours) in ALIASES {
+            if let Some(id) = vocab.ids.remove(theirs) {
+                vocab.ids.entry(ours.into()).or_insert(id);
             }
         }
-        true
-    } else {
-        names::find(file, vocab.pre.as_deref().unwrap_or("default"))?.adds_bos()
-    };
-    let roles = roles(&tokens, &mut vocab.ids, Names::Any);
-    for (id, kind) in roles.kinds {
-        tokens.set_kind(id, kind);
+        vocab.ids.retain(|_, id| *id < n);
+        let adds_bos = if alphabet == Alphabet::Spaces {
+            for (role, id) in [("unk", 0), ("bos", 1), ("eos", 2)] {
+                if id < n {
+                    vocab.ids.entry(role.into()).or_insert(id);
+                }
+            }
+            true
+        } else {
+            names::find(file, vocab.pre.as_deref().unwrap_or("default"))?.adds_bos()
+        };
+        let eog = roles(&mut tokens, &mut vocab.ids, Names::Any);
+        let encoder = match alphabet {
+            Alphabet::Bytes => bytes_encoder(file, &tokens, &vocab)?,
+            _ => spaces_encoder(file, &tokens, &vocab)?,
+        };
+        let flag = |name: &str, default: bool| vocab.flags.get(name).copied().unwrap_or(default);
+        let one = |role: &str, wanted: bool| {
+            vocab.ids.get(role).copied().filter(|_| wanted).into_iter().collect::<Vec<u32>>()
+        };
+        let strips_space = alphabet == Alphabet::Spaces && flag("add_space_prefix", true);
+        let codec = Codec::Own(Box::new(encoder));
+        Ok(Tokenizer {
+            begin: one("bos", flag("add_bos_token", adds_bos)),
+            end: one("eos", flag("add_eos_token", false)),
+            strips_space,
+            scores: vocab.scores,
+            pre: vocab.pre,
+            ..Tokenizer::new(tokens, codec, vocab.ids, eog)
+        })
     }
-    let encoder = match alphabet {
-        Alphabet::Bytes => bytes_encoder(file, &tokens, &vocab)?,
-        _ => spaces_encoder(file, &tokens, &vocab)?,
-    };
-    let flag = |name: &str, default: bool| vocab.flags.get(name).copied().unwrap_or(default);
-    let one = |role: &str, wanted: bool| {
-        vocab.ids.get(role).copied().filter(|_| wanted).into_iter().collect::<Vec<u32>>()
-    };
-    let strips_space = alphabet == Alphabet::Spaces && flag("add_space_prefix", true);
-    Ok(Tokenizer {
-        begin: one("bos", flag("add_bos_token", adds_bos)),
-        end: one("eos", flag("add_eos_token", false)),
-        tokens,
-        codec: Codec::Own(Box::new(encoder)),
-        strips_space,
-        ids: vocab.ids,
-        eog: roles.eog,
-        scores: vocab.scores,
-        pre: vocab.pre,
-        original: None,
-    })
 }

@@ -11,8 +11,6 @@
 //! | model          | BPE without dropout, prefix or suffix                               |
 //! | post_processor | ByteLevel, TemplateProcessing                                       |
 //! | decoder        | ByteLevel; Replace, ByteFallback, Fuse, Strip                        |
-//!
-//! Not here: writing (`export.rs`).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -22,6 +20,7 @@ use unicode_normalization::UnicodeNormalization;
 
 use super::bpe::Merges;
 use super::encoder::{Encoder, Prefix, SKIPPED, Spaces, Words};
+use super::export::{space_decoders, space_normalizers};
 use super::gguf;
 use super::pre::{DIGIT, GPT2, Stage};
 use super::special::{AddedToken, Finder, LEN_MAX, Order};
@@ -32,20 +31,11 @@ use super::{Codec, Tokenizer};
 #[derive(Deserialize)]
 struct File {
     #[serde(default)]
-    truncation: Value,
-    #[serde(default)]
-    padding: Value,
-    #[serde(default)]
     added_tokens: Vec<Added>,
-    #[serde(default)]
-    normalizer: Value,
-    #[serde(default)]
-    pre_tokenizer: Value,
-    #[serde(default)]
-    post_processor: Value,
-    #[serde(default)]
-    decoder: Value,
     model: Model,
+    /// `normalizer`, `pre_tokenizer` and so on.
+    #[serde(flatten)]
+    parts: Value,
 }
 
 #[derive(Deserialize)]
@@ -75,6 +65,9 @@ struct Model {
     merges: Vec<Merge>,
 }
 
+/// The prefixes that `export.rs` writes.
+const WRITTEN: [Prefix; 2] = [Prefix::Never, Prefix::Each];
+
 /// `"a b"` or `["a", "b"]`.
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -92,74 +85,53 @@ impl Merge {
     }
 }
 
-/// The `type` of a part.
 fn kind(part: &Value) -> &str {
-    part.get("type").and_then(Value::as_str).unwrap_or("")
-}
-
-fn is_true(part: &Value, key: &str) -> bool {
-    part.get(key).and_then(Value::as_bool) == Some(true)
-}
-
-fn is_false(part: &Value, key: &str) -> bool {
-    part.get(key).and_then(Value::as_bool) == Some(false)
+    part["type"].as_str().unwrap_or("")
 }
 
 /// The parts of a Sequence, or the one part there is.
-fn sequence<'v>(part: &'v Value, key: &str) -> Option<Vec<&'v Value>> {
+fn sequence<'v>(part: &'v Value, key: &str) -> Option<&'v [Value]> {
     match part {
-        Value::Null => Some(Vec::new()),
-        _ if kind(part) == "Sequence" => Some(part.get(key)?.as_array()?.iter().collect()),
-        _ => Some(vec![part]),
+        Value::Null => Some(&[]),
+        _ if kind(part) == "Sequence" => part[key].as_array().map(Vec::as_slice),
+        _ => Some(std::slice::from_ref(part)),
     }
 }
 
 /// The patterns of a byte-level pre-tokenizer.
 fn stages(name: &str, part: &Value) -> Option<Vec<Stage>> {
-    let parts = sequence(part, "pretokenizers")?;
-    let (last, parts) = parts.split_last()?;
+    let (last, parts) = sequence(part, "pretokenizers")?.split_last()?;
     let mut patterns = Vec::new();
     for part in parts {
         match kind(part) {
-            "Digits" if is_true(part, "individual_digits") => patterns.push(DIGIT),
-            "Split" if is_false(part, "invert") && part.get("behavior")? == "Isolated" => {
-                patterns.push(part.get("pattern")?.get("Regex")?.as_str()?);
+            "Digits" if part["individual_digits"] == true => patterns.push(DIGIT),
+            "Split" if part["invert"] == false && part["behavior"] == "Isolated" => {
+                patterns.push(part["pattern"]["Regex"].as_str()?);
             }
             _ => return None,
         }
     }
-    if kind(last) != "ByteLevel" || !is_false(last, "add_prefix_space") {
+    if kind(last) != "ByteLevel" || last["add_prefix_space"] != false {
         return None;
     }
     // Files older than the option have no such key and use the expression.
-    if !is_false(last, "use_regex") {
+    if last["use_regex"] != false {
         patterns.push(GPT2);
     }
     patterns.into_iter().map(|pattern| Stage::new(name, pattern).ok()).collect()
 }
 
-/// The prefix and whether spaces are marked, of a normalizer or pre-tokenizer of SentencePiece.
-fn spaces(normalizer: &Value, pre_tokenizer: &Value) -> Option<Prefix> {
-    let mark = SPACE_MARK.to_string();
-    let is_replace = |part: &Value| {
-        kind(part) == "Replace"
-            && part.get("content").and_then(Value::as_str) == Some(&mark)
-            && part.get("pattern").and_then(|pattern| pattern.get("String")?.as_str()) == Some(" ")
-    };
+/// The prefix of a normalizer or pre-tokenizer of SentencePiece that marks spaces.
+fn prefix(normalizer: &Value, pre_tokenizer: &Value) -> Option<Prefix> {
     if pre_tokenizer.is_null() {
-        return match sequence(normalizer, "normalizers")?.as_slice() {
-            [replace] if is_replace(replace) => Some(Prefix::Never),
-            [prepend, replace] if kind(prepend) == "Prepend" && is_replace(replace) => {
-                (prepend.get("prepend")?.as_str()? == mark).then_some(Prefix::Each)
-            }
-            _ => None,
-        };
+        let parts = sequence(normalizer, "normalizers")?;
+        return WRITTEN.into_iter().find(|prefix| parts == space_normalizers(*prefix));
     }
     let is_metaspace = normalizer.is_null()
         && kind(pre_tokenizer) == "Metaspace"
-        && pre_tokenizer.get("replacement")?.as_str()? == mark
-        && is_false(pre_tokenizer, "split");
-    match pre_tokenizer.get("prepend_scheme")?.as_str()? {
+        && pre_tokenizer["replacement"] == SPACE_MARK.to_string()
+        && pre_tokenizer["split"] == false;
+    match pre_tokenizer["prepend_scheme"].as_str()? {
         _ if !is_metaspace => None,
         "always" => Some(Prefix::EachWithout),
         "first" => Some(Prefix::FirstWithout),
@@ -171,29 +143,11 @@ fn spaces(normalizer: &Value, pre_tokenizer: &Value) -> Option<Prefix> {
 /// Whether the decoder is the one that belongs to `alphabet`, and whether it drops a first space.
 fn strips_space(decoder: &Value, alphabet: Alphabet) -> Option<bool> {
     let parts = sequence(decoder, "decoders")?;
-    let kinds: Vec<&str> = parts.iter().map(|part| kind(part)).collect();
-    match (alphabet, kinds.as_slice()) {
-        (Alphabet::Bytes, ["ByteLevel"]) => Some(false),
-        (Alphabet::Spaces, ["Replace", "ByteFallback", "Fuse", rest @ ..]) => {
-            let replace = parts[0];
-            let pattern = replace.get("pattern")?.get("String")?.as_str()?;
-            if pattern != SPACE_MARK.to_string() || replace.get("content")?.as_str()? != " " {
-                return None;
-            }
-            match rest {
-                [] => Some(false),
-                ["Strip"] => {
-                    let strip = parts[3];
-                    let is_one = strip.get("content")?.as_str()? == " "
-                        && strip.get("start")?.as_u64()? == 1
-                        && strip.get("stop")?.as_u64()? == 0;
-                    is_one.then_some(true)
-                }
-                _ => None,
-            }
-        }
-        _ => None,
+    if alphabet == Alphabet::Bytes {
+        return matches!(parts, [part] if kind(part) == "ByteLevel").then_some(false);
     }
+    let written = WRITTEN.into_iter().find(|prefix| parts == space_decoders(*prefix));
+    written.map(|prefix| prefix != Prefix::Never)
 }
 
 /// What a post-processor puts before and after a text.
@@ -206,14 +160,13 @@ fn template(part: &Value) -> Option<[Vec<u32>; 2]> {
             _ => return None,
         }
         let mut n_texts = 0;
-        for piece in part.get("single")?.as_array()? {
+        for piece in part["single"].as_array()? {
             if piece.get("Sequence").is_some() {
                 n_texts += 1;
                 continue;
             }
-            let name = piece.get("SpecialToken")?.get("id")?.as_str()?;
-            let ids = part.get("special_tokens")?.get(name)?.get("ids")?.as_array()?;
-            for id in ids {
+            let name = piece["SpecialToken"]["id"].as_str()?;
+            for id in part["special_tokens"][name]["ids"].as_array()? {
                 ends[n_texts.min(1)].push(u32::try_from(id.as_u64()?).ok()?);
             }
         }
@@ -287,7 +240,7 @@ fn merges(model: &Model) -> Option<Merges> {
 
 /// Bytes as symbols. Vocabularies may lack some that UTF-8 never has; the crate leaves out a byte
 /// that is no token unless there is a token for what is unknown.
-fn byte_words(name: &str, file: &File, tokens: &Tokens) -> Option<Words> {
+fn byte_words(name: &str, file: &File) -> Option<Words> {
     let mut symbols = Box::new([0; 256]);
     for byte in 0..=255 {
         let letter = byte_char(byte).to_string();
@@ -297,13 +250,12 @@ fn byte_words(name: &str, file: &File, tokens: &Tokens) -> Option<Words> {
             Some(_) => id?,
         };
     }
-    debug_assert_eq!(tokens.alphabet, Alphabet::Bytes);
-    Some(Words::Bytes { stages: stages(name, &file.pre_tokenizer)?, symbols })
+    Some(Words::Bytes { stages: stages(name, &file.parts["pre_tokenizer"])?, symbols })
 }
 
 /// Characters as symbols; each byte must be a token that joins with nothing.
 fn space_words(file: &File, tokens: &Tokens, merges: &Merges) -> Option<Words> {
-    let prefix = spaces(&file.normalizer, &file.pre_tokenizer)?;
+    let prefix = prefix(&file.parts["normalizer"], &file.parts["pre_tokenizer"])?;
     let bytes: Vec<Option<u32>> = (0..=255)
         .map(|byte: u8| file.model.vocab.get(&format!("<0x{byte:02X}>")).copied())
         .collect();
@@ -331,21 +283,22 @@ pub(super) fn read(name: &str, json: &str) -> Option<Tokenizer> {
         && is_blank(&model.continuing_subword_prefix)
         && is_blank(&model.end_of_word_suffix)
         && model.unk_token.as_ref().is_none_or(|unk| model.vocab.contains_key(unk))
-        && file.truncation.is_null()
-        && file.padding.is_null();
+        && file.parts["truncation"].is_null()
+        && file.parts["padding"].is_null();
     if !is_plain {
         return None;
     }
-    let is_nfc = kind(&file.normalizer) == "NFC";
-    let is_bytes = is_nfc || file.normalizer.is_null();
+    let normalizer = &file.parts["normalizer"];
+    let is_nfc = kind(normalizer) == "NFC";
+    let is_bytes = is_nfc || normalizer.is_null();
     let alphabet =
         if is_bytes && !model.byte_fallback { Alphabet::Bytes } else { Alphabet::Spaces };
-    let strips_space = strips_space(&file.decoder, alphabet)?;
-    let tokens = tokens(name, &file, alphabet)?;
+    let strips_space = strips_space(&file.parts["decoder"], alphabet)?;
+    let mut tokens = tokens(name, &file, alphabet)?;
     let [raw, normalized] = finders(name, &file, is_nfc)?;
     let merges = merges(model)?;
     let words = match alphabet {
-        Alphabet::Bytes => byte_words(name, &file, &tokens)?,
+        Alphabet::Bytes => byte_words(name, &file)?,
         // After such a normalizer an added token would have to be looked for with its prefix.
         _ if normalized.is_some() || model.ignore_merges => return None,
         _ => space_words(&file, &tokens, &merges)?,
@@ -355,34 +308,17 @@ pub(super) fn read(name: &str, json: &str) -> Option<Tokenizer> {
         whole.retain(|_, id| (*id as usize) < model.vocab.len());
         whole
     });
-    let [begin, end] = template(&file.post_processor)?;
+    let [begin, end] = template(&file.parts["post_processor"])?;
     let mut ids = BTreeMap::new();
     if let Some(id) = model.unk_token.as_ref().and_then(|unk| model.vocab.get(unk)) {
         ids.insert("unk".to_string(), *id);
     }
-    let eog = gguf::roles(&tokens, &mut ids, gguf::Names::Added).eog;
+    let eog = gguf::roles(&mut tokens, &mut ids, gguf::Names::Added);
     let n_vocab = tokens.len() as u32;
     let is_in = |list: &[u32]| list.iter().all(|id| *id < n_vocab);
     (is_in(&begin) && is_in(&end)).then_some(())?;
-    Some(Tokenizer {
-        tokens,
-        codec: Codec::Own(Box::new(Encoder {
-            raw,
-            normalized,
-            nfc: is_nfc,
-            words,
-            merges,
-            whole,
-            n_vocab,
-            virtuals: Vec::new(),
-        })),
-        strips_space,
-        begin,
-        end,
-        ids,
-        eog,
-        scores: None,
-        pre: None,
-        original: Some(json.into()),
-    })
+    let virtuals = Vec::new();
+    let encoder = Encoder { raw, normalized, nfc: is_nfc, words, merges, whole, n_vocab, virtuals };
+    let tokenizer = Tokenizer::new(tokens, Codec::Own(Box::new(encoder)), ids, eog);
+    Some(Tokenizer { strips_space, begin, end, original: Some(json.into()), ..tokenizer })
 }

@@ -8,11 +8,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::bpe::Merges;
 use super::gguf::{self, Symbols};
 use super::names;
 use super::tokens::{Alphabet, Kind, Tokens};
-use super::{Codec, Tokenizer};
+use super::{Codec, DAMAGED, Tokenizer, utf8};
 use crate::error::{Error, Result};
 
 /// The joins of a merges.txt, as pairs.
@@ -23,39 +22,34 @@ fn pairs<'t>(file: &str, text: &'t str) -> Result<Vec<(&'t str, &'t str)>> {
         if line.is_empty() || idx == 0 && line.starts_with("#version") {
             continue;
         }
-        match line.split_once(' ') {
-            Some((left, right))
-                if !left.is_empty() && !right.is_empty() && !right.contains(' ') =>
-            {
-                list.push((left, right));
-            }
-            _ => {
-                return Err(Error::format(
-                    file,
-                    format!("line {}: {line:?} is not two tokens with a space between", idx + 1),
-                    "the file is damaged, or not the merges of a byte-level tokenizer",
-                ));
-            }
-        }
+        let is_pair = |(left, right): &(&str, &str)| {
+            !left.is_empty() && !right.is_empty() && !right.contains(' ')
+        };
+        list.push(line.split_once(' ').filter(is_pair).ok_or_else(|| {
+            let n = idx + 1;
+            let problem = format!("line {n}: {line:?} is not two tokens with a space between");
+            let hint = "the file is damaged, or not the merges of a byte-level tokenizer";
+            Error::format(file, problem, hint)
+        })?);
     }
     Ok(list)
 }
 
-pub(super) fn read(
-    files: [&str; 2],
-    vocab_json: &[u8],
-    merges_txt: &[u8],
-    pre: &str,
-) -> Result<Tokenizer> {
-    let damaged = "the file is damaged; download it again";
-    let vocab: HashMap<String, u32> = serde_json::from_slice(vocab_json).map_err(|error| {
-        Error::format(files[0], format!("is not a map from tokens to ids: {error}"), damaged)
-    })?;
-    let text = std::str::from_utf8(merges_txt).map_err(|error| {
-        let at = error.valid_up_to();
-        Error::format(files[1], format!("is not text: byte {at} is not UTF-8"), damaged)
-    })?;
-    build(files, &vocab, &pairs(files[1], text)?, pre)
+impl Tokenizer {
+    /// Reads vocab.json and merges.txt, whose names are `files`. `pre` names a pre-tokenizer as
+    /// GGUF files do; `gpt-2` is the one such files usually mean.
+    pub(crate) fn from_vocab_merges(
+        files: [&str; 2],
+        vocab_json: &[u8],
+        merges_txt: &[u8],
+        pre: &str,
+    ) -> Result<Tokenizer> {
+        let vocab: HashMap<String, u32> = serde_json::from_slice(vocab_json).map_err(|error| {
+            let problem = format!("is not a map from tokens to ids: {error}");
+            Error::format(files[0], problem, DAMAGED)
+        })?;
+        build(files, &vocab, &pairs(files[1], utf8(files[1], merges_txt)?)?, pre)
+    }
 }
 
 /// A tokenizer of tokens with their ids and joins, the strongest first; `files` are for errors.
@@ -69,37 +63,23 @@ pub(super) fn build(
         vocab.iter().map(|(text, id)| (*id, text.as_str(), Kind::Normal)).collect();
     let mut tokens = Tokens::from_pairs(files[0], Alphabet::Bytes, &list)?;
     let mut ids = BTreeMap::new();
-    let roles = gguf::roles(&tokens, &mut ids, gguf::Names::Any);
-    for (id, kind) in roles.kinds {
-        tokens.set_kind(id, kind);
-    }
+    let eog = gguf::roles(&mut tokens, &mut ids, gguf::Names::Any);
     let named = names::find(files[1], pre)?;
-    let mut known = Symbols::new(&tokens);
-    let symbols = known.bytes();
-    let mut merges = Merges::with_capacity(joins.len());
+    let mut known = Symbols::new(&tokens, joins.len());
     for (rank, (left, right)) in joins.iter().enumerate() {
         let id = |text: &str| {
             tokens.find(text.as_bytes()).ok_or_else(|| {
-                let problem = format!("joins {left:?} and {right:?}, but {text:?} is no token");
+                let problem =
+                    format!("joins {left:?} and {right:?}, but {text:?} is not in the vocabulary");
                 let hint = format!("{} and {} may belong to different models", files[0], files[1]);
                 Error::format(files[1], problem, &hint)
             })
         };
         let joined = id(&[*left, *right].concat())?;
         // Of a join told twice the last counts, as in the reference.
-        merges.insert_last(id(left)?, id(right)?, rank as u32, joined);
+        known.merges.insert_last(id(left)?, id(right)?, rank as u32, joined);
     }
-    let encoder = known.encoder(files[0], named, symbols, merges)?;
-    Ok(Tokenizer {
-        tokens,
-        codec: Codec::Own(Box::new(encoder)),
-        strips_space: false,
-        begin: Vec::new(),
-        end: Vec::new(),
-        ids,
-        eog: roles.eog,
-        scores: None,
-        pre: Some(pre.into()),
-        original: None,
-    })
+    let encoder = known.encoder(files[0], named)?;
+    let tokenizer = Tokenizer::new(tokens, Codec::Own(Box::new(encoder)), ids, eog);
+    Ok(Tokenizer { pre: Some(pre.into()), ..tokenizer })
 }

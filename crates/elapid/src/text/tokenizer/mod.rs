@@ -9,25 +9,10 @@
 //!
 //! Two things may differ between the worlds on the same model: NFC (only tokenizer.json asks for
 //! it) and which of two overlapping special tokens wins.
-//!
-//! | file          | is                                                                    |
-//! |---------------|-----------------------------------------------------------------------|
-//! | `tokens.rs`   | the list of tokens                                                    |
-//! | `special.rs`  | tokens found before all else                                          |
-//! | `pre.rs`      | words; `names.rs`: pre-tokenizers by name                               |
-//! | `bpe.rs`      | joins                                                                 |
-//! | `encoder.rs`  | these together                                                        |
-//! | `json.rs`, `merges.rs`, `gguf.rs`, `spm.rs` | readers                                 |
-//! | `foreign.rs`  | the crate                                                             |
-//! | `bpe_training.rs` | a new vocabulary from text                                        |
-//! | `stream.rs`   | text as ids come                                                      |
-//! | `export.rs`   | writers                                                               |
-//!
-//! Not here: chat templates; files and their names.
 
 use std::collections::BTreeMap;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::text::fim::FimTokens;
 
 mod bpe;
@@ -87,58 +72,42 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
+    fn new(tokens: Tokens, codec: Codec, ids: BTreeMap<String, u32>, eog: Vec<u32>) -> Tokenizer {
+        Tokenizer {
+            tokens,
+            codec,
+            ids,
+            eog,
+            strips_space: false,
+            begin: Vec::new(),
+            end: Vec::new(),
+            scores: None,
+            pre: None,
+            original: None,
+        }
+    }
+
     /// Reads a tokenizer.json; `file` is its name, for errors.
     pub fn from_json(file: &str, json: &[u8]) -> Result<Tokenizer> {
         let json = json.strip_prefix(b"\xef\xbb\xbf").unwrap_or(json);
-        let text = std::str::from_utf8(json).map_err(|error| {
-            crate::error::Error::format(
-                file,
-                format!("is not text: byte {} is not UTF-8", error.valid_up_to()),
-                "the file is damaged; download it again",
-            )
-        })?;
+        let text = utf8(file, json)?;
         match json::read(file, text) {
             Some(tokenizer) => Ok(tokenizer),
             None => foreign::read(file, text),
         }
     }
 
-    /// Reads vocab.json and merges.txt, whose names are `files`. `pre` names a pre-tokenizer as
-    /// GGUF files do; `gpt-2` is the one such files usually mean.
-    pub(crate) fn from_vocab_merges(
-        files: [&str; 2],
-        vocab_json: &[u8],
-        merges_txt: &[u8],
-        pre: &str,
-    ) -> Result<Tokenizer> {
-        merges::read(files, vocab_json, merges_txt, pre)
-    }
-
-    /// Reads the vocabulary of a GGUF file.
-    pub(crate) fn from_gguf(file: &str, vocab: GgufVocab) -> Result<Tokenizer> {
-        gguf::read(file, vocab)
-    }
-
     /// The ids of a text, with nothing before or after.
     pub fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>> {
-        let mut ids = Vec::new();
-        self.encode_into(text, special, &mut ids)?;
-        Ok(ids)
-    }
-
-    fn encode_into(&self, text: &str, special: Special, ids: &mut Vec<u32>) -> Result<()> {
         match &self.codec {
-            Codec::Own(encoder) => encoder.encode(text, special, ids)?,
-            Codec::Foreign(foreign) => ids.extend(foreign.encode(text, special)?),
+            Codec::Own(encoder) => encoder.encode(text, special),
+            Codec::Foreign(foreign) => foreign.encode(text, special),
         }
-        Ok(())
     }
 
     /// The ids of a text after what the model wants at the beginning.
     pub fn encode_with_begin(&self, text: &str, special: Special) -> Result<Vec<u32>> {
-        let mut ids = self.begin.clone();
-        self.encode_into(text, special, &mut ids)?;
-        Ok(ids)
+        Ok([self.begin.clone(), self.encode(text, special)?].concat())
     }
 
     /// What the model wants before a text.
@@ -172,11 +141,11 @@ impl Tokenizer {
         if self.tokens.kind(id) == Kind::Absent {
             return None;
         }
-        let mut bytes = Vec::new();
-        match &self.codec {
-            Codec::Own(_) => self.tokens.push_bytes(id, &mut bytes),
-            Codec::Foreign(foreign) => bytes = foreign.decode(&[id], Special::Parse).into_bytes(),
+        if let Codec::Foreign(foreign) = &self.codec {
+            return Some(foreign.decode(&[id], Special::Parse).into_bytes());
         }
+        let mut bytes = Vec::new();
+        self.tokens.push_bytes(id, &mut bytes);
         Some(bytes)
     }
 
@@ -260,17 +229,14 @@ impl Tokenizer {
             }
         }
     }
+}
 
-    /// A tokenizer.json with the same ids: the one it was read from, or a new one.
-    pub fn to_json(&self) -> Result<String> {
-        match &self.original {
-            Some(json) => Ok(json.to_string()),
-            None => export::to_json(self),
-        }
-    }
+const DAMAGED: &str = "the file is damaged; download it again";
 
-    /// What a GGUF file needs for llama.cpp to give the same ids.
-    pub(crate) fn to_gguf(&self) -> Result<GgufVocab> {
-        export::to_gguf(self)
-    }
+/// The bytes of `file` as text.
+fn utf8<'b>(file: &str, bytes: &'b [u8]) -> Result<&'b str> {
+    std::str::from_utf8(bytes).map_err(|error| {
+        let at = error.valid_up_to();
+        Error::format(file, format!("is not text: byte {at} is not UTF-8"), DAMAGED)
+    })
 }

@@ -11,7 +11,6 @@ use std::sync::OnceLock;
 use super::pre::{GPT2, Stage};
 use crate::error::{Error, Result};
 
-/// One row of the table.
 pub(super) struct Named {
     names: Vec<&'static str>,
     habits: Vec<&'static str>,

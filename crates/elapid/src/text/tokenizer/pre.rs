@@ -14,8 +14,6 @@
 //! Everything else runs as a regular expression. `\s+(?!\S)|\s+` at the end of one is replaced by
 //! `\s+` and a step back, which frees most patterns from backtracking: white space before a word
 //! leaves its last character to the word.
-//!
-//! Not here: which model uses which pattern (`names.rs`).
 
 use std::sync::OnceLock;
 
@@ -29,7 +27,6 @@ pub(super) const NUMBER: u8 = 2;
 pub(super) const SPACE: u8 = 4;
 pub(super) const MARK: u8 = 8;
 
-/// The pattern of GPT-2.
 pub(super) const GPT2: &str =
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 /// One digit at a time.
@@ -53,16 +50,14 @@ fn classes() -> &'static [u8] {
                 panic!("{pattern} is a class");
             };
             for range in class.ranges() {
-                table[range.start() as usize..=range.end() as usize].iter_mut().for_each(|bits| {
-                    *bits |= bit;
-                });
+                let range = range.start() as usize..=range.end() as usize;
+                table[range].iter_mut().for_each(|bits| *bits |= bit);
             }
         }
         table
     })
 }
 
-/// A piece of text with the classes of its characters.
 struct Scan<'t> {
     bytes: &'t [u8],
     classes: &'static [u8],
@@ -173,8 +168,8 @@ impl Scan<'_> {
         if class & rules.letters != 0 {
             return self.run(pos + len, rules.letters);
         }
-        let is_newline = byte == b'\r' || byte == b'\n';
-        if class & (LETTER | NUMBER) == 0 && !is_newline {
+        let is_newline = |byte: &u8| matches!(byte, b'\r' | b'\n');
+        if class & (LETTER | NUMBER) == 0 && !is_newline(&byte) {
             let (next, next_len) = self.at(pos + len);
             if next & rules.letters != 0 {
                 return self.run(pos + len + next_len, rules.letters);
@@ -194,7 +189,6 @@ impl Scan<'_> {
             return end;
         }
         let end = self.run(pos, SPACE);
-        let is_newline = |byte: &u8| *byte == b'\r' || *byte == b'\n';
         match self.bytes[pos..end].iter().rposition(is_newline) {
             Some(last) => pos + last + 1,
             None => self.spaces(pos, end),
@@ -213,7 +207,6 @@ impl Scan<'_> {
     }
 }
 
-/// How contractions are compared.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Case {
     Exact,
@@ -317,7 +310,9 @@ impl Stage {
                 });
             }
             Scanner::Stepping(regex) => {
-                while let Some((start, end)) = find(regex, text, pos)? {
+                let find = |pos| regex.find_from_pos(text, pos).map_err(|error| too_hard(&error));
+                while let Some(found) = find(pos)?.filter(|found| !found.as_str().is_empty()) {
+                    let (start, end) = (found.start(), found.end());
                     if start > pos {
                         emit(&text[pos..start])?;
                     }
@@ -361,26 +356,16 @@ fn each_word(
     Ok(())
 }
 
-/// The next match that is not empty.
-fn find(regex: &Regex, text: &str, pos: usize) -> Result<Option<(usize, usize)>> {
-    let found = regex.find_from_pos(text, pos).map_err(|error| too_hard(&error))?;
-    Ok(found.map(|found| (found.start(), found.end())).filter(|(start, end)| start < end))
-}
-
 fn too_hard(error: &fancy_regex::Error) -> Error {
-    Error::input(
-        format!("the pre-tokenizer's expression gave up on this text: {error}"),
-        "the expression backtracks without end; use a tokenizer of another source",
-    )
+    let problem = format!("the pre-tokenizer's expression gave up on this text: {error}");
+    Error::input(problem, "the expression backtracks without end; use another tokenizer")
 }
 
 fn compile(file: &str, pattern: &str) -> Result<Regex> {
     RegexBuilder::new(pattern).backtrack_limit(N_BACKTRACK_MAX).build().map_err(|error| {
-        Error::format(
-            file,
-            format!("the pre-tokenizer's expression {pattern:?} is not one: {error}"),
-            "the file is damaged, or its expression uses what only other engines know",
-        )
+        let problem = format!("the pre-tokenizer's expression {pattern:?} is invalid: {error}");
+        let hint = "the file is damaged, or its expression uses unsupported syntax";
+        Error::format(file, problem, hint)
     })
 }
 

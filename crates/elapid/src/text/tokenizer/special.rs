@@ -23,15 +23,12 @@ pub(super) const LEN_MAX: usize = 4096;
 /// Bytes of all tokens up to which their automaton may be large.
 const LEN_FAST_MAX: usize = 1 << 14;
 
-/// A token to look for.
 #[derive(Clone, Debug)]
 pub(super) struct AddedToken {
     pub(super) id: u32,
     pub(super) text: String,
     pub(super) is_special: bool,
-    /// Takes the white space before it.
     pub(super) lstrip: bool,
-    /// Takes the white space after it.
     pub(super) rstrip: bool,
 }
 
@@ -44,14 +41,12 @@ pub(super) enum Order {
     Longest,
 }
 
-/// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Part {
     Text(usize, usize),
     Token(u32),
 }
 
-/// Finds tokens in text.
 pub(super) struct Finder {
     search: AhoCorasick,
     tokens: Vec<AddedToken>,
@@ -91,11 +86,8 @@ impl Finder {
         };
         let builder = AhoCorasick::builder().match_kind(kind).kind(Some(automaton)).build(texts);
         let search = builder.map_err(|error| {
-            Error::format(
-                file,
-                format!("{} special tokens cannot be indexed: {error}", tokens.len()),
-                "the file is damaged, or its special tokens are too long",
-            )
+            let problem = format!("{} special tokens cannot be indexed: {error}", tokens.len());
+            Error::format(file, problem, "the file is damaged, or its special tokens are too long")
         })?;
         let len_max = tokens.iter().map(|token| token.text.len()).max().unwrap_or(0);
         Ok(Some(Finder { search, tokens, order, len_max }))

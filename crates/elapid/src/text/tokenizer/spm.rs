@@ -6,8 +6,6 @@
 //!
 //! A token may need a character that is no token itself: it gets a virtual symbol, which stands
 //! for its bytes wherever it stays alone.
-//!
-//! Not here: the loop that joins (`bpe.rs`), the prefix and the spaces (`encoder.rs`).
 
 use std::collections::HashSet;
 

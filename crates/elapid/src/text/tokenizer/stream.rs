@@ -2,8 +2,6 @@
 //!
 //! Bytes are kept back until they are whole characters. What can never become one is shown as
 //! U+FFFD, so that all pieces together are what [`Tokenizer::decode`] says of all ids together.
-//!
-//! Not here: when to stop.
 
 use super::{Codec, Special, Tokenizer};
 use std::ops::Deref;
@@ -110,26 +108,10 @@ impl<T: Deref<Target = Tokenizer>> Stream<T> {
 
 /// Takes whole characters from the front of `bytes`, and U+FFFD for what cannot become one.
 fn whole_characters(bytes: &mut Vec<u8>) -> String {
-    let mut text = String::new();
-    let mut n_done = 0;
-    loop {
-        match std::str::from_utf8(&bytes[n_done..]) {
-            Ok(rest) => {
-                text.push_str(rest);
-                n_done = bytes.len();
-                break;
-            }
-            Err(error) => {
-                let n_good = error.valid_up_to();
-                let good = std::str::from_utf8(&bytes[n_done..n_done + n_good]);
-                text.push_str(good.expect("the part that was found good"));
-                n_done += n_good;
-                let Some(n_bad) = error.error_len() else { break };
-                text.push('\u{fffd}');
-                n_done += n_bad;
-            }
-        }
-    }
+    let bad = bytes.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
+    let is_half = std::str::from_utf8(bad).is_err_and(|error| error.error_len().is_none());
+    let n_done = bytes.len() - if is_half { bad.len() } else { 0 };
+    let text = String::from_utf8_lossy(&bytes[..n_done]).into_owned();
     bytes.drain(..n_done);
     text
 }

@@ -599,7 +599,7 @@ fn vocab_and_merges_give_the_ids_of_the_tokenizer_json_beside_them() {
     let error = Tokenizer::from_vocab_merges(files, &vocab, b"a b c", "gpt-2").err().unwrap();
     assert!(error.report().contains("line 1"), "{error}");
     let error = Tokenizer::from_vocab_merges(files, &vocab, b"qq zz", "gpt-2").err().unwrap();
-    assert!(error.report().contains("is no token"), "{error}");
+    assert!(error.report().contains("is not in the vocabulary"), "{error}");
 }
 
 #[test]

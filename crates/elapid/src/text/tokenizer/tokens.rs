@@ -2,8 +2,6 @@
 //!
 //! All texts lie in one buffer; the index is a table of ids that compares against it. A vocabulary
 //! of 150,000 tokens then takes three allocations and not as many as it has tokens.
-//!
-//! Not here: how tokens are joined (`bpe.rs`) and found in text (`encoder.rs`, `special.rs`).
 
 use super::bpe::hash;
 use crate::error::{Error, Result};
@@ -109,7 +107,6 @@ impl Tokens {
         slot
     }
 
-    /// The id of a token.
     pub(super) fn find(&self, text: &[u8]) -> Option<u32> {
         Some(self.slots[self.slot(text)]).filter(|id| *id != NONE)
     }
@@ -121,12 +118,10 @@ impl Tokens {
         &self.text[if idx == 0 { 0 } else { self.ends[idx - 1] }..end]
     }
 
-    /// What an id is.
     pub(super) fn kind(&self, id: u32) -> Kind {
         self.kinds.get(id as usize).copied().unwrap_or(Kind::Absent)
     }
 
-    /// Changes what an id is.
     pub(super) fn set_kind(&mut self, id: u32, kind: Kind) {
         self.kinds[id as usize] = kind;
     }
@@ -143,14 +138,15 @@ impl Tokens {
             },
             Kind::Normal => match self.alphabet {
                 Alphabet::Plain => out.extend_from_slice(text),
-                Alphabet::Bytes => push_from_alphabet(text, out),
+                // What is not in GPT-2's alphabet stays as it is.
+                Alphabet::Bytes => match alphabet_bytes(text) {
+                    Some(bytes) => out.extend(bytes),
+                    None => out.extend_from_slice(text),
+                },
                 Alphabet::Spaces => {
-                    let mut rest = text;
-                    while let Some((first, tail)) = rest.split_first() {
-                        match rest.strip_prefix("\u{2581}".as_bytes()) {
-                            Some(tail) => (out.push(b' '), rest = tail).1,
-                            None => (out.push(*first), rest = tail).1,
-                        }
+                    for chunk in text.utf8_chunks() {
+                        out.extend_from_slice(chunk.valid().replace(SPACE_MARK, " ").as_bytes());
+                        out.extend_from_slice(chunk.invalid());
                     }
                 }
             },
@@ -175,7 +171,6 @@ pub(crate) fn byte_char(byte: u8) -> char {
     char::from_u32(0x100 + n_before).expect("a letter of Latin Extended-A")
 }
 
-/// The byte that a character stands for.
 pub(crate) fn char_byte(letter: char) -> Option<u8> {
     let code = u32::from(letter);
     let byte = match code {
@@ -188,19 +183,9 @@ pub(crate) fn char_byte(letter: char) -> Option<u8> {
     Some(byte as u8)
 }
 
-/// Appends the bytes of a text in GPT-2's alphabet, or the text as it is if it is not in it.
-fn push_from_alphabet(text: &[u8], out: &mut Vec<u8>) {
-    let n = out.len();
-    let Ok(letters) = std::str::from_utf8(text) else { return out.extend_from_slice(text) };
-    for letter in letters.chars() {
-        match char_byte(letter) {
-            Some(byte) => out.push(byte),
-            None => {
-                out.truncate(n);
-                return out.extend_from_slice(text);
-            }
-        }
-    }
+/// The bytes of a text in GPT-2's alphabet.
+pub(super) fn alphabet_bytes(text: &[u8]) -> Option<Vec<u8>> {
+    std::str::from_utf8(text).ok()?.chars().map(char_byte).collect()
 }
 
 #[cfg(test)]

@@ -8,8 +8,7 @@
 use super::bench::{last_json_line, peak_mib};
 use crate::compute::Compute;
 use crate::report::{Done, Failure, line};
-use elapid::GenerateBench;
-use elapid::Model;
+use elapid::{GenerateBench, Model};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;

@@ -1,13 +1,12 @@
 //! `elapid chat`: a conversation in the terminal.
 
 use crate::report::{Done, Failure, between, mebibytes};
-use crate::talk::answer::{self, Answer, INTERRUPTED, Out, answer};
+use crate::talk::answer::{self, INTERRUPTED, Out, answer};
 use crate::talk::conversation::Conversation;
-use crate::talk::flags::{ModelFlags, SamplingFlags, number_from_zero, share};
+use crate::talk::flags::{ModelFlags, SamplingFlags, finite, number_from_zero, share};
 use crate::talk::input::{Input, Typed};
-use crate::talk::load::{chat_prompt, load};
-use elapid::Generator;
-use elapid::{Reason, Request};
+use crate::talk::load::chat_prompt;
+use elapid::{Generator, Reason, Request, Sampling};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -88,7 +87,7 @@ struct Talk {
     notes: Notes,
 }
 
-/// Whether what is not an answer is said.
+/// Whether what is neither an answer nor asked for is said.
 #[derive(Clone, Copy, PartialEq)]
 enum Notes {
     None,
@@ -108,7 +107,7 @@ impl Notes {
 
 impl Chat {
     pub fn run(&self) -> Done<ExitCode> {
-        let loaded = load(&self.model, &self.source.settings())?;
+        let loaded = self.source.load(&self.model)?;
         loaded.chat()?;
         // A constraint that cannot be read is known before anybody has typed.
         self.sampling.constraint()?;
@@ -154,7 +153,7 @@ impl Chat {
             max_tokens: self.max_tokens,
             adapters: loaded.adapters.iter().map(|adapter| adapter.scale).collect(),
             n_answers: 0,
-            seed: self.sampling.sampling(&loaded.suggested).seed,
+            seed: self.sampling.sampling(Sampling::default()).seed,
             last: None,
             out: Out::new(),
             notes: match (self.quiet, is_plain) {
@@ -192,13 +191,16 @@ impl Talk {
 
     fn command(&mut self, name: &str, rest: &str) -> Done<Next> {
         match name {
-            "help" | "?" => self.show(HELP),
+            "help" | "?" => eprintln!("{HELP}"),
             "system" => {
                 self.conversation.system = (!rest.is_empty()).then(|| rest.to_string());
             }
             "reset" => self.conversation.reset(),
             "undo" => match self.conversation.undo() {
-                Some(text) => self.notes.say(&format!("removed: {}", first_line(&text))),
+                Some(text) => {
+                    let first = text.lines().next().unwrap_or("");
+                    self.notes.say(&format!("removed: {first}"));
+                }
                 None => self.notes.say("the conversation is empty"),
             },
             "retry" => match self.conversation.retry() {
@@ -227,34 +229,28 @@ impl Talk {
         Ok(Next::Listen)
     }
 
-    /// What was asked for is shown even to those who want it quiet.
-    fn show(&self, text: &str) {
-        eprintln!("{text}");
-    }
-
     /// Answers the last question.
     fn answer(&mut self) -> Done<Reason> {
         let request = self.request()?;
         let out = &mut self.out;
-        let Answer { text, finish, timings, .. } =
-            answer(&mut self.loaded.engine, request, &mut |token| out.write(&token.text))?;
+        let answer = answer(&mut self.loaded.engine, request, &mut |token| out.write(&token.text))?;
         self.n_answers += 1;
-        self.out.write(&finish.text);
+        self.out.write(&answer.finish.text);
         self.out.end_line();
-        if finish.n_tok == 0 || text.is_empty() {
+        if answer.finish.n_tok == 0 || answer.text.is_empty() {
             // One line for each answer, so that a reader of a pipe can count them.
             self.out.write("\n");
         }
-        self.conversation.answer(text);
-        match &finish.reason {
+        match &answer.finish.reason {
             Reason::Length => self.notes.say("note    cut off at the token limit"),
             Reason::Cancelled => self.notes.say("note    interrupted"),
             _ => {}
         }
-        let sentence = timings.sentence();
-        self.notes.say(&format!("speed   {sentence}"));
-        self.last = Some(sentence);
-        Ok(finish.reason)
+        let speed = format!("speed   {}", answer.timings());
+        self.notes.say(&speed);
+        self.last = Some(speed);
+        self.conversation.answer(answer.text);
+        Ok(answer.finish.reason)
     }
 
     fn request(&mut self) -> Done<Request> {
@@ -265,10 +261,9 @@ impl Talk {
         let mut prompt = |messages: &[_]| chat_prompt(loaded, messages);
         let (ids, n_forgotten) = self.conversation.fit(context - n_kept, &mut prompt)?;
         if n_forgotten > 0 {
-            let turns = if n_forgotten == 1 { "question" } else { "questions" };
-            let text =
-                format!("note    the context is full: dropped the oldest {n_forgotten} {turns}");
-            self.notes.say(&text);
+            let s = if n_forgotten == 1 { "" } else { "s" };
+            let words = format!("dropped the oldest {n_forgotten} question{s}");
+            self.notes.say(&format!("note    the context is full: {words}"));
         }
         let n_max = self.max_tokens.unwrap_or(context).min(context - ids.len());
         let mut request = self.sampling.request(&self.loaded, ids, n_max)?;
@@ -281,15 +276,11 @@ impl Talk {
     fn set(&mut self, rest: &str) -> Done<()> {
         let (name, value) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
         if name.is_empty() {
-            self.show(&self.settings());
+            eprintln!("{}", self.settings());
             return Ok(());
         }
         let value = value.trim();
         let wrong = |problem: String| Failure::new(format!("/set {name}: {problem}"), SETTINGS);
-        let float = |text: &str| match text.parse::<f32>() {
-            Ok(number) if number.is_finite() => Ok(number),
-            _ => Err("give a number".to_string()),
-        };
         let whole = |text: &str| text.parse::<usize>().map_err(|_| "give a whole number".into());
         let sampling = &mut self.sampling;
         let done: Result<(), String> = match name.replace('_', "-").as_str() {
@@ -298,8 +289,8 @@ impl Talk {
             "top-p" => share(value).map(|x| sampling.top_p = Some(x)),
             "min-p" => share(value).map(|x| sampling.min_p = Some(x)),
             "repeat-penalty" => number_from_zero(value).map(|x| sampling.repeat_penalty = Some(x)),
-            "presence-penalty" => float(value).map(|x| sampling.presence_penalty = x),
-            "frequency-penalty" => float(value).map(|x| sampling.frequency_penalty = x),
+            "presence-penalty" => finite(value).map(|x| sampling.presence_penalty = x),
+            "frequency-penalty" => finite(value).map(|x| sampling.frequency_penalty = x),
             "max-tokens" => whole(value).map(|n| self.max_tokens = Some(n.max(1))),
             "seed" => whole(value).map(|seed| (self.seed, self.n_answers) = (seed as u64, 0)),
             _ => Err("unknown setting".into()),
@@ -308,7 +299,7 @@ impl Talk {
     }
 
     fn settings(&self) -> String {
-        let now = self.sampling.sampling(&self.loaded.suggested);
+        let now = self.sampling.sampling(self.loaded.request(Vec::new()).sampling);
         let or = |n: Option<usize>, word: &str| n.map_or(word.to_string(), |n| n.to_string());
         format!(
             "temperature {}\ntop-k {}\ntop-p {}\nmin-p {}\nrepeat-penalty {}\n\
@@ -328,11 +319,11 @@ impl Talk {
     fn adapter(&mut self, rest: &str) -> Done<()> {
         if rest.is_empty() {
             if self.adapters.is_empty() {
-                self.show("no adapters; start with --adapter PATH");
+                eprintln!("no adapters; start with --adapter PATH");
             }
             for (adapter, scale) in self.loaded.adapters.iter().zip(&self.adapters) {
                 let path = adapter.path.display();
-                self.show(&format!("{}  scale {scale}  {path}", adapter.name));
+                eprintln!("{}  scale {scale}  {path}", adapter.name);
             }
             return Ok(());
         }
@@ -345,13 +336,9 @@ impl Talk {
             let hint = format!("loaded: {}; add one with --adapter PATH", names.join(", "));
             Failure::new(format!("no adapter {name:?} is loaded"), &hint)
         })?;
-        self.adapters[idx] = match scale.parse::<f32>() {
-            Ok(scale) if scale.is_finite() => scale,
-            _ => {
-                let problem = format!("{scale:?} is not a number");
-                return Err(Failure::new(problem, "write /adapter NAME 0.5"));
-            }
-        };
+        self.adapters[idx] = finite(scale).map_err(|_| {
+            Failure::new(format!("{scale:?} is not a number"), "write /adapter NAME 0.5")
+        })?;
         Ok(())
     }
 
@@ -359,18 +346,18 @@ impl Talk {
         let stats = self.loaded.engine.stats();
         let context = self.loaded.engine.settings().context;
         let chat = chat_prompt(&self.loaded, &self.conversation.messages());
-        if let Some(last) = &self.last {
-            self.show(&format!("speed   {last}"));
+        if let Some(speed) = &self.last {
+            eprintln!("{speed}");
         }
         // A template may refuse a conversation in which nothing was said.
         let n_tok = chat.map_or(0, |ids| ids.len());
         let n = self.conversation.n_turns();
-        self.show(&format!("context {n_tok} of {context} tokens, {n} questions"));
+        eprintln!("context {n_tok} of {context} tokens, {n} questions");
         let (bytes, n_snapshots) = (mebibytes(stats.snapshot_bytes as f64), stats.n_snapshots);
-        self.show(&format!(
+        eprintln!(
             "tokens  {} prompt, {} cached, {} generated; {n_snapshots} snapshots, {bytes}",
             stats.n_prompt_tok, stats.n_cached_tok, stats.n_answer_tok
-        ));
+        );
     }
 }
 
@@ -380,8 +367,4 @@ fn path_of(rest: &str) -> Done<&Path> {
         "" => Err(Failure::new("no file name given", "write, for example, /save talk.json")),
         _ => Ok(Path::new(rest)),
     }
-}
-
-fn first_line(text: &str) -> &str {
-    text.lines().next().unwrap_or("")
 }

@@ -3,12 +3,7 @@
 
 use crate::report::live::progress;
 use crate::report::{Done, Failure, between, count, line, mebibytes, n_threads_default};
-use elapid::Adapter;
-use elapid::Device;
-use elapid::Form;
-use elapid::Mix;
-use elapid::Model;
-use elapid::{Conversion, Same};
+use elapid::{Adapter, Conversion, Device, Form, Mix, Model, Same};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -4,15 +4,10 @@ use crate::compute::Compute;
 use crate::report::live::progress;
 use crate::report::{Done, between, count, line};
 use crate::source::walk::{Walk, chat_of, collect, divide};
-use elapid::Adapter;
-use elapid::Device;
-use elapid::Model;
-use elapid::Session;
 use elapid::{
-    Comparison, DocScore, EvalSettings, FimReport, FimSettings, Interval, Resampled, Score,
-    Summary, Verdict, compare,
+    Adapter, Comparison, Device, DocScore, Document, Ends, EvalSettings, FimReport, FimSettings,
+    Interval, Model, Resampled, Score, Session, Summary, Verdict, compare,
 };
-use elapid::{Document, Ends};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;

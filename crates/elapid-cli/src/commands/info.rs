@@ -2,12 +2,7 @@
 
 use super::convert::stored;
 use crate::report::{Done, count, line, mebibytes, n_threads_default};
-use elapid::Adapter;
-use elapid::Error;
-use elapid::Model;
-use elapid::ModelInfo;
-use elapid::Tokenizer;
-use elapid::{Device, DeviceInfo};
+use elapid::{Adapter, Device, DeviceInfo, Error, Model, ModelInfo, Tokenizer};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -2,8 +2,7 @@
 
 use crate::files;
 use crate::report::{Done, between, line};
-use elapid::BpeTrainer;
-use elapid::Tokenizer;
+use elapid::{BpeTrainer, Tokenizer};
 use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;

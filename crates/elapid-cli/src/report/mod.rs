@@ -63,12 +63,17 @@ impl From<Error> for Failure {
     }
 }
 
-/// One line to stdout. A reader that has gone away (`| head`) ends the program quietly.
+/// One line to stdout.
 pub fn line(text: impl Display) {
+    print(format!("{text}\n"));
+}
+
+/// Text to stdout, at once. A reader that has gone away (`| head`) ends the program quietly.
+pub fn print(text: impl AsRef<str>) {
     use std::io::{ErrorKind, Write};
-    if let Err(error) = writeln!(std::io::stdout(), "{text}") {
-        let code = if error.kind() == ErrorKind::BrokenPipe { 0 } else { 1 };
-        std::process::exit(code);
+    let mut out = std::io::stdout().lock();
+    if let Err(error) = out.write_all(text.as_ref().as_bytes()).and_then(|()| out.flush()) {
+        std::process::exit(i32::from(error.kind() != ErrorKind::BrokenPipe));
     }
 }
 

@@ -65,7 +65,13 @@ impl Body {
     }
 }
 
-/// A whole number within bounds; `16.0` is one too.
+/// A whole number; `16.0` is one too.
+pub fn whole(number: &Number) -> Option<i64> {
+    let float = number.as_f64().filter(|x| x.fract() == 0.0 && x.abs() < 9e15);
+    number.as_i64().or(float.map(|x| x as i64))
+}
+
+/// A whole number within bounds.
 #[derive(Clone, Copy)]
 pub struct Int<const LOW: i64, const HIGH: i64>(pub i64);
 
@@ -75,9 +81,7 @@ pub type Size = Int<0, { u32::MAX as i64 }>;
 impl<'de, const LOW: i64, const HIGH: i64> Deserialize<'de> for Int<LOW, HIGH> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let number = Number::deserialize(deserializer)?;
-        let float = number.as_f64().filter(|x| x.fract() == 0.0 && x.abs() < 9e15);
-        let whole = number.as_i64().or(float.map(|x| x as i64));
-        whole.filter(|n| (LOW..=HIGH).contains(n)).map(Int).ok_or_else(|| {
+        whole(&number).filter(|n| (LOW..=HIGH).contains(n)).map(Int).ok_or_else(|| {
             D::Error::custom(format_args!("{number} is no whole number from {LOW} to {HIGH}"))
         })
     }

@@ -32,25 +32,17 @@ mod security;
 mod tabby;
 mod worker;
 
-use answer::Growing;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
-use elapid::Device;
-use elapid::FimTokens;
-use elapid::ModelInfo;
-use elapid::Request as EngineRequest;
-use elapid::{Chat, Generator, LoadedAdapter};
-use elapid::{Special, Tokenizer};
-use ending::Ending;
+use elapid::{Chat, Device, FimTokens, Generator, LoadedAdapter, ModelInfo, Special, Tokenizer};
 use error::{Answered, ApiError};
 pub use security::Guard;
-use security::Verdict;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -120,7 +112,7 @@ impl App {
         let tokenizer = engine.tokenizer().clone();
         let (context, n_slots) = (engine.settings().context, engine.settings().n_slots);
         let device = engine.device().clone();
-        let (worker, thread) = Worker::start(engine)?;
+        let (worker, thread) = Worker::start(engine, settings.time_max)?;
         let app = App {
             worker,
             tokenizer,
@@ -151,10 +143,13 @@ impl App {
         tokio::task::block_in_place(f)
     }
 
+    fn scales(&self) -> MutexGuard<'_, Vec<f32>> {
+        self.scales.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Adapters that act where a request does not say.
     fn default_adapters(&self) -> Vec<(usize, f32)> {
-        let scales = self.scales.lock().unwrap_or_else(PoisonError::into_inner);
-        scales.iter().copied().enumerate().filter(|(_, scale)| *scale != 0.0).collect()
+        self.scales().iter().copied().enumerate().filter(|(_, scale)| *scale != 0.0).collect()
     }
 
     /// The name of the model that answers, and its adapters.
@@ -174,8 +169,8 @@ impl App {
         }
         let known: Vec<String> = self.models().map(|name| format!("`{name}`")).collect();
         let words = format!("there is no model `{name}` here; there is {}", known.join(", "));
-        let error = ApiError::new(StatusCode::NOT_FOUND, words).with_code("model_not_found");
-        Err(ApiError { param: Some("model".into()), ..error })
+        let (status, param) = (StatusCode::NOT_FOUND, Some("model".into()));
+        Err(ApiError { param, ..ApiError::new(status, words).with_code("model_not_found") })
     }
 
     fn models(&self) -> impl Iterator<Item = &str> {
@@ -198,10 +193,10 @@ impl App {
 
     /// The ids of a text that a model continues.
     fn encode_prompt(&self, text: &str) -> Answered<Vec<u32>> {
-        match text.is_empty() {
-            true => self.begin(),
-            false => Ok(self.tokenizer.encode_with_begin(text, Special::Parse)?),
+        if text.is_empty() {
+            return self.begin();
         }
+        Ok(self.tokenizer.encode_with_begin(text, Special::Parse)?)
     }
 
     /// How many tokens may follow a prompt of `n_prompt` tokens when `wanted` are asked for.
@@ -214,16 +209,10 @@ impl App {
                 "the prompt has {n_prompt} tokens, and the context of this server holds {context} \
                  (--context)"
             );
-            let error = ApiError::field("prompt", words);
-            return Err(error.with_code("context_length_exceeded"));
+            return Err(ApiError::field("prompt", words).with_code("context_length_exceeded"));
         }
         let n_max = wanted.unwrap_or(usize::MAX).min(context - n_prompt);
         Ok(n_max.min(self.settings.n_tok_max))
-    }
-
-    /// Hands requests in; the time of all begins now.
-    async fn submit(&self, requests: Vec<(EngineRequest, Ending)>) -> Answered<Growing> {
-        self.worker.submit(requests, self.settings.time_max).await
     }
 
     /// A name for an answer.
@@ -240,7 +229,10 @@ fn now_s() -> u64 {
 
 /// All routes.
 fn router(app: Arc<App>) -> Router {
-    let openai = Router::new()
+    Router::new()
+        .route("/", get(page))
+        .route("/favicon.ico", get(async || StatusCode::NO_CONTENT))
+        // OpenAI
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{*name}", get(openai::model))
         .route("/models", get(openai::models))
@@ -248,8 +240,8 @@ fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(openai::chat))
         .route("/chat/completions", post(openai::chat))
         .route("/v1/embeddings", post(openai::embeddings))
-        .route("/embeddings", post(openai::embeddings));
-    let llama = Router::new()
+        .route("/embeddings", post(openai::embeddings))
+        // llama.cpp
         .route("/completion", post(llama::completion))
         .route("/completions", post(llama::completion))
         .route("/infill", post(llama::infill))
@@ -260,16 +252,11 @@ fn router(app: Arc<App>) -> Router {
         .route("/tokenize", post(llama::tokenize))
         .route("/detokenize", post(llama::detokenize))
         .route("/apply-template", post(llama::apply_template))
-        .route("/lora-adapters", get(llama::adapters).post(llama::set_adapters));
-    let tabby = Router::new()
+        .route("/lora-adapters", get(llama::adapters).post(llama::set_adapters))
+        // Tabby
         .route("/v1/health", get(tabby::health).post(tabby::health))
-        .route("/v1/events", post(tabby::events));
-    Router::new()
-        .route("/", get(page))
-        .route("/favicon.ico", get(async || StatusCode::NO_CONTENT))
-        .merge(openai)
-        .merge(llama)
-        .merge(tabby)
+        // What was shown and taken is accepted and forgotten.
+        .route("/v1/events", post(async || StatusCode::NO_CONTENT))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(axum::middleware::from_fn_with_state(app.clone(), enter))
@@ -278,17 +265,13 @@ fn router(app: Arc<App>) -> Router {
 
 /// Lets a request in, and answers for handlers that panic.
 async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let verdict = app.settings.guard.check(request.method(), request.uri(), request.headers());
-    let origin = match verdict {
-        Err(error) => {
+    let checked = app.settings.guard.check(request.method(), request.uri(), request.headers());
+    let origin = match checked {
+        Ok(origin) if request.method() != Method::OPTIONS => origin,
+        ended => {
             body::discard(request).await;
-            return error.into_response();
+            return ended.map_or_else(ApiError::into_response, security::preflight);
         }
-        Ok(Verdict::Answer(response)) => {
-            body::discard(request).await;
-            return response;
-        }
-        Ok(Verdict::Pass(origin)) => origin,
     };
     let request = match body::gather(request, app.settings.body_bytes_max).await {
         Ok(request) => request,
@@ -311,16 +294,13 @@ async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
 }
 
 async fn page() -> Response {
-    let mut response = Html(PAGE).into_response();
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY));
-    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    response
+    let headers =
+        [(header::CONTENT_SECURITY_POLICY, PAGE_POLICY), (header::REFERRER_POLICY, "no-referrer")];
+    (headers, Html(PAGE)).into_response()
 }
 
 async fn not_found(method: Method, uri: Uri) -> ApiError {
-    let words = format!("there is no `{method} {}` here", uri.path());
-    ApiError::new(StatusCode::NOT_FOUND, words)
+    ApiError::new(StatusCode::NOT_FOUND, format!("there is no `{method} {}` here", uri.path()))
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> ApiError {

@@ -9,7 +9,8 @@
 use crate::files;
 use crate::report::{Done, Failure};
 use elapid::Message;
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::json;
 use std::path::Path;
 
 /// A message of this role.
@@ -120,25 +121,18 @@ impl Conversation {
             let hint = "give a file that /save wrote: {\"messages\": [{\"role\", \"content\"}]}";
             Failure::new(format!("{}: {problem}", path.display()), hint)
         };
-        let json: Value =
-            serde_json::from_str(&text).map_err(|error| wrong(format!("not JSON: {error}")))?;
-        let list = json.get("messages").and_then(Value::as_array);
-        let list = list.ok_or_else(|| wrong("there is no list `messages`".into()))?;
-        Conversation::of(list).map_err(wrong)
+        let saved: Saved = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        Conversation::of(saved).map_err(wrong)
     }
 
-    fn of(list: &[Value]) -> Result<Conversation, String> {
+    fn of(saved: Saved) -> Result<Conversation, String> {
         let mut conversation = Conversation::default();
-        for (idx, item) in list.iter().enumerate() {
-            let text = |key: &str| item.get(key).and_then(Value::as_str);
-            let (Some(role), Some(content)) = (text("role"), text("content")) else {
-                return Err(format!("message {idx} has no `role` and `content` of text"));
-            };
+        for (idx, Said { role, content }) in saved.messages.into_iter().enumerate() {
             let is_open = conversation.turns.last().is_some_and(|turn| turn.assistant.is_none());
-            match role {
-                "system" if idx == 0 => conversation.system = Some(content.into()),
-                "user" if !is_open => conversation.ask(content.into()),
-                "assistant" if is_open => conversation.answer(content.into()),
+            match role.as_str() {
+                "system" if idx == 0 => conversation.system = Some(content),
+                "user" if !is_open => conversation.ask(content),
+                "assistant" if is_open => conversation.answer(content),
                 _ => return Err(format!("message {idx} of role {role:?} is out of turn")),
             }
         }
@@ -146,9 +140,22 @@ impl Conversation {
     }
 }
 
+/// A conversation on disk.
+#[derive(Deserialize)]
+struct Saved {
+    messages: Vec<Said>,
+}
+
+#[derive(Deserialize)]
+struct Said {
+    role: String,
+    content: String,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Value;
 
     fn talked() -> Conversation {
         let mut conversation = Conversation::new(Some("be brief".into()));
@@ -192,13 +199,13 @@ mod tests {
         let of = |roles: &[&str]| {
             let list: Vec<Value> =
                 roles.iter().map(|role| json!({"role": role, "content": "x"})).collect();
-            Conversation::of(&list)
+            Conversation::of(serde_json::from_value(json!({"messages": list})).unwrap())
         };
         assert!(of(&["system", "user", "assistant", "user"]).is_ok());
         for roles in [&["assistant"][..], &["user", "user"], &["user", "system"], &["tool"]] {
             assert!(of(roles).unwrap_err().contains("out of turn"), "{roles:?}");
         }
-        assert!(Conversation::of(&[json!({"role": "user"})]).is_err());
+        assert!(serde_json::from_value::<Saved>(json!({"messages": [{"role": "user"}]})).is_err());
     }
 
     #[test]

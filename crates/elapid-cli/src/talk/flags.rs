@@ -1,27 +1,14 @@
 //! Flags that say which model answers and how tokens are chosen.
 //!
-//! Defaults are what the model's own files suggest, and else what llama.cpp does: a temperature of
-//! 0.8 among the most likely tokens.
+//! Defaults are what the model's own files suggest, and else what llama.cpp does.
 
-use super::load::{AdapterPath, LoadSettings};
+use super::load::{AdapterPath, load};
 use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, between};
-use elapid::CacheType;
-use elapid::Sampling;
-use elapid::{Constraint, Request};
-use elapid::{Generator, GeneratorSettings, Suggested};
+use elapid::{CacheType, Constraint, Generator, GeneratorSettings, Model, Request, Sampling};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
-
-/// Sampling where neither a person nor the model says.
-const DEFAULT: Suggested = Suggested {
-    temperature: Some(0.8),
-    top_k: Some(40),
-    top_p: Some(0.95),
-    min_p: Some(0.05),
-    repeat_penalty: Some(1.0),
-};
 
 /// Which model, where, and how much it may hold.
 #[derive(clap::Args, Clone, Debug)]
@@ -41,18 +28,11 @@ pub struct ModelFlags {
 }
 
 impl ModelFlags {
-    /// How to load for one conversation.
-    pub fn settings(&self) -> LoadSettings {
-        LoadSettings {
-            compute: self.compute.clone(),
-            adapters: self.adapter.clone(),
-            generator: GeneratorSettings {
-                context: self.context,
-                cache: self.cache_type,
-                ..GeneratorSettings::default()
-            },
-            ..LoadSettings::default()
-        }
+    /// The model at `path`, ready for one conversation.
+    pub fn load(&self, path: &Path) -> Done<Generator> {
+        let (context, cache) = (self.context, self.cache_type);
+        let settings = GeneratorSettings { context, cache, ..GeneratorSettings::default() };
+        load(Model::open(path)?, &self.compute, &settings, &self.adapter)
     }
 }
 
@@ -110,41 +90,36 @@ pub fn cache_type(text: &str) -> Result<CacheType, String> {
     })
 }
 
+/// A number, for a flag.
+pub fn finite(text: &str) -> Result<f32, String> {
+    text.parse().ok().filter(|number: &f32| number.is_finite()).ok_or("give a number".into())
+}
+
 /// A number from zero on, for a flag.
 pub fn number_from_zero(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
-        _ => Err("give a number of at least 0".into()),
-    }
+    finite(text).ok().filter(|number| *number >= 0.0).ok_or("give a number of at least 0".into())
 }
 
 /// A number from zero to one, for a flag.
 pub fn share(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(number) if (0.0..=1.0).contains(&number) => Ok(number),
-        _ => Err("give a number from 0 to 1".into()),
-    }
+    let number = finite(text).ok().filter(|number| (0.0..=1.0).contains(number));
+    number.ok_or("give a number from 0 to 1".into())
 }
 
 impl SamplingFlags {
     /// The sampling, with a seed in any case.
-    pub fn sampling(&self, of_model: &Suggested) -> Sampling {
-        let temperature = self.temperature.or(of_model.temperature).or(DEFAULT.temperature);
-        // Zero asks for all, as everywhere else.
-        let top_k = self.top_k.or(of_model.top_k).or(DEFAULT.top_k).filter(|k| *k > 0);
-        let top_p = self.top_p.or(of_model.top_p).or(DEFAULT.top_p);
-        let min_p = self.min_p.or(of_model.min_p).or(DEFAULT.min_p);
-        let repeat = self.repeat_penalty.or(of_model.repeat_penalty).or(DEFAULT.repeat_penalty);
+    pub fn sampling(&self, of_model: Sampling) -> Sampling {
         Sampling {
-            temperature: temperature.unwrap_or(0.0),
-            top_k,
-            top_p: top_p.unwrap_or(1.0),
-            min_p: min_p.unwrap_or(0.0),
-            repeat_penalty: repeat.unwrap_or(1.0),
+            temperature: self.temperature.unwrap_or(of_model.temperature),
+            // Zero asks for all, as everywhere else.
+            top_k: self.top_k.or(of_model.top_k).filter(|k| *k > 0),
+            top_p: self.top_p.unwrap_or(of_model.top_p),
+            min_p: self.min_p.unwrap_or(of_model.min_p),
+            repeat_penalty: self.repeat_penalty.unwrap_or(of_model.repeat_penalty),
             frequency_penalty: self.frequency_penalty,
             presence_penalty: self.presence_penalty,
             seed: self.seed.unwrap_or_else(fresh_seed),
-            ..Sampling::greedy()
+            ..of_model
         }
     }
 
@@ -161,20 +136,20 @@ impl SamplingFlags {
 
     /// A request that continues `prompt`.
     pub fn request(&self, loaded: &Generator, prompt: Vec<u32>, n_max: usize) -> Done<Request> {
+        let request = loaded.request(prompt);
         Ok(Request {
             n_max,
-            sampling: self.sampling(&loaded.suggested),
+            sampling: self.sampling(request.sampling),
             stop_texts: self.stop.clone(),
             constraint: self.constraint()?,
             n_lookup: self.lookup,
-            ..loaded.request(prompt)
+            ..request
         })
     }
 }
 
 fn json_schema(text: &str) -> Done<Constraint> {
-    let is_inline = text.trim_start().starts_with('{');
-    let (name, text) = match is_inline {
+    let (name, text) = match text.trim_start().starts_with('{') {
         true => ("--json-schema", text.to_string()),
         false => (text, files::read_text(Path::new(text))?),
     };
@@ -208,12 +183,11 @@ mod tests {
 
     #[test]
     fn a_flag_goes_before_the_model_and_the_model_before_the_default() {
-        let of_model =
-            Suggested { temperature: Some(0.2), top_k: Some(20), ..Suggested::default() };
-        let got = flags("--top-k 7 --seed 3").sampling(&of_model);
+        let of_model = Sampling { temperature: 0.2, top_k: Some(20), ..Sampling::default() };
+        let got = flags("--top-k 7 --seed 3").sampling(of_model);
         assert_eq!((got.temperature, got.top_k, got.top_p), (0.2, Some(7), 0.95));
         assert_eq!(got.seed, 3);
-        let greedy = flags("--temperature 0 --top-k 0").sampling(&of_model);
+        let greedy = flags("--temperature 0 --top-k 0").sampling(of_model);
         assert_eq!((greedy.temperature, greedy.top_k), (0.0, None));
     }
 

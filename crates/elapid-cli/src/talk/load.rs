@@ -1,37 +1,22 @@
 //! From flags to a model that is ready to answer.
 
+use super::flags::finite;
 use crate::compute::Compute;
 use crate::report::Done;
-use elapid::Model;
-use elapid::{DateTime, Message};
-use elapid::{Generator, GeneratorSettings};
+use elapid::{ChatOptions, DateTime, Generator, GeneratorSettings, Message, Model, Special};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// How a model is to be loaded.
-#[derive(Clone, Debug, Default)]
-pub struct LoadSettings {
-    /// Device and threads.
-    pub compute: Compute,
-    /// No more than this context where no flag says.
-    pub context_max: Option<usize>,
-    /// Slots, caches, context.
-    pub generator: GeneratorSettings,
-    /// Adapters to load.
-    pub adapters: Vec<AdapterPath>,
-}
-
-/// Opens a model and makes it ready.
-pub fn load(path: &Path, settings: &LoadSettings) -> Done<Generator> {
-    let model = Model::open(path)?;
-    let device = settings.compute.open()?;
-    let mut of_engine = settings.generator.clone();
-    if let (None, Some(most)) = (of_engine.context, settings.context_max) {
-        of_engine.context = Some(model.info()?.n_ctx.map_or(most, |n| n.min(most)));
-    }
-    let mut generator = Generator::new(Arc::new(model), &device, &of_engine)?;
-    for AdapterPath { path, scale } in &settings.adapters {
+/// Makes a model ready, with its adapters.
+pub fn load(
+    model: Model,
+    compute: &Compute,
+    settings: &GeneratorSettings,
+    adapters: &[AdapterPath],
+) -> Done<Generator> {
+    let mut generator = Generator::new(Arc::new(model), &compute.open()?, settings)?;
+    for AdapterPath { path, scale } in adapters {
         generator.add_adapter(path, *scale)?;
     }
     Ok(generator)
@@ -40,9 +25,9 @@ pub fn load(path: &Path, settings: &LoadSettings) -> Done<Generator> {
 /// The prompt of these messages at this time: templates print the date.
 pub fn chat_prompt(generator: &Generator, messages: &[Message]) -> Done<Vec<u32>> {
     let chat = generator.chat()?;
-    let options = elapid::ChatOptions { now: Some(now()), ..chat.options.clone() };
+    let options = ChatOptions { now: Some(now()), ..chat.options.clone() };
     let text = chat.template.render(messages, &options)?;
-    Ok(generator.engine.tokenizer().encode(&text, elapid::Special::Parse)?)
+    Ok(generator.engine.tokenizer().encode(&text, Special::Parse)?)
 }
 
 /// An adapter on disk, and how strongly it is to act: `PATH` or `PATH=SCALE`.
@@ -58,18 +43,15 @@ impl FromStr for AdapterPath {
     type Err = String;
 
     fn from_str(text: &str) -> Result<AdapterPath, String> {
-        let plain = |path: &str| AdapterPath { path: PathBuf::from(path), scale: 1.0 };
         // A path may hold an equals sign of its own.
-        if Path::new(text).exists() {
-            return Ok(plain(text));
-        }
-        match text.rsplit_once('=') {
-            None => Ok(plain(text)),
-            Some((path, scale)) => match scale.parse::<f32>() {
-                Ok(scale) if scale.is_finite() => Ok(AdapterPath { scale, ..plain(path) }),
-                _ => Err(format!("`{scale}` is not a number; write PATH or PATH=0.5")),
-            },
-        }
+        let (path, scale) = match text.rsplit_once('=') {
+            Some((path, scale)) if !Path::new(text).exists() => {
+                let wrong = |_| format!("`{scale}` is not a number; write PATH or PATH=0.5");
+                (path, finite(scale).map_err(wrong)?)
+            }
+            _ => (text, 1.0),
+        };
+        Ok(AdapterPath { path: path.into(), scale })
     }
 }
 

@@ -17,18 +17,16 @@
 //! Better than llama.cpp: `project` and `filename` name the repository and the file, and the
 //! prompt is part of the prefix when it is cut into tokens.
 
-use super::shape::{Answers, Fields};
+use super::completion::{Answers, Fields};
 use super::window;
 use crate::server::App;
-use crate::server::answer::respond;
 use crate::server::body::{Body, Size, at_most};
 use crate::server::ending::Ending;
 use crate::server::error::{Answered, ApiError};
-use crate::server::params::{INFILL, Params};
+use crate::server::params::{Defaults, Params};
 use axum::extract::State;
 use axum::response::Response;
-use elapid::Special;
-use elapid::{FimContext, FimFile};
+use elapid::{FimContext, FimFile, Special};
 use serde::Deserialize;
 use std::sync::Arc;
 
@@ -133,7 +131,7 @@ impl Hole {
 }
 
 pub async fn infill(State(app): State<Arc<App>>, body: Body) -> Answered<Response> {
-    let params = Params::new(&app, body.read()?, &INFILL, app.default_adapters())?;
+    let params = Params::new(&app, body.read()?, Defaults::Infill, app.default_adapters())?;
     let mut fields: Fields = body.read()?;
     let mut hole: Hole = body.read()?;
     let files = hole.input_extra.take().unwrap_or_default();
@@ -141,6 +139,5 @@ pub async fn infill(State(app): State<Arc<App>>, body: Body) -> Answered<Respons
     let (prompt, truncated) = app.prepare(|| hole.prompt(&app)).await?;
     let mut answers = Answers::new(&app, params.with_fim_stops(&app), &mut fields, vec![prompt])?;
     answers.truncated = truncated;
-    let growing = answers.submit(|| fields.ending(hole.ending())).await?;
-    respond(answers.params.mode, growing, answers).await
+    answers.respond(|| fields.ending(hole.ending())).await
 }

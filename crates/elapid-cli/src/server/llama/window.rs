@@ -9,8 +9,7 @@
 //!
 //! A line is hashed with the two after it, because lines like `}` are many.
 
-use elapid::Result;
-use elapid::{Special, Tokenizer};
+use elapid::{Result, Special, Tokenizer};
 
 /// Bytes that are looked at for each token that is allowed. A token of more bytes than this, on
 /// average, is white space or a line of dashes.

@@ -1,12 +1,14 @@
 //! What answers of `/v1/completions` and `/v1/chat/completions` look like.
 
-use crate::server::answer::{Answer, End, Piece, Shape, event};
+use crate::server::answer::{End, Piece, Shape, event, probabilities, respond};
 use crate::server::body::Int;
+use crate::server::ending::Ending;
 use crate::server::error::{Answered, ApiError};
+use crate::server::params::Params;
 use crate::server::{App, now_s};
+use axum::response::Response;
 use axum::response::sse::Event;
-use elapid::Token;
-use elapid::Tokenizer;
+use elapid::{Token, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -96,12 +98,36 @@ impl Answers {
         let tokenizer = &self.app.tokenizer;
         self.with_logprobs.then(|| match self.kind {
             Kind::Completion => of_completion(tokenizer, tokens, offset),
-            Kind::Chat => of_chat(tokenizer, tokens),
+            Kind::Chat => {
+                json!({"content": probabilities(tokenizer, tokens, NEVER), "refusal": null})
+            }
         })
     }
 
+    /// One choice: the text of a completion, or a message of a chat under its key.
+    fn choice(
+        &self,
+        idx: usize,
+        text: &str,
+        (key, message): (&str, Value),
+        (logprobs, reason): (Option<Value>, Option<&str>),
+    ) -> Value {
+        let (key, content) = match self.kind {
+            Kind::Completion => ("text", json!(text)),
+            Kind::Chat => (key, message),
+        };
+        json!({key: content, "index": idx, "logprobs": logprobs, "finish_reason": reason})
+    }
+
     /// A piece of a stream.
-    fn chunk(&self, choice: Value) -> Value {
+    fn chunk(
+        &self,
+        idx: usize,
+        text: &str,
+        delta: Value,
+        facts: (Option<Value>, Option<&str>),
+    ) -> Value {
+        let choice = self.choice(idx, text, ("delta", delta), facts);
         let mut chunk = self.object(".chunk", vec![choice]);
         if self.with_usage {
             chunk["usage"] = Value::Null;
@@ -110,79 +136,73 @@ impl Answers {
     }
 
     /// What the answers took. Answers to one prompt share its tokens.
-    fn usage(&self, ends: &[&End]) -> Value {
-        let first_of_each = || ends.iter().step_by(self.n_choices);
-        let n_prompt: usize = first_of_each().map(|end| end.n_prompt).sum();
-        let n_cached: usize = first_of_each().map(|end| end.n_cached).sum();
-        let n_tok: usize = ends.iter().map(|end| end.n_tok).sum();
+    fn usage<'a>(&self, ends: impl Iterator<Item = &'a End> + Clone) -> Value {
+        let first_of_each = || ends.clone().step_by(self.n_choices);
+        let n_prompt: usize = first_of_each().map(|end| end.finish.n_prompt).sum();
+        let n_cached: usize = first_of_each().map(|end| end.finish.n_cached).sum();
+        let n_tok: usize = ends.clone().map(|end| end.finish.n_tok).sum();
         json!({
             "prompt_tokens": n_prompt, "completion_tokens": n_tok,
             "total_tokens": n_prompt + n_tok, "prompt_tokens_details": {"cached_tokens": n_cached},
         })
     }
+
+    /// Hands in as many requests for each prompt as choices are asked for, and responds.
+    pub async fn respond(
+        self,
+        params: &Params,
+        prompts: &[(Vec<u32>, usize)],
+    ) -> Answered<Response> {
+        let requests = prompts.iter().flat_map(|(ids, n_max)| {
+            let choice = |choice| (params.request(ids.clone(), *n_max, choice), Ending::default());
+            (0..self.n_choices).map(choice)
+        });
+        let growing = self.app.worker.submit(requests.collect()).await?;
+        respond(params.mode, growing, self).await
+    }
 }
 
 impl Shape for Answers {
-    fn whole(&self, answers: &[Answer]) -> Value {
-        let of_answer = |(idx, answer): (usize, &Answer)| {
-            let content = match self.kind {
-                Kind::Completion => ("text", json!(format!("{}{}", self.echo(idx), answer.text))),
-                Kind::Chat => {
-                    let content = &answer.text;
-                    ("message", json!({"role": "assistant", "content": content, "refusal": null}))
-                }
-            };
-            choice(
-                idx,
-                content,
-                self.logprobs(&answer.tokens, 0),
-                Some(answer.end.stop.finish_reason()),
-            )
+    fn whole(&self, answers: &[(Piece, End)]) -> Value {
+        let of_answer = |(idx, (answer, end)): (usize, &(Piece, End))| {
+            let text = format!("{}{}", self.echo(idx), answer.text);
+            let message = json!({"role": "assistant", "content": answer.text, "refusal": null});
+            let facts = (self.logprobs(&answer.tokens, 0), Some(end.finish_reason()));
+            self.choice(idx, &text, ("message", message), facts)
         };
         let mut object = self.object("", answers.iter().enumerate().map(of_answer).collect());
-        let ends: Vec<&End> = answers.iter().map(|answer| &answer.end).collect();
-        object["usage"] = self.usage(&ends);
-        if let [end] = &ends[..] {
+        object["usage"] = self.usage(answers.iter().map(|(_, end)| end));
+        if let [(_, end)] = answers {
             object["timings"] = end.timings();
         }
         object
     }
 
     fn first(&self, idx: usize) -> Option<Value> {
-        let content = match (self.kind, self.echo(idx)) {
-            (Kind::Chat, _) => ("delta", json!({"role": "assistant", "content": ""})),
-            (Kind::Completion, "") => return None,
-            (Kind::Completion, text) => ("text", json!(text)),
-        };
-        Some(self.chunk(choice(idx, content, None, None)))
+        let text = self.echo(idx);
+        let delta = json!({"role": "assistant", "content": ""});
+        let is_empty = self.kind == Kind::Completion && text.is_empty();
+        (!is_empty).then(|| self.chunk(idx, text, delta, (None, None)))
     }
 
     fn piece(&self, idx: usize, piece: &Piece) -> Value {
         let n_chars = piece.text.chars().count();
         let offset = self.offsets[idx].fetch_add(n_chars, Ordering::Relaxed);
-        let content = match self.kind {
-            Kind::Completion => ("text", json!(piece.text)),
-            Kind::Chat => ("delta", json!({"content": piece.text})),
-        };
-        self.chunk(choice(idx, content, self.logprobs(&piece.tokens, offset), None))
+        let facts = (self.logprobs(&piece.tokens, offset), None);
+        self.chunk(idx, &piece.text, json!({"content": piece.text}), facts)
     }
 
     fn last(&self, idx: usize, end: &End) -> Value {
-        let content = match self.kind {
-            Kind::Completion => ("text", json!("")),
-            Kind::Chat => ("delta", json!({})),
-        };
-        let reason = Some(end.stop.finish_reason());
-        let mut chunk = self.chunk(choice(idx, content, None, reason));
+        let mut chunk = self.chunk(idx, "", json!({}), (None, Some(end.finish_reason())));
         chunk["timings"] = end.timings();
         chunk
     }
 
-    fn after(&self, ends: Vec<End>) -> Vec<Event> {
+    fn after(&self, ends: &[End]) -> Vec<Event> {
         let mut events = Vec::new();
         if self.with_usage {
             let mut object = self.object(".chunk", Vec::new());
-            object["usage"] = self.usage(&ends.iter().collect::<Vec<_>>());
+            object["usage"] = self.usage(ends.iter());
             events.push(event(object));
         }
         events.push(Event::default().data("[DONE]"));
@@ -194,56 +214,23 @@ impl Shape for Answers {
     }
 }
 
-/// One choice; `key` is what holds its content.
-fn choice(
-    idx: usize,
-    (key, content): (&str, Value),
-    logprobs: Option<Value>,
-    reason: Option<&str>,
-) -> Value {
-    json!({key: content, "index": idx, "logprobs": logprobs, "finish_reason": reason})
-}
-
-fn finite(logprob: f32) -> f32 {
-    if logprob.is_finite() { logprob } else { NEVER }
-}
-
-/// The bytes of a token, and as text.
-fn spelled(tokenizer: &Tokenizer, id: u32) -> (Vec<u8>, String) {
-    let bytes = tokenizer.bytes(id).unwrap_or_default();
-    let text = String::from_utf8_lossy(&bytes).into_owned();
-    (bytes, text)
-}
-
 /// `logprobs` of a completion; `offset` is where its first token begins, in characters.
 fn of_completion(tokenizer: &Tokenizer, tokens: &[Token], mut offset: usize) -> Value {
+    let spelled =
+        |id: u32| String::from_utf8_lossy(&tokenizer.bytes(id).unwrap_or_default()).into_owned();
+    let finite = |logprob: f32| if logprob.is_finite() { logprob } else { NEVER };
     let (mut texts, mut own, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
     for token in tokens {
-        let (_, text) = spelled(tokenizer, token.id);
+        let text = spelled(token.id);
         offsets.push(offset);
         offset += text.chars().count();
         texts.push(text);
         own.push(finite(token.logprob));
         let top = token.top.iter();
-        let top = top.map(|&(id, logprob)| (spelled(tokenizer, id).1, json!(finite(logprob))));
+        let top = top.map(|&(id, logprob)| (spelled(id), json!(finite(logprob))));
         tops.push(top.collect::<Map<_, _>>());
     }
     json!({
         "tokens": texts, "token_logprobs": own, "top_logprobs": tops, "text_offset": offsets,
     })
-}
-
-/// `logprobs` of a chat.
-fn of_chat(tokenizer: &Tokenizer, tokens: &[Token]) -> Value {
-    let entry = |id: u32, logprob: f32| {
-        let (bytes, text) = spelled(tokenizer, id);
-        json!({"token": text, "logprob": finite(logprob), "bytes": bytes})
-    };
-    let content = tokens.iter().map(|token| {
-        let mut item = entry(token.id, token.logprob);
-        let top = token.top.iter().map(|&(id, logprob)| entry(id, logprob));
-        item["top_logprobs"] = top.collect();
-        item
-    });
-    json!({"content": content.collect::<Vec<_>>(), "refusal": null})
 }

@@ -202,8 +202,7 @@ impl Common {
     }
 
     fn receipt(&self, output: &Path, form: &str, mix: Option<Mix>, done: &Conversion) -> ExitCode {
-        let verdict = done.verdict.name();
-        let parity = done.parity.as_ref();
+        let (verdict, parity) = (done.verdict.name(), done.parity.as_ref());
         if self.json {
             let mut about = json!({"verdict": verdict});
             if let Some(parity) = parity {
@@ -223,10 +222,10 @@ impl Common {
         } else {
             let (size, dtypes) = (mebibytes(done.n_bytes as f64), stored(&done.dtype_bytes));
             let what = match done.adapter_difference {
-                Some(_) => format!("{form} adapter, {size}"),
-                None => format!("{form}, {size}, {dtypes}"),
+                Some(_) => format!(" adapter, {size}"),
+                None => format!(", {size}, {dtypes}"),
             };
-            line(format!("write   {}  {what}", output.display()));
+            line(format!("write   {}  {form}{what}", output.display()));
             let mut facts = Vec::new();
             facts.extend(parity.map(|parity| {
                 format!(
@@ -244,10 +243,8 @@ impl Common {
             let of_adapter =
                 |difference| format!("largest difference of the adapter {difference:.2e}");
             facts.extend(done.adapter_difference.map(of_adapter));
-            let more = match parity {
-                None => "; add --base MODEL to compare logits too",
-                Some(_) => "",
-            };
+            let more =
+                if parity.is_none() { "; add --base MODEL to compare logits too" } else { "" };
             line(format!("parity  {verdict}: {}{more}", facts.join(", ")));
         }
         if done.verdict == Same::Different { ExitCode::from(1) } else { ExitCode::SUCCESS }

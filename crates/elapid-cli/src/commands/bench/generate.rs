@@ -5,50 +5,37 @@
 //! per weight and token at the measured rate of f32 products, which products of small integers can
 //! exceed.
 
-use super::bench::{last_json_line, peak_mib};
-use crate::compute::Compute;
-use crate::report::{Done, Failure, line};
+use super::{Bench, best_and_median, command_of, last_json_line, number, peak_mib};
+use crate::report::{Done, line};
 use elapid::{GenerateBench, Model};
 use serde_json::{Value, json};
 use std::path::Path;
-use std::process::Command;
 use std::time::Instant;
-
-/// What is measured.
-pub struct Settings<'a> {
-    pub n_prompt: usize,
-    pub n_answer: usize,
-    pub n_reps: usize,
-    pub compute: Compute,
-    /// A command that takes a file and prints llama.cpp's figures.
-    pub llama: Option<&'a str>,
-    pub json: bool,
-}
 
 /// Bytes that the read probe goes through: more than caches hold.
 const PROBE_BYTES: usize = 256 << 20;
 
 /// Measures one file; prints and returns the figures, llama.cpp's behind ours.
-pub fn run(path: &Path, settings: &Settings) -> Done<Vec<Value>> {
-    let ours = measure(path, settings)?;
-    if settings.json {
-        line(&ours);
-    } else {
-        print(&ours);
+pub fn run(path: &Path, flags: &Bench) -> Done<Vec<Value>> {
+    let ours = measure(path, flags)?;
+    match flags.json {
+        true => line(&ours),
+        false => print(&ours),
     }
-    let Some(llama) = settings.llama else { return Ok(vec![ours]) };
-    let mut words = llama.split_whitespace();
-    let program = words.next().ok_or_else(|| {
-        Failure::new("--llama is empty", "give the command, as in --llama 'python script.py'")
-    })?;
-    let mut command = Command::new(program);
-    command.args(words).arg(path);
-    let (threads, prompt) =
-        (settings.compute.n_threads().to_string(), settings.n_prompt.to_string());
-    let (answer, reps) = (settings.n_answer.to_string(), settings.n_reps.to_string());
-    command.args(["--threads", &threads, "--prompt", &prompt, "--gen", &answer, "--reps", &reps]);
+    let Some(llama) = &flags.llama else { return Ok(vec![ours]) };
+    let mut command = command_of("--llama", llama)?;
+    command.arg(path);
+    let sizes = [
+        ("--threads", flags.compute.n_threads()),
+        ("--prompt", flags.prompt),
+        ("--gen", flags.gen_tokens),
+        ("--reps", flags.reps),
+    ];
+    for (flag, size) in sizes {
+        command.args([flag, &size.to_string()]);
+    }
     let theirs = last_json_line(command)?;
-    if !settings.json {
+    if !flags.json {
         let ratio = |ours_key: &str, key: &str| number(&ours, ours_key) / number(&theirs, key);
         line(format!(
             "llama   decode {:.1} tok/s (best {:.1})  prompt {:.0} tok/s (best {:.0})  we are \
@@ -62,10 +49,6 @@ pub fn run(path: &Path, settings: &Settings) -> Done<Vec<Value>> {
         ));
     }
     Ok(vec![ours, theirs])
-}
-
-fn number(figure: &Value, key: &str) -> f64 {
-    figure[key].as_f64().unwrap_or(f64::NAN)
 }
 
 fn print(figure: &Value) {
@@ -91,56 +74,50 @@ fn print(figure: &Value) {
     ));
 }
 
-fn measure(path: &Path, settings: &Settings) -> Done<Value> {
+fn measure(path: &Path, flags: &Bench) -> Done<Value> {
     let begin = Instant::now();
-    let device = settings.compute.open()?;
+    let device = flags.compute.open()?;
     let mut bench = GenerateBench::new(Model::open(path)?, &device)?;
     bench.read(&[0])?;
     let first_token_ms = begin.elapsed().as_secs_f64() * 1e3;
     let peak_mb = peak_mib();
-    let prompt = bench.random_prompt(settings.n_prompt);
+    let prompt = bench.random_prompt(flags.prompt);
     let mut read = device.read_probe(PROBE_BYTES);
     let mut product = device.product_probe(1024, 1024, 1024);
     let [mut prompt_s, mut token_s, mut read_s, mut product_s] = [const { Vec::new() }; 4];
-    for rep in 0..=settings.n_reps {
+    for rep in 0..=flags.reps {
         bench.restart();
-        let of_prompt = timed(|| Ok(bench.read(&prompt)?))?;
+        let mut clock = Instant::now();
+        let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
+        bench.read(&prompt)?;
+        let of_prompt = lap();
         bench.restart();
         let mut id = bench.read(&prompt[..4.min(prompt.len())])?;
-        let of_answer = timed(|| {
-            for _ in 0..settings.n_answer {
-                id = bench.read(&[id])?;
-            }
-            Ok(())
-        })?;
-        let of_read = timed(|| {
-            read();
-            Ok(())
-        })?;
-        let of_product = timed(|| {
-            product();
-            Ok(())
-        })?;
+        lap();
+        for _ in 0..flags.gen_tokens {
+            id = bench.read(&[id])?;
+        }
+        let of_answer = lap();
+        read();
+        let of_read = lap();
+        product();
+        // The first round warms up.
         if rep > 0 {
             prompt_s.push(of_prompt);
-            token_s.push(of_answer / settings.n_answer as f64);
+            token_s.push(of_answer / flags.gen_tokens as f64);
             read_s.push(of_read);
-            product_s.push(of_product);
+            product_s.push(lap());
         }
     }
-    for list in [&mut prompt_s, &mut token_s, &mut read_s, &mut product_s] {
-        list.sort_by(f64::total_cmp);
-    }
-    let median = |list: &[f64]| list[list.len() / 2];
-    let n_prompt = settings.n_prompt as f64;
-    let (read_gb_s, gflops) =
-        (PROBE_BYTES as f64 / read_s[0] / 1e9, 2.0 * 1024f64.powi(3) / product_s[0] / 1e9);
+    let [prompt_s, token_s, read_s, product_s] =
+        [prompt_s, token_s, read_s, product_s].map(best_and_median);
+    let (n_prompt, read_gb_s) = (flags.prompt as f64, PROBE_BYTES as f64 / read_s[0] / 1e9);
+    let gflops = 2.0 * 1024f64.powi(3) / product_s[0] / 1e9;
     let (token_bytes, n_multiplied) = bench.read_per_token();
-    let decode = 1.0 / median(&token_s);
-    let prompt_rate = n_prompt / median(&prompt_s);
+    let (decode, prompt_rate) = (1.0 / token_s[1], n_prompt / prompt_s[1]);
     Ok(json!({
         "bench": "generate", "engine": "elapid", "model": path.display().to_string(),
-        "device": device.describe(), "threads": settings.compute.n_threads(),
+        "device": device.describe(), "threads": flags.compute.n_threads(),
         "decode_tok_s_med": decode, "decode_tok_s_best": 1.0 / token_s[0],
         "prompt_tok_s_med": prompt_rate, "prompt_tok_s_best": n_prompt / prompt_s[0],
         "token_bytes": token_bytes, "read_gb_s": read_gb_s,
@@ -149,10 +126,4 @@ fn measure(path: &Path, settings: &Settings) -> Done<Value> {
         "prompt_share": prompt_rate * 2.0 * n_multiplied as f64 / gflops / 1e9,
         "first_token_ms": first_token_ms, "peak_rss_mb": peak_mb,
     }))
-}
-
-fn timed<T>(work: impl FnOnce() -> Done<T>) -> Done<f64> {
-    let begin = Instant::now();
-    work()?;
-    Ok(begin.elapsed().as_secs_f64())
 }

@@ -144,20 +144,14 @@ impl Bench {
         ];
         let mut command = Command::new(own);
         command.args(["bench", "--json", "--models", model]);
-        for (flag, _, size) in sizes {
-            command.args([flag, &size.to_string()]);
-        }
-        let ours = last_json_line(command)?;
+        let ours = figures_of(command, &sizes.map(|(flag, _, size)| (flag, size)))?;
         self.print(&ours);
         let mut figures = vec![ours];
         let Some(torch) = &self.torch else { return Ok(figures) };
         for (_, flags) in RIVALS.iter().filter(|rival| rival.0 == model) {
             let mut command = command_of("--torch", torch)?;
             command.args(*flags);
-            for (_, flag, size) in sizes {
-                command.args([flag, &size.to_string()]);
-            }
-            let theirs = last_json_line(command)?;
+            let theirs = figures_of(command, &sizes.map(|(_, flag, size)| (flag, size)))?;
             print_rival(&flags[1..].join(" "), &figures[0], &theirs);
             figures.push(theirs);
         }
@@ -185,10 +179,8 @@ impl Bench {
         if self.profile {
             for kernel in bench.profile()? {
                 let (name, n, ms) = (&kernel.name, kernel.n_launches, kernel.ms);
-                line(format!(
-                    "kernel  {ms:9.3} ms  {n:5} times  {:9.1} us  {name}",
-                    1e3 * ms / n as f64
-                ));
+                let us = 1e3 * ms / n as f64;
+                line(format!("kernel  {ms:9.3} ms  {n:5} times  {us:9.1} us  {name}"));
             }
         }
         let n_tok = (self.batch * self.context) as f64;
@@ -215,19 +207,15 @@ impl Bench {
             line(figure);
             return;
         }
-        let number = |key: &str| number(figure, key);
+        let [params, step_ms, tok_s, best] =
+            numbers(figure, ["params", "step_med_ms", "tok_s_med", "tok_s_best"]);
+        let [share, limit, gflops, peak] =
+            numbers(figure, ["share_of_limit", "limit_tok_s", "gemm_gflops", "peak_rss_mb"]);
+        let (name, n, percent) = (text(figure, "model"), count(params), 100.0 * share);
         line(format!(
-            "train   {:<7} {} params  {:.0} ms  {:.0} tok/s (best {:.0})  {:.0}% of the product \
-             limit {:.0} tok/s at {:.0} GFLOP/s  peak {:.0} MB",
-            figure["model"].as_str().unwrap_or_default(),
-            count(number("params")),
-            number("step_med_ms"),
-            number("tok_s_med"),
-            number("tok_s_best"),
-            100.0 * number("share_of_limit"),
-            number("limit_tok_s"),
-            number("gemm_gflops"),
-            number("peak_rss_mb"),
+            "train   {name:<7} {n} params  {step_ms:.0} ms  {tok_s:.0} tok/s (best {best:.0})  \
+             {percent:.0}% of the product limit {limit:.0} tok/s at {gflops:.0} GFLOP/s  \
+             peak {peak:.0} MB",
         ));
     }
 
@@ -261,8 +249,12 @@ impl Bench {
     }
 }
 
-fn number(figure: &Value, key: &str) -> f64 {
-    figure[key].as_f64().unwrap_or(f64::NAN)
+fn text<'a>(figure: &'a Value, key: &str) -> &'a str {
+    figure[key].as_str().unwrap_or_default()
+}
+
+fn numbers<const N: usize>(figure: &Value, keys: [&str; N]) -> [f64; N] {
+    keys.map(|key| figure[key].as_f64().unwrap_or(f64::NAN))
 }
 
 /// Of times; of rates the first is the lowest.
@@ -272,16 +264,15 @@ fn best_and_median(mut list: Vec<f64>) -> [f64; 2] {
 }
 
 fn print_rival(name: &str, ours: &Value, theirs: &Value) {
-    let ratio = |key: &str| number(ours, key) / number(theirs, key);
+    const KEYS: [&str; 3] = ["tok_s_med", "tok_s_best", "peak_rss_mb"];
+    let ([tok_s, best, peak], [our_tok_s, our_best, our_peak]) =
+        (numbers(theirs, KEYS), numbers(ours, KEYS));
     line(format!(
-        "torch   {name:<16} {:.0} tok/s (best {:.0})  peak {:.0} MB  we are {:.2}x as fast \
-         (best {:.2}x) in {:.2}x the memory",
-        number(theirs, "tok_s_med"),
-        number(theirs, "tok_s_best"),
-        number(theirs, "peak_rss_mb"),
-        ratio("tok_s_med"),
-        ratio("tok_s_best"),
-        ratio("peak_rss_mb"),
+        "torch   {name:<16} {tok_s:.0} tok/s (best {best:.0})  peak {peak:.0} MB  we are {:.2}x as \
+         fast (best {:.2}x) in {:.2}x the memory",
+        our_tok_s / tok_s,
+        our_best / best,
+        our_peak / peak,
     ));
 }
 
@@ -297,8 +288,11 @@ fn command_of(flag: &str, text: &str) -> Done<Command> {
     Ok(command)
 }
 
-/// Runs a program and reads the last line of its output that is a JSON object.
-fn last_json_line(mut command: Command) -> Done<Value> {
+/// Runs a program with these sizes and reads the last line of its output that is a JSON object.
+fn figures_of(mut command: Command, sizes: &[(&str, usize)]) -> Done<Value> {
+    for (flag, size) in sizes {
+        command.args([flag, &size.to_string()[..]]);
+    }
     let shown = format!("{command:?}");
     let output = command.output().map_err(|error| {
         Failure::new(format!("cannot run {shown}: {error}"), "check the command")

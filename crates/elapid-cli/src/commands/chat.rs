@@ -6,7 +6,7 @@ use crate::talk::conversation::Conversation;
 use crate::talk::flags::{ModelFlags, SamplingFlags, finite, number_from_zero, share};
 use crate::talk::input::{Input, Typed};
 use crate::talk::load::chat_prompt;
-use elapid::{Generator, Reason, Request, Sampling};
+use elapid::{Generator, LoadedAdapter, Reason, Request, Sampling};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -54,12 +54,6 @@ const HELP: &str = "\
 \"\"\" ... \"\"\"         a message of several lines; a backslash at the end of a line does the same
 Ctrl-C              stop the answer and keep what was written";
 
-const COMMANDS: [&str; 11] = [
-    "/help", "/system ", "/reset", "/undo", "/retry", "/save ", "/load ", "/set ", "/adapter",
-    "/stats", "/quit",
-];
-
-/// What can be set while talking.
 const SETTINGS: &str = "the settings are temperature, top-k, top-p, min-p, repeat-penalty, \
     presence-penalty, frequency-penalty, seed, max-tokens";
 
@@ -71,38 +65,17 @@ enum Next {
     Leave,
 }
 
-/// A chat under way.
 struct Talk {
     loaded: Generator,
     conversation: Conversation,
     sampling: SamplingFlags,
     max_tokens: Option<usize>,
-    /// Adapters by number, with their scales now.
-    adapters: Vec<f32>,
     /// Answers so far: each draws for itself.
     n_answers: u64,
-    seed: u64,
     last: Option<String>,
     out: Out,
-    notes: Notes,
-}
-
-/// Whether what is neither an answer nor asked for is said.
-#[derive(Clone, Copy, PartialEq)]
-enum Notes {
-    None,
-    Plain,
-    Dim,
-}
-
-impl Notes {
-    fn say(self, text: &str) {
-        match self {
-            Notes::None => {}
-            Notes::Plain => eprintln!("{text}"),
-            Notes::Dim => eprintln!("\x1b[2m{text}\x1b[0m"),
-        }
-    }
+    /// What stands around notes, where they are wanted.
+    notes: Option<[&'static str; 2]>,
 }
 
 impl Chat {
@@ -111,11 +84,11 @@ impl Chat {
         loaded.chat()?;
         // A constraint that cannot be read is known before anybody has typed.
         self.sampling.constraint()?;
-        let mut input = Input::open(&COMMANDS)?;
+        let mut input = Input::open(HELP)?;
         let mut talk = self.talk(loaded);
         if input.is_terminal() {
             let name = &talk.loaded.name;
-            talk.notes.say(&format!("{name}  /help lists the commands, Ctrl-D quits"));
+            talk.note(&format!("{name}  /help lists the commands, Ctrl-D quits"));
         }
         answer::listen();
         loop {
@@ -147,21 +120,18 @@ impl Chat {
     fn talk(&self, loaded: Generator) -> Talk {
         let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
             || !std::io::stderr().is_terminal();
+        let around = if is_plain { ["", ""] } else { ["\x1b[2m", "\x1b[0m"] };
+        let mut sampling = self.sampling.clone();
+        sampling.seed = Some(sampling.sampling(Sampling::default()).seed);
         Talk {
+            loaded,
             conversation: Conversation::new(self.system.clone()),
-            sampling: self.sampling.clone(),
+            sampling,
             max_tokens: self.max_tokens,
-            adapters: loaded.adapters.iter().map(|adapter| adapter.scale).collect(),
             n_answers: 0,
-            seed: self.sampling.sampling(Sampling::default()).seed,
             last: None,
             out: Out::new(),
-            notes: match (self.quiet, is_plain) {
-                (true, _) => Notes::None,
-                (_, true) => Notes::Plain,
-                _ => Notes::Dim,
-            },
-            loaded,
+            notes: (!self.quiet).then_some(around),
         }
     }
 }
@@ -173,14 +143,18 @@ fn complain(failure: Failure) -> Next {
 }
 
 impl Talk {
-    /// Takes what was typed.
+    fn note(&self, text: &str) {
+        if let Some([before, after]) = self.notes {
+            eprintln!("{before}{text}{after}");
+        }
+    }
+
     fn hear(&mut self, text: &str) -> Done<Next> {
         let Some(command) = text.strip_prefix('/') else { return Ok(self.ask(text)) };
         let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
         self.command(name, rest.trim())
     }
 
-    /// Takes a message.
     fn ask(&mut self, text: &str) -> Next {
         if text.is_empty() {
             return Next::Listen;
@@ -199,22 +173,22 @@ impl Talk {
             "undo" => match self.conversation.undo() {
                 Some(text) => {
                     let first = text.lines().next().unwrap_or("");
-                    self.notes.say(&format!("removed: {first}"));
+                    self.note(&format!("removed: {first}"));
                 }
-                None => self.notes.say("the conversation is empty"),
+                None => self.note("the conversation is empty"),
             },
             "retry" => match self.conversation.retry() {
                 true => return Ok(Next::Answer),
-                false => self.notes.say("the conversation is empty"),
+                false => self.note("the conversation is empty"),
             },
             "save" => {
                 self.conversation.save(path_of(rest)?)?;
-                self.notes.say(&format!("saved   {rest}"));
+                self.note(&format!("saved   {rest}"));
             }
             "load" => {
                 self.conversation = Conversation::load(path_of(rest)?)?;
                 let n = self.conversation.n_turns();
-                self.notes.say(&format!("loaded  {rest}: {n} questions"));
+                self.note(&format!("loaded  {rest}: {n} questions"));
             }
             "set" => self.set(rest)?,
             "adapter" => self.adapter(rest)?,
@@ -229,7 +203,6 @@ impl Talk {
         Ok(Next::Listen)
     }
 
-    /// Answers the last question.
     fn answer(&mut self) -> Done<Reason> {
         let request = self.request()?;
         let out = &mut self.out;
@@ -242,12 +215,12 @@ impl Talk {
             self.out.write("\n");
         }
         match &answer.finish.reason {
-            Reason::Length => self.notes.say("note    cut off at the token limit"),
-            Reason::Cancelled => self.notes.say("note    interrupted"),
+            Reason::Length => self.note("note    cut off at the token limit"),
+            Reason::Cancelled => self.note("note    interrupted"),
             _ => {}
         }
         let speed = format!("speed   {}", answer.timings());
-        self.notes.say(&speed);
+        self.note(&speed);
         self.last = Some(speed);
         self.conversation.answer(answer.text);
         Ok(answer.finish.reason)
@@ -263,13 +236,11 @@ impl Talk {
         if n_forgotten > 0 {
             let s = if n_forgotten == 1 { "" } else { "s" };
             let words = format!("dropped the oldest {n_forgotten} question{s}");
-            self.notes.say(&format!("note    the context is full: {words}"));
+            self.note(&format!("note    the context is full: {words}"));
         }
         let n_max = self.max_tokens.unwrap_or(context).min(context - ids.len());
         let mut request = self.sampling.request(&self.loaded, ids, n_max)?;
-        request.sampling.seed = self.seed.wrapping_add(self.n_answers);
-        let scales = self.adapters.iter().copied().enumerate();
-        request.adapters = scales.filter(|(_, scale)| *scale != 0.0).collect();
+        request.sampling.seed = request.sampling.seed.wrapping_add(self.n_answers);
         Ok(request)
     }
 
@@ -292,7 +263,9 @@ impl Talk {
             "presence-penalty" => finite(value).map(|x| sampling.presence_penalty = x),
             "frequency-penalty" => finite(value).map(|x| sampling.frequency_penalty = x),
             "max-tokens" => whole(value).map(|n| self.max_tokens = Some(n.max(1))),
-            "seed" => whole(value).map(|seed| (self.seed, self.n_answers) = (seed as u64, 0)),
+            "seed" => whole(value).map(|seed| {
+                (sampling.seed, self.n_answers) = (Some(seed as u64), 0);
+            }),
             _ => Err("unknown setting".into()),
         };
         done.map_err(wrong)
@@ -300,43 +273,37 @@ impl Talk {
 
     fn settings(&self) -> String {
         let now = self.sampling.sampling(self.loaded.request(Vec::new()).sampling);
+        let Sampling { temperature, top_p, min_p, repeat_penalty, seed, .. } = now;
+        let (presence, frequency) = (now.presence_penalty, now.frequency_penalty);
         let or = |n: Option<usize>, word: &str| n.map_or(word.to_string(), |n| n.to_string());
+        let top_k = or(now.top_k, "0 (all)");
+        let max_tokens = or(self.max_tokens, "what the context leaves");
         format!(
-            "temperature {}\ntop-k {}\ntop-p {}\nmin-p {}\nrepeat-penalty {}\n\
-             presence-penalty {}\nfrequency-penalty {}\nseed {}\nmax-tokens {}",
-            now.temperature,
-            or(now.top_k, "0 (all)"),
-            now.top_p,
-            now.min_p,
-            now.repeat_penalty,
-            now.presence_penalty,
-            now.frequency_penalty,
-            self.seed,
-            or(self.max_tokens, "what the context leaves"),
+            "temperature {temperature}\ntop-k {top_k}\ntop-p {top_p}\nmin-p {min_p}\n\
+             repeat-penalty {repeat_penalty}\npresence-penalty {presence}\n\
+             frequency-penalty {frequency}\nseed {seed}\nmax-tokens {max_tokens}"
         )
     }
 
     fn adapter(&mut self, rest: &str) -> Done<()> {
+        let list = &mut self.loaded.adapters;
         if rest.is_empty() {
-            if self.adapters.is_empty() {
+            if list.is_empty() {
                 eprintln!("no adapters; start with --adapter PATH");
             }
-            for (adapter, scale) in self.loaded.adapters.iter().zip(&self.adapters) {
-                let path = adapter.path.display();
-                eprintln!("{}  scale {scale}  {path}", adapter.name);
+            for LoadedAdapter { name, path, scale } in list {
+                eprintln!("{name}  scale {scale}  {}", path.display());
             }
             return Ok(());
         }
         let (name, scale) = rest.rsplit_once(char::is_whitespace).unwrap_or((rest, "1"));
         let name = name.trim();
-        let found = self.loaded.adapters.iter().position(|adapter| adapter.name == name);
-        let idx = found.ok_or_else(|| {
-            let names: Vec<&str> =
-                self.loaded.adapters.iter().map(|adapter| adapter.name.as_str()).collect();
+        let Some(idx) = list.iter().position(|adapter| adapter.name == name) else {
+            let names: Vec<&str> = list.iter().map(|adapter| adapter.name.as_str()).collect();
             let hint = format!("loaded: {}; add one with --adapter PATH", names.join(", "));
-            Failure::new(format!("no adapter {name:?} is loaded"), &hint)
-        })?;
-        self.adapters[idx] = finite(scale).map_err(|_| {
+            return Err(Failure::new(format!("no adapter {name:?} is loaded"), &hint));
+        };
+        list[idx].scale = finite(scale).map_err(|_| {
             Failure::new(format!("{scale:?} is not a number"), "write /adapter NAME 0.5")
         })?;
         Ok(())

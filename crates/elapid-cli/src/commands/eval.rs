@@ -5,8 +5,8 @@ use crate::report::live::progress;
 use crate::report::{Done, between, count, line};
 use crate::source::walk::{Walk, chat_of, collect, divide};
 use elapid::{
-    Adapter, Comparison, Device, DocScore, Document, Ends, EvalSettings, FimReport, FimSettings,
-    Interval, Model, Resampled, Score, Session, Summary, Verdict, compare,
+    Adapter, Comparison, Device, DocScore, Document, Ends, EvalSettings, FimDoc, FimReport,
+    FimSettings, Interval, Model, Resampled, Score, Session, Summary, Verdict, compare,
 };
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -77,7 +77,6 @@ impl Source {
     }
 }
 
-/// What was found of one model.
 struct Measured {
     name: String,
     n_params: usize,
@@ -250,13 +249,11 @@ fn figures(score: &Score, interval: Option<&Interval>) -> String {
         Resampled::Nothing => " (too little text for an interval)".into(),
         _ => format!(" (95% interval {:.4} to {:.4})", interval.low, interval.high),
     });
+    let (n_tok, loss, perplexity) = (score.n_tok, score.loss(), score.perplexity());
+    let (bits, percent) = (score.bits_per_byte(), 100.0 * score.top1());
     format!(
-        "{:>8} tokens  loss {:.5}  perplexity {:.4}  {:.4} bits per byte{interval}  top-1 {:.1}%",
-        score.n_tok,
-        score.loss(),
-        score.perplexity(),
-        score.bits_per_byte(),
-        100.0 * score.top1()
+        "{n_tok:>8} tokens  loss {loss:.5}  perplexity {perplexity:.4}  {bits:.4} bits per \
+         byte{interval}  top-1 {percent:.1}%"
     )
 }
 
@@ -290,7 +287,6 @@ fn note(interval: &Interval, source: &Source) -> Option<String> {
     }
 }
 
-/// The comparison in words.
 fn sentence(found: &Comparison, other: &str, files: &str) -> String {
     let Comparison { gain, interval, verdict } = found;
     let name = verdict.name();
@@ -331,11 +327,8 @@ fn drawn(interval: &Interval) -> &'static str {
 }
 
 fn fim_json(fim: &FimReport) -> Value {
-    let files = fim.docs.iter().map(|doc| {
-        json!({
-            "name": doc.name, "language": doc.language, "n_holes": doc.n_holes,
-            "n_exact": doc.n_exact,
-        })
+    let files = fim.docs.iter().map(|FimDoc { name, language, n_holes, n_exact }| {
+        json!({"name": name, "language": language, "n_holes": n_holes, "n_exact": n_exact})
     });
     let skipped = fim.skipped.iter().map(|(name, why)| json!({"name": name, "reason": why}));
     json!({

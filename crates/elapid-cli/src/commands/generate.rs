@@ -98,7 +98,6 @@ impl Generate {
         Ok(if is_interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
     }
 
-    /// The prompt.
     fn text(&self) -> Done<String> {
         if let Some(path) = &self.file {
             return Ok(files::read_text(path)?);

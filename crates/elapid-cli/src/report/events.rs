@@ -32,7 +32,6 @@ use std::time::Duration;
 
 const PREFIX: &str = "events.out.tfevents.";
 
-/// An open event file.
 pub struct Events {
     path: PathBuf,
     file: File,
@@ -108,7 +107,6 @@ fn latest_stamp(dir: &Path) -> Option<u64> {
     names.filter_map(stamp).max()
 }
 
-/// An event with its time and step.
 fn event(wall: Duration, step: u64) -> Vec<u8> {
     let mut data = vec![1 << 3 | 1]; // field 1, eight bytes
     data.extend(wall.as_secs_f64().to_le_bytes());

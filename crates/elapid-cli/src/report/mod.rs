@@ -31,13 +31,10 @@ use std::path::Path;
 /// A failure in words, with what to do next.
 #[derive(Debug)]
 pub struct Failure {
-    /// What is wrong.
     pub problem: String,
-    /// What to do.
     pub hint: String,
 }
 
-/// The result of a command.
 pub type Done<T> = Result<T, Failure>;
 
 impl Failure {
@@ -45,7 +42,6 @@ impl Failure {
         Failure { problem: problem.to_string(), hint: hint.into() }
     }
 
-    /// With more to its hint.
     pub fn with_more(&self, hint: &str) -> Failure {
         Failure::new(&self.problem, &format!("{}; {hint}", self.hint))
     }
@@ -63,7 +59,6 @@ impl From<Error> for Failure {
     }
 }
 
-/// One line to stdout.
 pub fn line(text: impl Display) {
     print(format!("{text}\n"));
 }

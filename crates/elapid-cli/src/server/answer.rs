@@ -102,7 +102,6 @@ impl Growing {
         Ok(Some((idx, piece, end)))
     }
 
-    /// All of them.
     pub async fn whole(mut self) -> Answered<Vec<(Piece, End)>> {
         let mut all: Vec<(Piece, Option<End>)> = Vec::new();
         all.resize_with(self.n_answers, Default::default);
@@ -117,15 +116,12 @@ impl Growing {
 
 /// What answers look like on a route.
 pub trait Shape: Send + Sync + 'static {
-    /// All answers as one object.
     fn whole(&self, answers: &[(Piece, End)]) -> Value;
     /// What goes before the first piece of an answer.
     fn first(&self, _idx: usize) -> Option<Value> {
         None
     }
-    /// A piece of an answer.
     fn piece(&self, idx: usize, piece: &Piece) -> Value;
-    /// The end of an answer.
     fn last(&self, idx: usize, end: &End) -> Value;
     /// What goes after all answers: objects, or a word.
     fn after(&self, _ends: &[End]) -> Vec<Event> {
@@ -135,7 +131,6 @@ pub trait Shape: Send + Sync + 'static {
     fn shows_tokens(&self) -> bool;
 }
 
-/// The response made of these answers.
 pub async fn respond(mode: Mode, growing: Growing, shape: impl Shape) -> Answered<Response> {
     if mode == Mode::Whole {
         return Ok(Json(shape.whole(&growing.whole().await?)).into_response());
@@ -205,7 +200,6 @@ pub fn probabilities(tokenizer: &Tokenizer, tokens: &[Token], never: f32) -> Val
     tokens.iter().map(item).collect()
 }
 
-/// An event of a stream.
 pub fn event(value: Value) -> Event {
     Event::default().data(value.to_string())
 }

@@ -24,7 +24,6 @@ const DISCARD_TIME: Duration = Duration::from_secs(1);
 /// connection is closed under it.
 const N_DRAINED_MAX: usize = 16 << 20;
 
-/// A body that is JSON.
 pub struct Body(Value);
 
 impl FromRequest<Arc<App>> for Body {
@@ -41,7 +40,6 @@ impl FromRequest<Arc<App>> for Body {
 }
 
 impl Body {
-    /// Whether this field is there.
     pub fn has(&self, name: &str) -> bool {
         self.0.get(name).is_some_and(|value| !value.is_null())
     }
@@ -94,7 +92,6 @@ impl<const LOW: i64, const HIGH: i64> Int<LOW, HIGH> {
     }
 }
 
-/// A number within bounds.
 #[derive(Clone, Copy)]
 pub struct Num<const LOW: i64, const HIGH: i64>(pub f64);
 
@@ -108,7 +105,6 @@ impl<'de, const LOW: i64, const HIGH: i64> Deserialize<'de> for Num<LOW, HIGH> {
     }
 }
 
-/// A text or a list of texts.
 #[derive(serde::Deserialize)]
 #[serde(untagged, expecting = "expected a text or a list of texts")]
 pub enum Texts {
@@ -117,7 +113,6 @@ pub enum Texts {
 }
 
 impl Texts {
-    /// All of them, if there are not too many.
     pub fn list(texts: Option<Texts>, name: &str, n_max: usize) -> Answered<Vec<String>> {
         match texts {
             None => Ok(Vec::new()),
@@ -127,7 +122,6 @@ impl Texts {
     }
 }
 
-/// A list of a request, if it is not too long.
 pub fn at_most<T>(name: &str, list: Vec<T>, n_max: usize) -> Answered<Vec<T>> {
     match list.len() <= n_max {
         true => Ok(list),

@@ -26,7 +26,6 @@ pub struct Ending {
     next_line: Option<String>,
     /// The line the answer begins in, up to where it begins.
     line: String,
-    /// Text that is held back.
     held: String,
     n_lines: usize,
 }
@@ -68,7 +67,6 @@ impl Ending {
         (given, None)
     }
 
-    /// Takes the last text.
     pub fn finish(&mut self, text: &str) -> (String, Option<Reason>) {
         let (mut given, stop) = self.push(text, Duration::ZERO);
         let stop = stop.or_else(|| self.repeats().then_some(Reason::End));

@@ -41,7 +41,6 @@ const UNAVAILABLE: u8 = 69;
 /// Exit code after a second signal.
 const INTERRUPTED: i32 = 130;
 
-/// Serves until a signal comes.
 pub fn serve(
     listener: std::net::TcpListener,
     loaded: Generator,

@@ -58,14 +58,11 @@ const PAGE_POLICY: &str = "default-src 'self'; script-src 'unsafe-inline'; \
 /// Requests whose text is cut into tokens at the same time: the rest of the machine answers.
 const N_PREPARING: usize = 2;
 
-/// Prompts in one request.
 const N_PROMPTS_MAX: usize = 64;
 
 /// What a server is made of besides the model.
 pub struct Settings {
-    /// Who may ask.
     pub guard: Guard,
-    /// Bytes of a body, at most.
     pub body_bytes_max: usize,
     /// Tokens of an answer; a request for more gets this many.
     pub n_tok_max: usize,
@@ -178,7 +175,6 @@ impl App {
         std::iter::once(self.name.as_str()).chain(adapters)
     }
 
-    /// A token id from a request.
     fn token_id(&self, name: &str, id: u32) -> Answered<u32> {
         let n_vocab = self.info.n_vocab;
         let words = || format!("holds {id}, which is no token of this vocabulary of {n_vocab}");
@@ -215,7 +211,6 @@ impl App {
         Ok(n_max.min(self.settings.n_tok_max))
     }
 
-    /// A name for an answer.
     fn answer_id(&self, prefix: &str) -> String {
         let n = self.n_answers.fetch_add(1, Ordering::Relaxed);
         format!("{prefix}-{:x}-{n}", self.created_s)
@@ -227,7 +222,6 @@ fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// All routes.
 fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/", get(page))

@@ -10,11 +10,8 @@ use serde_json::{Map, Number, Value, json};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// Bytes of all texts that end an answer.
 const STOP_BYTES_MAX: usize = 4096;
-/// Texts that end an answer.
 const N_STOPS_MAX: usize = 16;
-/// Tokens whose logits are moved.
 const N_BIAS_MAX: usize = 1024;
 /// Likeliest tokens reported with each token.
 pub type Top = Int<0, 20>;
@@ -76,7 +73,6 @@ enum Amount {
     Allowed(bool),
 }
 
-/// How strongly an adapter acts.
 #[derive(Deserialize)]
 pub struct Scale {
     id: usize,
@@ -90,7 +86,6 @@ struct ResponseFormat {
     schema: Option<Value>,
 }
 
-/// Whether an answer is given whole or as it grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Whole,

@@ -22,9 +22,7 @@ const OPEN_PATHS: [&str; 4] = ["/", "/health", "/v1/health", "/favicon.ico"];
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// What is asked of every request.
 pub struct Guard {
-    /// Where the server listens.
     bound: SocketAddr,
     /// The host as a person typed it.
     host: String,

@@ -26,20 +26,12 @@ const TIME_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Deserialize)]
 struct Fields {
-    segments: Segments,
-}
-
-#[derive(Deserialize)]
-struct Segments {
-    prefix: Option<String>,
-    suffix: Option<String>,
-    filepath: Option<String>,
+    segments: Hole,
 }
 
 pub async fn complete(app: &Arc<App>, body: &Body) -> Answered<Response> {
     let params = Params::new(app, body.read()?, Defaults::Infill, app.default_adapters())?;
-    let Segments { prefix, suffix, filepath } = body.read::<Fields>()?.segments;
-    let hole = Hole::new(prefix.unwrap_or_default(), suffix.unwrap_or_default(), filepath);
+    let hole = body.read::<Fields>()?.segments;
     let prepared = app.prepare(|| match app.fim.is_some() {
         true => Ok(hole.prompt(app)?.0),
         // An editor without a suffix is better than none.

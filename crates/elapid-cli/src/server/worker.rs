@@ -30,11 +30,8 @@ const N_PANICS_MAX: usize = 3;
 /// Schemas and grammars of strangers are read by recursion.
 const STACK_BYTES: usize = 16 << 20;
 
-enum Command {
-    Submit(Box<Request>, Box<Job>, oneshot::Sender<Answered<()>>),
-    Embed(Vec<u32>, oneshot::Sender<Answered<Vec<f32>>>),
-    Stop,
-}
+/// Work for the thread; nothing ends it.
+type Command = Option<Box<dyn FnOnce(&mut Desk) + Send>>;
 
 /// What happened since the start.
 #[derive(Clone, Debug, Default)]
@@ -49,16 +46,12 @@ pub struct Totals {
     /// Ended by a failure, and those of them where memory ran out.
     pub n_failed: u64,
     pub n_out_of_memory: u64,
-    /// Texts that were turned into vectors.
     pub n_embedded: u64,
-    /// Steps of the engine.
     pub n_steps: u64,
     /// Slots in use, summed over steps.
     pub n_busy: u64,
-    /// Time of all prompts and of all answers.
     pub prompt_time: Duration,
     pub answer_time: Duration,
-    /// Most tokens a sequence ever had.
     pub n_tok_max: usize,
 }
 
@@ -86,7 +79,6 @@ fn gone<T>(_: T) -> ApiError {
 }
 
 impl Worker {
-    /// Starts the thread.
     pub fn start(engine: Engine, time_max: Duration) -> std::io::Result<(Worker, JoinHandle<()>)> {
         let (commands, inbox) = mpsc::channel();
         let embedding = Semaphore::new(engine.settings().n_waiting_max.max(1));
@@ -114,19 +106,29 @@ impl Worker {
                 begun: None,
                 read: None,
             };
-            let (reply, answer) = oneshot::channel();
-            let command = Command::Submit(Box::new(request), Box::new(job), reply);
-            self.commands.send(command).map_err(gone)?;
-            answer.await.map_err(gone)??;
+            self.ask(move |desk| desk.submit(request, job)).await?;
         }
         Ok(Growing { pieces, n_answers, n_ended: 0 })
     }
 
-    /// The vector of a text.
     pub async fn embed(&self, ids: Vec<u32>) -> Answered<Vec<f32>> {
         let _room = self.embedding.try_acquire().map_err(|_| ApiError::full())?;
+        self.ask(move |desk| desk.embed(&ids)).await
+    }
+
+    /// Has the thread do this, unless the engine is beyond help or nobody waits any more.
+    async fn ask<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Desk) -> Answered<T> + Send + 'static,
+    ) -> Answered<T> {
         let (reply, answer) = oneshot::channel();
-        self.commands.send(Command::Embed(ids, reply)).map_err(gone)?;
+        let command = move |desk: &mut Desk| {
+            let broken = desk.board.borrow().broken.clone();
+            if !reply.is_closed() {
+                let _ = reply.send(broken.map_or_else(|| work(desk), Err));
+            }
+        };
+        self.commands.send(Some(Box::new(command))).map_err(gone)?;
         answer.await.map_err(gone)?
     }
 
@@ -138,7 +140,7 @@ impl Worker {
     /// Ends the thread; whatever still runs is cut off.
     pub fn stop(&self) {
         // One that is gone already need not be told.
-        let _ = self.commands.send(Command::Stop);
+        let _ = self.commands.send(None);
     }
 
     /// Returns when the engine is beyond help.
@@ -174,7 +176,6 @@ impl Job {
         End { finish, prompt_time: read - begun, answer_time: now - read }
     }
 
-    /// The last of it.
     fn finished(&mut self, finish: Finish, now: Instant) -> Answered<(Piece, End)> {
         if let Reason::Failed(error) = &finish.reason {
             return Err(ApiError::of(error, StatusCode::INTERNAL_SERVER_ERROR));
@@ -186,7 +187,6 @@ impl Job {
     }
 }
 
-/// What the thread has before it.
 struct Desk {
     engine: Engine,
     jobs: BTreeMap<RequestId, Job>,
@@ -200,26 +200,13 @@ impl Desk {
     fn run(mut self, inbox: &Receiver<Command>) {
         loop {
             let first = match self.jobs.is_empty() {
-                true => match inbox.recv() {
-                    Ok(command) => Some(command),
-                    Err(_) => return,
-                },
+                true => Some(inbox.recv().unwrap_or(None)),
                 false => None,
             };
             for command in first.into_iter().chain(inbox.try_iter()) {
-                let broken = self.board.borrow().broken.clone();
-                // Clients that do not wait for a reply have gone, and are found by `sweep`.
-                match (command, broken) {
-                    (Command::Stop, _) => return,
-                    (Command::Submit(.., reply), Some(why)) => _ = reply.send(Err(why)),
-                    (Command::Embed(_, reply), Some(why)) => _ = reply.send(Err(why)),
-                    (Command::Submit(request, job, reply), None) => {
-                        let _ = reply.send(self.submit(*request, *job));
-                    }
-                    (Command::Embed(ids, reply), None) if !reply.is_closed() => {
-                        let _ = reply.send(self.embed(&ids));
-                    }
-                    (Command::Embed(..), None) => {}
+                match command {
+                    Some(command) => command(&mut self),
+                    None => return,
                 }
             }
             self.sweep();

@@ -9,11 +9,9 @@ use std::io::IsTerminal;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// What came of a request.
 pub struct Answer {
     pub text: String,
     pub ids: Vec<u32>,
-    /// Why it ended, and counts.
     pub finish: Finish,
     /// From the request to its first token, or to its end if it has none.
     pub first: Duration,
@@ -35,7 +33,6 @@ pub fn unfinished(n_prompt: usize) -> Finish {
 }
 
 impl Answer {
-    /// Prompt tokens that were computed.
     fn n_read(&self) -> usize {
         self.finish.n_prompt.saturating_sub(self.finish.n_cached)
     }
@@ -66,7 +63,6 @@ impl Answer {
         )
     }
 
-    /// The same for programs.
     pub fn timings_json(&self) -> Value {
         let [prompt_tok_s, answer_tok_s] = self.speeds();
         json!({

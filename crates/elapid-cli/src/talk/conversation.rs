@@ -13,13 +13,11 @@ use serde::Deserialize;
 use serde_json::json;
 use std::path::Path;
 
-/// A message of this role.
 pub fn message(role: &str, text: &str) -> Message {
     let pairs = [("role", role), ("content", text)];
     pairs.into_iter().map(|(key, text)| (key.to_string(), json!(text))).collect()
 }
 
-/// What was said.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conversation {
     /// What the assistant is told before all.
@@ -35,12 +33,10 @@ struct Turn {
 }
 
 impl Conversation {
-    /// Nothing said yet but this.
     pub fn new(system: Option<String>) -> Conversation {
         Conversation { system, turns: Vec::new() }
     }
 
-    /// All messages in order.
     pub fn messages(&self) -> Vec<Message> {
         let mut list: Vec<Message> =
             self.system.iter().map(|text| message("system", text)).collect();
@@ -51,12 +47,10 @@ impl Conversation {
         list
     }
 
-    /// Questions so far.
     pub fn n_turns(&self) -> usize {
         self.turns.len()
     }
 
-    /// Asks.
     pub fn ask(&mut self, text: String) {
         self.turns.push(Turn { user: text, assistant: None });
     }
@@ -108,13 +102,11 @@ impl Conversation {
         }
     }
 
-    /// Writes it to a file.
     pub fn save(&self, path: &Path) -> Done<()> {
         let text = json!({"messages": self.messages()});
         Ok(files::write_bytes(path, format!("{text}\n").as_bytes())?)
     }
 
-    /// Reads one from a file.
     pub fn load(path: &Path) -> Done<Conversation> {
         let text = files::read_text(path)?;
         let wrong = |problem: String| {
@@ -140,7 +132,6 @@ impl Conversation {
     }
 }
 
-/// A conversation on disk.
 #[derive(Deserialize)]
 struct Saved {
     messages: Vec<Said>,

@@ -123,7 +123,6 @@ impl SamplingFlags {
         }
     }
 
-    /// What the answer must look like.
     pub fn constraint(&self) -> Done<Option<Constraint>> {
         if let Some(schema) = &self.json_schema {
             return json_schema(schema).map(Some);

@@ -17,16 +17,13 @@ use std::path::PathBuf;
 
 const QUOTES: &str = "\"\"\"";
 
-/// Messages in the history, at most.
 const N_HISTORY: usize = 1000;
 
-/// Where messages come from.
 pub struct Input {
     /// Where a person types; else each line of stdin is a message.
     editor: Option<Editor<Typing, DefaultHistory>>,
 }
 
-/// What came in.
 #[derive(Debug, PartialEq)]
 pub enum Typed {
     /// A message, or a command.
@@ -40,15 +37,15 @@ pub enum Typed {
 }
 
 impl Input {
-    /// The terminal if stdin is one; `commands` are completed.
-    pub fn open(commands: &'static [&'static str]) -> Done<Input> {
+    /// The terminal if stdin is one; commands that start a line of `help` are completed.
+    pub fn open(help: &'static str) -> Done<Input> {
         if !std::io::stdin().is_terminal() {
             return Ok(Input { editor: None });
         }
         let config = || Config::builder().max_history_size(N_HISTORY)?.history_ignore_dups(true);
         let config = config().map_err(failed)?.history_ignore_space(true).build();
         let mut editor = Editor::with_config(config).map_err(failed)?;
-        editor.set_helper(Some(Typing { commands }));
+        editor.set_helper(Some(Typing { help }));
         if let Some(path) = history_path() {
             // There is none the first time.
             let _ = editor.load_history(&path);
@@ -61,7 +58,6 @@ impl Input {
         self.editor.is_some()
     }
 
-    /// The next message.
     pub fn next(&mut self) -> Done<Typed> {
         let Some(editor) = &mut self.editor else {
             return next_of(&mut std::io::stdin().lock());
@@ -97,7 +93,6 @@ fn history_path() -> Option<PathBuf> {
     state.map(|dir| dir.join("elapid").join("chat_history"))
 }
 
-/// The next message of a pipe.
 fn next_of(input: &mut dyn BufRead) -> Done<Typed> {
     let mut text = String::new();
     loop {
@@ -142,7 +137,7 @@ fn unfold(text: &str) -> Typed {
 
 /// What the editor asks while somebody types.
 struct Typing {
-    commands: &'static [&'static str],
+    help: &'static str,
 }
 
 impl Helper for Typing {}
@@ -172,8 +167,9 @@ impl Completer for Typing {
         _context: &Context<'_>,
     ) -> rustyline::Result<(usize, Vec<String>)> {
         let typed = line.get(..pos).unwrap_or("");
-        let fits = |command: &&&str| typed.starts_with('/') && command.starts_with(typed);
-        let list = self.commands.iter().filter(fits).map(|command| command.to_string());
+        let first = |line: &'static str| line.split_whitespace().next();
+        let fits = |command: &&str| typed.starts_with('/') && command.starts_with(typed);
+        let list = self.help.lines().filter_map(first).filter(fits).map(str::to_string);
         Ok((0, list.collect()))
     }
 }

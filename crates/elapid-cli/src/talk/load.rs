@@ -35,7 +35,6 @@ pub fn chat_prompt(generator: &Generator, messages: &[Message]) -> Done<Vec<u32>
 pub struct AdapterPath {
     /// A PEFT directory, a GGUF adapter, or a run.
     pub path: PathBuf,
-    /// Factor of its scale.
     pub scale: f32,
 }
 

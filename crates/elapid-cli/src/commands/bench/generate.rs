@@ -5,7 +5,7 @@
 //! per weight and token at the measured rate of f32 products, which products of small integers can
 //! exceed.
 
-use super::{Bench, best_and_median, command_of, last_json_line, number, peak_mib};
+use super::{Bench, best_and_median, command_of, figures_of, numbers, peak_mib, text};
 use crate::report::{Done, line};
 use elapid::{GenerateBench, Model};
 use serde_json::{Value, json};
@@ -31,46 +31,40 @@ pub fn run(path: &Path, flags: &Bench) -> Done<Vec<Value>> {
         ("--gen", flags.gen_tokens),
         ("--reps", flags.reps),
     ];
-    for (flag, size) in sizes {
-        command.args([flag, &size.to_string()]);
-    }
-    let theirs = last_json_line(command)?;
+    let theirs = figures_of(command, &sizes)?;
     if !flags.json {
-        let ratio = |ours_key: &str, key: &str| number(&ours, ours_key) / number(&theirs, key);
+        let [decode, decode_best, prompt, prompt_best] =
+            numbers(&theirs, ["decode_median", "decode_best", "prompt_median", "prompt_best"]);
+        let [our_decode, our_prompt] = numbers(&ours, ["decode_tok_s_med", "prompt_tok_s_med"]);
         line(format!(
-            "llama   decode {:.1} tok/s (best {:.1})  prompt {:.0} tok/s (best {:.0})  we are \
-             {:.2}x in decoding, {:.2}x in prompts",
-            number(&theirs, "decode_median"),
-            number(&theirs, "decode_best"),
-            number(&theirs, "prompt_median"),
-            number(&theirs, "prompt_best"),
-            ratio("decode_tok_s_med", "decode_median"),
-            ratio("prompt_tok_s_med", "prompt_median"),
+            "llama   decode {decode:.1} tok/s (best {decode_best:.1})  prompt {prompt:.0} tok/s \
+             (best {prompt_best:.0})  we are {:.2}x in decoding, {:.2}x in prompts",
+            our_decode / decode,
+            our_prompt / prompt,
         ));
     }
     Ok(vec![ours, theirs])
 }
 
 fn print(figure: &Value) {
-    line(format!("model   {}", figure["model"].as_str().unwrap_or_default()));
+    line(format!("model   {}", text(figure, "model")));
+    let [tok_s, best, bytes, share, read_gb_s] = numbers(
+        figure,
+        ["decode_tok_s_med", "decode_tok_s_best", "token_bytes", "decode_share", "read_gb_s"],
+    );
+    let (mb, percent) = (bytes / 1e6, 100.0 * share);
     line(format!(
-        "decode  {:.1} tok/s (best {:.1})  {:.1} MB a token, {:.0}% of the read bandwidth \
-         {:.1} GB/s",
-        number(figure, "decode_tok_s_med"),
-        number(figure, "decode_tok_s_best"),
-        number(figure, "token_bytes") / 1e6,
-        100.0 * number(figure, "decode_share"),
-        number(figure, "read_gb_s"),
+        "decode  {tok_s:.1} tok/s (best {best:.1})  {mb:.1} MB a token, {percent:.0}% of the read \
+         bandwidth {read_gb_s:.1} GB/s",
     ));
+    let [tok_s, best, share] =
+        numbers(figure, ["prompt_tok_s_med", "prompt_tok_s_best", "prompt_share"]);
+    let [gflops, first_ms, peak] =
+        numbers(figure, ["gemm_gflops", "first_token_ms", "peak_rss_mb"]);
+    let percent = 100.0 * share;
     line(format!(
-        "prompt  {:.0} tok/s (best {:.0})  {:.0}% of f32 products at {:.0} GFLOP/s  first token \
-         after {:.0} ms  peak {:.0} MB",
-        number(figure, "prompt_tok_s_med"),
-        number(figure, "prompt_tok_s_best"),
-        100.0 * number(figure, "prompt_share"),
-        number(figure, "gemm_gflops"),
-        number(figure, "first_token_ms"),
-        number(figure, "peak_rss_mb"),
+        "prompt  {tok_s:.0} tok/s (best {best:.0})  {percent:.0}% of f32 products at {gflops:.0} \
+         GFLOP/s  first token after {first_ms:.0} ms  peak {peak:.0} MB",
     ));
 }
 

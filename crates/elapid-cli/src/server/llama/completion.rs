@@ -21,7 +21,6 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Names in `response_fields`.
 const N_FIELDS_MAX: usize = 128;
 
 /// What both routes have besides what all routes have.
@@ -52,7 +51,6 @@ impl Fields {
     }
 }
 
-/// The answers of one request.
 pub struct Answers {
     app: Arc<App>,
     params: Params,
@@ -121,7 +119,6 @@ impl Answers {
         self.choose(value)
     }
 
-    /// Adds text and tokens.
     fn add(&self, value: &mut Value, piece: &Piece) {
         let tokens = piece.tokens.iter().filter(|_| self.with_tokens);
         value["content"] = json!(piece.text);
@@ -132,7 +129,6 @@ impl Answers {
         }
     }
 
-    /// The fields that were asked for.
     fn choose(&self, value: Value) -> Value {
         if self.wanted.is_empty() {
             return value;

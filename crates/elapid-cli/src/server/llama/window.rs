@@ -47,7 +47,7 @@ pub fn after(tokenizer: &Tokenizer, text: &str, n_max: usize) -> Result<(Vec<u32
     Ok((ids, is_cut))
 }
 
-/// The last bytes of a text, about `n_bytes`, from the begin of a line where there is one.
+/// The last bytes of a text, about `n_bytes`, from the start of a line where there is one.
 fn near_end(text: &str, n_bytes: usize) -> &str {
     let mut at = text.len().saturating_sub(n_bytes);
     while !text.is_char_boundary(at) {
@@ -76,7 +76,7 @@ fn byte_range(tokenizer: &Tokenizer, ids: &[u32], n_bytes: usize, n_max: usize) 
     (low, high)
 }
 
-/// The begin of the line with the smallest hash in this range of bytes.
+/// The start of the line with the smallest hash in this range of bytes.
 fn anchor(text: &str, low: usize, high: usize) -> Option<usize> {
     let mut best: Option<(u64, usize)> = None;
     let bytes = text.as_bytes();

@@ -18,7 +18,6 @@ use std::sync::Arc;
 /// Tokens of a completion when nobody says, as OpenAI has it.
 const N_TOK: usize = 16;
 
-/// Messages in one request.
 const N_MESSAGES_MAX: usize = 4096;
 
 #[derive(Deserialize)]

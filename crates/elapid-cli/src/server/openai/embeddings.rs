@@ -10,7 +10,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Texts in one request.
 const N_INPUTS_MAX: usize = 256;
 
 #[derive(Deserialize)]

@@ -17,7 +17,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// JSON has no minus infinity; OpenAI writes this.
 const NEVER: f32 = -9999.0;
 
-/// Which of the two routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Completion,
@@ -37,7 +36,6 @@ struct StreamOptions {
     include_usage: Option<bool>,
 }
 
-/// The answers of one request.
 pub struct Answers {
     app: Arc<App>,
     kind: Kind,
@@ -119,7 +117,6 @@ impl Answers {
         json!({key: content, "index": idx, "logprobs": logprobs, "finish_reason": reason})
     }
 
-    /// A piece of a stream.
     fn chunk(
         &self,
         idx: usize,

@@ -159,7 +159,7 @@ impl Talk {
         if text.is_empty() {
             return Next::Listen;
         }
-        self.conversation.ask(text.to_string());
+        self.conversation.push(text.to_string());
         Next::Answer
     }
 
@@ -222,7 +222,7 @@ impl Talk {
         let speed = format!("speed   {}", answer.timings());
         self.note(&speed);
         self.last = Some(speed);
-        self.conversation.answer(answer.text);
+        self.conversation.push(answer.text);
         Ok(answer.finish.reason)
     }
 

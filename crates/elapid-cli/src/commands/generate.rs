@@ -123,7 +123,7 @@ impl Generate {
             prompt
         } else if self.chat {
             let mut conversation = Conversation::new(self.system.clone());
-            conversation.ask(text.to_string());
+            conversation.push(text.to_string());
             chat_prompt(loaded, &conversation.messages())?
         } else if self.raw && !text.is_empty() {
             tokenizer.encode(text, special)?

@@ -25,7 +25,7 @@
 
 use crate::report::metrics::{EvalRecord, StepRecord};
 use crate::report::{Done, cannot_write};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -44,8 +44,7 @@ impl Events {
         // A clock set back, or a second run within a second, must not sort before the old files.
         let stamp = wall.as_secs().max(latest_stamp(dir).map_or(0, |latest| latest + 1));
         let path = dir.join(format!("{PREFIX}{stamp:010}.elapid"));
-        let file = OpenOptions::new().write(true).create_new(true).open(&path);
-        let file = file.map_err(|error| cannot_write(&path, error))?;
+        let file = File::create_new(&path).map_err(|error| cannot_write(&path, error))?;
         let mut events = Events { path, file };
         let mut version = event(wall, 0);
         put_bytes(&mut version, 3, b"brain.Event:2");

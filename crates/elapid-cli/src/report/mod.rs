@@ -1,16 +1,5 @@
 //! What commands tell people: lines, numbers, failures, and what a training run leaves behind.
 //!
-//! | file           | writes                                                            |
-//! |----------------|-------------------------------------------------------------------|
-//! | `metrics.rs`   | `metrics.jsonl`, one object per line, cut back on resume          |
-//! | `samples.rs`   | `samples.jsonl`, what the model wrote before and after            |
-//! | `events.rs`    | `events.out.tfevents.*` for TensorBoard                           |
-//! | `live.rs`      | lines and progress bars on the terminal, or JSON lines            |
-//! | `data.rs`      | `ReportData`: everything the report shows, as plain numbers       |
-//! | `page.rs`      | `report.html` from `ReportData`, with `page.html` and `page.css`  |
-//! | `chart.rs`     | curves: fewer points, smoothing, ticks                            |
-//! | `text.rs`      | numbers as people write them                                      |
-//!
 //! Not here: the loop that calls these, checkpoints, and what is measured.
 
 mod chart;

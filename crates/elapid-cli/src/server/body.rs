@@ -48,7 +48,7 @@ impl Body {
     pub fn read<'a, T: Deserialize<'a>>(&'a self) -> Answered<T> {
         match self.0.is_object() {
             true => self.read_any(""),
-            false => Err(ApiError::bad("the body is no JSON object")),
+            false => Err(ApiError::bad("the body is not a JSON object")),
         }
     }
 
@@ -80,7 +80,7 @@ impl<'de, const LOW: i64, const HIGH: i64> Deserialize<'de> for Int<LOW, HIGH> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let number = Number::deserialize(deserializer)?;
         whole(&number).filter(|n| (LOW..=HIGH).contains(n)).map(Int).ok_or_else(|| {
-            D::Error::custom(format_args!("{number} is no whole number from {LOW} to {HIGH}"))
+            D::Error::custom(format_args!("{number} is not a whole number from {LOW} to {HIGH}"))
         })
     }
 }
@@ -100,7 +100,7 @@ impl<'de, const LOW: i64, const HIGH: i64> Deserialize<'de> for Num<LOW, HIGH> {
         let number = Number::deserialize(deserializer)?;
         let within = number.as_f64().filter(|x| (LOW as f64..=HIGH as f64).contains(x));
         within.map(Num).ok_or_else(|| {
-            D::Error::custom(format_args!("{number} is no number from {LOW} to {HIGH}"))
+            D::Error::custom(format_args!("{number} is not a number from {LOW} to {HIGH}"))
         })
     }
 }
@@ -214,12 +214,15 @@ mod tests {
         let (param, words) = wrong(json!({"number": "x"}));
         assert_eq!(param, "number");
         assert_eq!(words, "`number`: invalid type: string \"x\", expected a JSON number");
-        assert_eq!(wrong(json!({"number": 3})).1, "`number`: 3 is no number from 0 to 1");
-        assert_eq!(wrong(json!({"whole": 1.5})).1, "`whole`: 1.5 is no whole number from 0 to 100");
-        assert!(wrong(json!({"whole": 1e300})).1.contains("no whole number"));
+        assert_eq!(wrong(json!({"number": 3})).1, "`number`: 3 is not a number from 0 to 1");
+        assert_eq!(
+            wrong(json!({"whole": 1.5})).1,
+            "`whole`: 1.5 is not a whole number from 0 to 100"
+        );
+        assert!(wrong(json!({"whole": 1e300})).1.contains("not a whole number"));
         assert!(wrong(json!({"texts": ["p", 1]})).1.contains("a text or a list of texts"));
         let list = Body(json!([1])).read::<Fields>().err().unwrap();
-        assert_eq!(list.message, "the body is no JSON object");
+        assert_eq!(list.message, "the body is not a JSON object");
         let fields: Fields = Body(json!({"texts": ["p", "q"]})).read().unwrap();
         let error = Texts::list(fields.texts, "texts", 1).err().unwrap();
         assert_eq!(error.message, "`texts`: has 2 items, at most 1");

@@ -165,7 +165,7 @@ impl App {
             return Ok((name.into(), vec![(idx, if scale == 0.0 { 1.0 } else { scale })]));
         }
         let known: Vec<String> = self.models().map(|name| format!("`{name}`")).collect();
-        let words = format!("there is no model `{name}` here; there is {}", known.join(", "));
+        let words = format!("unknown model `{name}`; this server has {}", known.join(", "));
         let (status, param) = (StatusCode::NOT_FOUND, Some("model".into()));
         Err(ApiError { param, ..ApiError::new(status, words).with_code("model_not_found") })
     }
@@ -177,7 +177,7 @@ impl App {
 
     fn token_id(&self, name: &str, id: u32) -> Answered<u32> {
         let n_vocab = self.info.n_vocab;
-        let words = || format!("holds {id}, which is no token of this vocabulary of {n_vocab}");
+        let words = || format!("{id} is not a token id below {n_vocab}");
         Some(id).filter(|_| (id as usize) < n_vocab).ok_or_else(|| ApiError::field(name, words()))
     }
 

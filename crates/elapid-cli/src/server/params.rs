@@ -182,7 +182,7 @@ fn sampling(app: &App, common: &Common, defaults: Defaults) -> Answered<Sampling
     let temperature = common.temperature.map_or(default.temperature, |it| it.0 as f32);
     // llama.cpp takes anything below zero for greedy.
     if temperature < 0.0 && defaults == Defaults::Openai {
-        let words = format!("{temperature} is no number from 0 to 100");
+        let words = format!("{temperature} is not a number from 0 to 100");
         return Err(ApiError::field("temperature", words));
     }
     let n_penalized = match common.repeat_last_n.map_or(64, |n| n.0) {
@@ -207,7 +207,7 @@ fn sampling(app: &App, common: &Common, defaults: Defaults) -> Answered<Sampling
 /// The seed that was given, or another each time.
 fn seed(seed: Option<&Number>) -> Answered<u64> {
     let bits = |number: &Number| {
-        let words = || ApiError::field("seed", format!("{number} is no whole number"));
+        let words = || ApiError::field("seed", format!("{number} is not a whole number"));
         number.as_u64().or(whole(number).map(|n| n as u64)).ok_or_else(words)
     };
     let given = seed.map(bits).transpose()?;
@@ -284,7 +284,7 @@ fn response_format(format: ResponseFormat) -> Answered<Option<Constraint>> {
     };
     match schema.is_object() {
         true => Ok(Some(Constraint::JsonSchema(schema))),
-        false => Err(ApiError::field(NAME, "has a schema that is no object")),
+        false => Err(ApiError::field(NAME, "has a schema that is not an object")),
     }
 }
 

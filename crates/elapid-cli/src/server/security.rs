@@ -93,8 +93,8 @@ impl Guard {
             }
         }
         let words = format!(
-            "a page of `{origin}` asks, which is not allowed; start the server with \
-             --allow-origin ORIGIN if it should be"
+            "requests from pages of `{origin}` are not allowed; start the server with \
+             --allow-origin ORIGIN to allow them"
         );
         Err(ApiError::new(StatusCode::FORBIDDEN, words).with_code("wrong_origin"))
     }

@@ -38,18 +38,12 @@ pub async fn props(State(app): State<Arc<App>>) -> Json<Value> {
         "default_generation_settings": {
             "id": 0, "n_ctx": app.context, "is_processing": false, "params": settings,
         },
-        "total_slots": app.n_slots,
-        "model_alias": app.name,
-        "model_path": app.path,
-        "modalities": {"vision": false, "audio": false},
+        "total_slots": app.n_slots, "model_alias": app.name, "model_path": app.path,
+        "modalities": {"vision": false, "audio": false}, "is_sleeping": false,
         "chat_template": app.chat_source.as_deref().unwrap_or(""),
-        "bos_token": text(app.tokenizer.bos()),
-        "eos_token": text(app.tokenizer.eos()),
-        "build_info": concat!("elapid ", env!("CARGO_PKG_VERSION")),
-        "is_sleeping": false,
-        "infill": app.fim.is_some(),
-        "n_vocab": app.info.n_vocab,
-        "n_params": app.info.n_params,
+        "bos_token": text(app.tokenizer.bos()), "eos_token": text(app.tokenizer.eos()),
+        "build_info": concat!("elapid ", env!("CARGO_PKG_VERSION")), "infill": app.fim.is_some(),
+        "n_vocab": app.info.n_vocab, "n_params": app.info.n_params,
         "device": app.device.describe(),
     }))
 }
@@ -96,7 +90,7 @@ fn counters(app: &App) -> [(&'static str, &'static str, f64); 25] {
     let (n_prompt, n_answer) = (stats.n_prompt_tok as f64, stats.n_answer_tok as f64);
     let (n_steps, n_busy) = (totals.n_steps as f64, totals.n_busy as f64);
     let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
-    let n_cached = stats.n_cached_tok as f64;
+    let (n_cached, n_full) = (stats.n_cached_tok as f64, totals.n_full as f64);
     let held = machine::held_bytes().unwrap_or(0) as f64;
     let healthy = f64::from(u8::from(board.broken.is_none()));
     let per_step = ratio(n_busy, n_steps);
@@ -120,7 +114,7 @@ fn counters(app: &App) -> [(&'static str, &'static str, f64); 25] {
         ("elapid_state_bytes", "Bytes of running sequences.", stats.state_bytes as f64),
         ("elapid_resident_bytes", "Bytes that the process holds.", held),
         ("elapid_requests_total", "Requests taken.", totals.n_taken as f64),
-        ("elapid_requests_refused_total", "Requests with the queue full.", totals.n_full as f64),
+        ("elapid_requests_refused_total", "Requests with the queue full.", n_full),
         ("elapid_requests_gone_total", "Requests whose client left.", totals.n_gone as f64),
         ("elapid_requests_late_total", "Requests that timed out.", totals.n_late as f64),
         ("elapid_requests_failed_total", "Requests that failed.", totals.n_failed as f64),

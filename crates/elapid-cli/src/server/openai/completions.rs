@@ -1,7 +1,7 @@
 //! `POST /v1/completions`: what follows a prompt, or stands between it and a suffix.
 //! `POST /v1/chat/completions`: messages in, a message out, through the model's own template.
 
-use super::shape::{Answers, Form, Kind};
+use super::shape::{Answers, Kind};
 use crate::server::body::{Body, Size};
 use crate::server::error::{Answered, ApiError};
 use crate::server::params::{Defaults, Params, Top};
@@ -38,15 +38,16 @@ pub async fn completions(State(app): State<Arc<App>>, body: Body) -> Answered<Re
     let fields: CompletionFields = body.read()?;
     let (model, adapters) = app.choose(fields.model.as_deref())?;
     let mut params = Params::new(&app, body.read()?, Defaults::Openai, adapters)?;
-    let form: Form = body.read()?;
     let echo = fields.echo == Some(true);
     if echo && fields.logprobs.is_some() {
-        let words = "cannot be had with `logprobs`: those of a prompt are not kept; omit one";
+        let words = "does not work with `logprobs`: those of a prompt are not kept; omit one";
         return Err(ApiError::field("echo", words));
     }
     params.request.n_top = fields.logprobs.map_or(0, Top::size);
     let prompt = fields.prompt.ok_or_else(|| ApiError::missing("prompt"))?;
     let (prompts, _) = prompt.split("prompt", N_PROMPTS_MAX)?;
+    let mut answers = Answers::new(&app, Kind::Completion, &body, prompts.len())?;
+    (answers.model, answers.with_logprobs) = (model, fields.logprobs.is_some());
     let suffix = fields.suffix.filter(|suffix| !suffix.is_empty());
     let wanted = fields.max_tokens.map_or(N_TOK, Size::size);
     let prepared = app.prepare(|| {
@@ -65,8 +66,6 @@ pub async fn completions(State(app): State<Arc<App>>, body: Body) -> Answered<Re
     if suffix.is_some() {
         params = params.with_fim_stops(&app);
     }
-    let mut answers = Answers::new(&app, Kind::Completion, &form, prompts.len())?;
-    (answers.model, answers.with_logprobs) = (model, fields.logprobs.is_some());
     if echo {
         let text = |prompt: Prompt| match prompt {
             Prompt::Text(text) => Ok(text),
@@ -106,7 +105,7 @@ pub async fn chat(State(app): State<Arc<App>>, body: Body) -> Answered<Response>
     let fields: ChatFields = body.read()?;
     let (model, adapters) = app.choose(fields.model.as_deref())?;
     let mut params = Params::new(&app, body.read()?, Defaults::Openai, adapters)?;
-    let mut answers = Answers::new(&app, Kind::Chat, &body.read::<Form>()?, 1)?;
+    let mut answers = Answers::new(&app, Kind::Chat, &body, 1)?;
     (answers.model, answers.with_logprobs) = (model, fields.logprobs == Some(true));
     if fields.top_logprobs.is_some() && !answers.with_logprobs {
         return Err(ApiError::field("top_logprobs", "needs `logprobs: true`"));
@@ -175,11 +174,11 @@ fn message(idx: usize, mut message: Map<String, Value>) -> Answered<Message> {
         Some(Value::String(_) | Value::Null) => {}
         Some(Value::Array(parts)) => {
             let text: Option<String> = parts.iter().map(text_of).collect();
-            let words = "has a part that is no text; this model reads text alone";
+            let words = "has a part that is not text; this model reads only text";
             let text = text.ok_or_else(|| wrong(words))?;
             message.insert("content".into(), Value::String(text));
         }
-        Some(_) => return Err(wrong("has a `content` that is no text")),
+        Some(_) => return Err(wrong("has a `content` that is not text")),
         None if message.contains_key("tool_calls") => {}
         None => return Err(wrong("has no `content`")),
     }

@@ -33,7 +33,7 @@ pub async fn embeddings(State(app): State<Arc<App>>, body: Body) -> Answered<Jso
     };
     let d_model = app.info.d_model;
     if fields.dimensions.is_some_and(|d| d.size() != d_model) {
-        let words = format!("is not {d_model}, which is what this model gives; omit it");
+        let words = format!("must be {d_model}, the width of this model; omit it");
         return Err(ApiError::field("dimensions", words));
     }
     let input = fields.input.ok_or_else(|| ApiError::missing("input"))?;

@@ -1,7 +1,7 @@
 //! What answers of `/v1/completions` and `/v1/chat/completions` look like.
 
 use crate::server::answer::{End, Piece, Shape, event, probabilities, respond};
-use crate::server::body::Int;
+use crate::server::body::{Body, Int};
 use crate::server::ending::Ending;
 use crate::server::error::{Answered, ApiError};
 use crate::server::params::Params;
@@ -25,7 +25,7 @@ pub enum Kind {
 
 /// Fields of a body about the form of its answers.
 #[derive(Deserialize)]
-pub struct Form {
+struct Form {
     n: Option<Int<1, 8>>,
     best_of: Option<Int<1, 8>>,
     stream_options: Option<StreamOptions>,
@@ -54,13 +54,14 @@ pub struct Answers {
 
 impl Answers {
     /// Reads what a request says about the form of its answers to so many prompts.
-    pub fn new(app: &Arc<App>, kind: Kind, form: &Form, n_prompts: usize) -> Answered<Answers> {
+    pub fn new(app: &Arc<App>, kind: Kind, body: &Body, n_prompts: usize) -> Answered<Answers> {
+        let form: Form = body.read()?;
         let n = form.n.map_or(1, |n| n.0);
         if form.best_of.is_some_and(|best_of| best_of.0 != n) {
             let words = "is not `n`; every answer that is made is given out: ask for `n` of them";
             return Err(ApiError::field("best_of", words));
         }
-        let usage = form.stream_options.as_ref().and_then(|options| options.include_usage);
+        let usage = form.stream_options.and_then(|options| options.include_usage);
         let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         Ok(Answers {
             app: app.clone(),

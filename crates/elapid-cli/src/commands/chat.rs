@@ -3,9 +3,8 @@
 use crate::report::{Done, Failure, between, mebibytes};
 use crate::talk::answer::{self, INTERRUPTED, Out, answer};
 use crate::talk::conversation::Conversation;
-use crate::talk::flags::{ModelFlags, SamplingFlags, finite, number_from_zero, share};
+use crate::talk::flags::{ModelFlags, SamplingFlags, chat_prompt, finite, number_from_zero, share};
 use crate::talk::input::{Input, Typed};
-use crate::talk::load::chat_prompt;
 use elapid::{Generator, LoadedAdapter, Reason, Request, Sampling};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};

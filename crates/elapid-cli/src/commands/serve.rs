@@ -4,8 +4,7 @@ use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, between, line};
 use crate::server::{Guard, Settings, listen};
-use crate::talk::flags::cache_type;
-use crate::talk::load::{AdapterPath, load};
+use crate::talk::flags::{AdapterPath, cache_type, load};
 use elapid::{CacheType, Generator, GeneratorSettings, Model};
 use serde_json::{Value, json};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -96,8 +95,7 @@ impl Serve {
         let listener = self.bind(&keys)?;
         let address = listener.local_addr().map_err(|error| self.cannot_listen(&error))?;
         let loaded = self.load()?;
-        let about = self.about(&loaded, address);
-        let sentence = self.sentence(&loaded, address);
+        let (sentence, about) = self.describe(&loaded, address);
         let context = loaded.engine.settings().context;
         let settings = Settings {
             body_bytes_max: self.max_body_mib << 20,
@@ -174,29 +172,26 @@ impl Serve {
         Failure::new(problem, "choose another port: --port N, or --port 0 for a free one")
     }
 
-    fn sentence(&self, loaded: &Generator, address: SocketAddr) -> String {
-        let settings = loaded.engine.settings();
-        let fim = if loaded.fim.is_some() { "yes" } else { "no" };
-        let adapters = match loaded.adapters.len() {
+    /// What is served and where, for people and for programs.
+    fn describe(&self, loaded: &Generator, address: SocketAddr) -> (String, Value) {
+        let (settings, has_fim) = (loaded.engine.settings(), loaded.fim.is_some());
+        let (n_slots, context) = (settings.n_slots, settings.context);
+        let adapters: Vec<&str> = loaded.adapters.iter().map(|a| a.name.as_str()).collect();
+        let with = match adapters.len() {
             0 => String::new(),
             n => format!(", {n} adapter{}", if n == 1 { "" } else { "s" }),
         };
         let name = self.alias.as_deref().unwrap_or(&loaded.name);
-        format!(
-            "serve   http://{address}  {name}{adapters}, {} slots, context {}, \
-             fill-in-the-middle: {fim}",
-            settings.n_slots, settings.context
-        )
-    }
-
-    fn about(&self, loaded: &Generator, address: SocketAddr) -> Value {
-        let settings = loaded.engine.settings();
-        let adapters: Vec<&str> = loaded.adapters.iter().map(|a| a.name.as_str()).collect();
-        json!({
+        let fim = if has_fim { "yes" } else { "no" };
+        let sentence = format!(
+            "serve   http://{address}  {name}{with}, {n_slots} slots, context {context}, \
+             fill-in-the-middle: {fim}"
+        );
+        let about = json!({
             "url": format!("http://{address}"), "host": address.ip().to_string(),
-            "port": address.port(), "model": self.alias.as_deref().unwrap_or(&loaded.name),
-            "adapters": adapters, "slots": settings.n_slots, "context": settings.context,
-            "fim": loaded.fim.is_some(), "chat": loaded.chat.is_some(),
-        })
+            "port": address.port(), "model": name, "adapters": adapters, "slots": n_slots,
+            "context": context, "fim": has_fim, "chat": loaded.chat.is_some(),
+        });
+        (sentence, about)
     }
 }

@@ -114,16 +114,16 @@ impl From<Error> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.json())).into_response();
-        let headers = response.headers_mut();
-        match self.status {
+        let more = match self.status {
             StatusCode::SERVICE_UNAVAILABLE => {
-                headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));
+                Some((header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S)))
             }
             StatusCode::UNAUTHORIZED => {
-                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+                Some((header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")))
             }
-            _ => {}
-        }
+            _ => None,
+        };
+        response.headers_mut().extend(more);
         response
     }
 }

@@ -8,7 +8,6 @@
 
 mod completions;
 mod embeddings;
-mod shape;
 
 pub use completions::{Template, chat, completions};
 pub use embeddings::embeddings;

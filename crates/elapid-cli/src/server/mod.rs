@@ -4,8 +4,7 @@
 //! |---------------|------------------------------------------------------------------------|
 //! | `listen.rs`   | connections, signals, the end                                          |
 //! | `security.rs` | who may ask                                                            |
-//! | `body.rs`     | the body of a request; `prompt.rs`: prompts in it;                     |
-//! |               | `params.rs`: fields that all routes share                              |
+//! | `body.rs`     | the body of a request; `params.rs`: fields that all routes share       |
 //! | `worker.rs`   | the one thread that owns the engine; `ending.rs`: where code in the    |
 //! |               | middle of a file ends                                                  |
 //! | `answer.rs`   | from answers that grow to a response, whole or streamed                |
@@ -27,7 +26,6 @@ pub mod listen;
 mod llama;
 mod openai;
 mod params;
-mod prompt;
 mod security;
 mod tabby;
 mod worker;

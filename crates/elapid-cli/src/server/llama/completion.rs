@@ -7,11 +7,10 @@
 //! under this name.
 
 use crate::server::answer::{End, Piece, Shape, probabilities, respond};
-use crate::server::body::{Body, Int, Num, Texts};
+use crate::server::body::{Body, Int, Num, Prompt, Texts};
 use crate::server::ending::Ending;
 use crate::server::error::{Answered, ApiError};
 use crate::server::params::{Defaults, Params, Top};
-use crate::server::prompt::Prompt;
 use crate::server::{App, N_PROMPTS_MAX};
 use axum::extract::State;
 use axum::response::Response;

@@ -2,11 +2,10 @@
 //! `POST /v1/chat/completions`: messages in, a message out, through the model's own template.
 
 use crate::server::answer::{End, Piece, Shape, event, probabilities, respond};
-use crate::server::body::{Body, Int, Size};
+use crate::server::body::{Body, Int, Prompt, Size};
 use crate::server::ending::Ending;
 use crate::server::error::{Answered, ApiError};
 use crate::server::params::{Defaults, Params, Top};
-use crate::server::prompt::Prompt;
 use crate::server::{App, N_PROMPTS_MAX, now_s, tabby};
 use crate::talk::flags::now;
 use axum::extract::State;

@@ -1,9 +1,8 @@
 //! `POST /v1/embeddings`: a vector of length one for each text.
 
 use crate::server::App;
-use crate::server::body::{Body, Size};
+use crate::server::body::{Body, Prompt, Size};
 use crate::server::error::{Answered, ApiError};
-use crate::server::prompt::Prompt;
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;

@@ -1,11 +1,11 @@
 //! `elapid bench`: training speed against PyTorch and the limit of the machine.
 
-use super::bench_generate;
+mod generate;
+
 use crate::compute::Compute;
 use crate::machine;
 use crate::report::{Done, Failure, between, count, line};
-use elapid::Device;
-use elapid::TrainBench;
+use elapid::{Device, TrainBench};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -100,99 +100,59 @@ fn probe(device: &Device) -> (usize, impl FnMut()) {
 impl Bench {
     pub fn run(&self) -> Done<ExitCode> {
         let mut figures = Vec::new();
-        if !self.files.is_empty() {
-            let settings = bench_generate::Settings {
-                n_prompt: self.prompt,
-                n_answer: self.gen_tokens,
-                n_reps: self.reps,
-                compute: self.compute.clone(),
-                llama: self.llama.as_deref(),
-                json: self.json,
-            };
-            for path in &self.files {
-                figures.extend(bench_generate::run(path, &settings)?);
-            }
-            return self.write_receipt(figures);
+        for path in &self.files {
+            figures.extend(generate::run(path, self)?);
         }
         // One process per model: peak memory is a property of a process.
-        if let [model] = self.models.as_slice()
-            && self.torch.is_none()
-        {
-            let figure = self.measure(model)?;
-            self.print(&figure);
-            figures.push(figure);
-        } else {
-            for model in &self.models {
-                figures.extend(self.beside(model)?);
+        match self.models.as_slice() {
+            _ if !self.files.is_empty() => {}
+            [model] if self.torch.is_none() => {
+                figures.push(self.measure(model)?);
+                self.print(&figures[0]);
+            }
+            models => {
+                for model in models {
+                    figures.extend(self.beside(model)?);
+                }
             }
         }
-        self.write_receipt(figures)
-    }
-
-    fn write_receipt(&self, figures: Vec<Value>) -> Done<ExitCode> {
         if let Some(path) = &self.receipt {
             let text = json!({
                 "version": env!("CARGO_PKG_VERSION"), "commit": commit(),
                 "machine": machine::cpu(), "figures": figures,
             });
-            let written = std::fs::write(path, format!("{text:#}\n"));
-            written.map_err(|error| {
-                Failure::new(
-                    format!("cannot write {}: {error}", path.display()),
-                    "choose another --receipt",
-                )
+            std::fs::write(path, format!("{text:#}\n")).map_err(|error| {
+                let problem = format!("cannot write {}: {error}", path.display());
+                Failure::new(problem, "choose another --receipt")
             })?;
         }
         Ok(ExitCode::SUCCESS)
-    }
-
-    fn n_threads(&self) -> usize {
-        self.compute.n_threads()
     }
 
     /// Ours in a process of its own, then PyTorch's, with ratios.
     fn beside(&self, model: &str) -> Done<Vec<Value>> {
         let own = std::env::current_exe()
             .map_err(|error| Failure::new(error, "run one model at a time: --models llama"))?;
-        let mut command = Command::new(own);
         let sizes = [
-            ("--batch", self.batch),
-            ("--context", self.context),
-            ("--d-model", self.d_model),
-            ("--layers", self.layers),
-            ("--vocab", self.vocab),
-            ("--reps", self.reps),
-            ("--threads", self.n_threads()),
+            ("--batch", "--B", self.batch),
+            ("--context", "--T", self.context),
+            ("--d-model", "--d", self.d_model),
+            ("--layers", "--layers", self.layers),
+            ("--vocab", "--vocab", self.vocab),
+            ("--reps", "--reps", self.reps),
+            ("--threads", "--threads", self.compute.n_threads()),
         ];
+        let mut command = Command::new(own);
         command.args(["bench", "--json", "--models", model]);
-        for (flag, value) in sizes {
-            command.args([flag, &value.to_string()]);
-        }
-        let ours = last_json_line(command)?;
+        let ours = figures_of(command, &sizes.map(|(flag, _, size)| (flag, size)))?;
         self.print(&ours);
-        let mut figures = vec![ours.clone()];
+        let mut figures = vec![ours];
         let Some(torch) = &self.torch else { return Ok(figures) };
         for (_, flags) in RIVALS.iter().filter(|rival| rival.0 == model) {
-            let mut words = torch.split_whitespace();
-            let program = words.next().ok_or_else(|| {
-                Failure::new(
-                    "--torch is empty",
-                    "give the command, as in --torch 'python script.py'",
-                )
-            })?;
-            let mut command = Command::new(program);
-            command.args(words).args(*flags);
-            let threads = self.n_threads().to_string();
-            command.args(["--threads", &threads, "--B", &self.batch.to_string()]);
-            command.args(["--T", &self.context.to_string(), "--d", &self.d_model.to_string()]);
-            command.args([
-                "--layers",
-                &self.layers.to_string(),
-                "--vocab",
-                &self.vocab.to_string(),
-            ]);
-            let theirs = last_json_line(command)?;
-            print_rival(&flags[1..].join(" "), &ours, &theirs);
+            let mut command = command_of("--torch", torch)?;
+            command.args(*flags);
+            let theirs = figures_of(command, &sizes.map(|(_, flag, size)| (flag, size)))?;
+            print_rival(&flags[1..].join(" "), &figures[0], &theirs);
             figures.push(theirs);
         }
         Ok(figures)
@@ -203,42 +163,34 @@ impl Bench {
         let mut bench = TrainBench::new(&self.config(name)?, self.batch, self.context, &device)?;
         let n_params = bench.n_params();
         let (mut times_ms, mut rates) = (Vec::new(), Vec::new());
-        let mut tape_bytes = 0;
-        for _ in 0..2 {
-            tape_bytes = bench.step()?;
-        }
+        bench.step()?;
+        let tape_bytes = bench.step()?;
         let live_max = device.memory().live_max;
         // Products are timed between the steps, so that both see the same machine.
         let (n, mut product) = probe(&device);
         for _ in 0..self.reps {
             let begin = Instant::now();
             bench.step()?;
-            let elapsed_ms = begin.elapsed().as_secs_f64() * 1e3;
+            times_ms.push(begin.elapsed().as_secs_f64() * 1e3);
             let begin = Instant::now();
             product();
-            let rate = 2.0 * (n as f64).powi(3) / begin.elapsed().as_secs_f64() / 1e9;
-            times_ms.push(elapsed_ms);
-            rates.push(rate);
+            rates.push(2.0 * (n as f64).powi(3) / begin.elapsed().as_secs_f64() / 1e9);
         }
         if self.profile {
             for kernel in bench.profile()? {
                 let (name, n, ms) = (&kernel.name, kernel.n_launches, kernel.ms);
-                line(format!(
-                    "kernel  {ms:9.3} ms  {n:5} times  {:9.1} us  {name}",
-                    1e3 * ms / n as f64
-                ));
+                let us = 1e3 * ms / n as f64;
+                line(format!("kernel  {ms:9.3} ms  {n:5} times  {us:9.1} us  {name}"));
             }
         }
-        times_ms.sort_by(f64::total_cmp);
-        rates.sort_by(f64::total_cmp);
         let n_tok = (self.batch * self.context) as f64;
-        let (best_ms, median_ms) = (times_ms[0], times_ms[times_ms.len() / 2]);
-        let gflops = rates[rates.len() / 2];
+        let [best_ms, median_ms] = best_and_median(times_ms);
+        let [_, gflops] = best_and_median(rates);
         let limit = gflops * 1e9 / (6.0 * n_params as f64);
         let tok_s = n_tok / median_ms * 1e3;
         Ok(json!({
             "bench": "train", "engine": "elapid", "model": name, "params": n_params,
-            "device": device.describe(), "threads": self.n_threads(), "B": self.batch,
+            "device": device.describe(), "threads": self.compute.n_threads(), "B": self.batch,
             "T": self.context, "d": self.d_model, "layers": self.layers, "vocab": self.vocab,
             "step_min_ms": best_ms, "step_med_ms": median_ms,
             "tok_s_best": n_tok / best_ms * 1e3, "tok_s_med": tok_s,
@@ -255,70 +207,92 @@ impl Bench {
             line(figure);
             return;
         }
-        let number = |key: &str| figure[key].as_f64().unwrap_or(f64::NAN);
+        let [params, step_ms, tok_s, best] =
+            numbers(figure, ["params", "step_med_ms", "tok_s_med", "tok_s_best"]);
+        let [share, limit, gflops, peak] =
+            numbers(figure, ["share_of_limit", "limit_tok_s", "gemm_gflops", "peak_rss_mb"]);
+        let (name, n, percent) = (text(figure, "model"), count(params), 100.0 * share);
         line(format!(
-            "train   {:<7} {} params  {:.0} ms  {:.0} tok/s (best {:.0})  {:.0}% of the product \
-             limit {:.0} tok/s at {:.0} GFLOP/s  peak {:.0} MB",
-            figure["model"].as_str().unwrap_or_default(),
-            count(number("params")),
-            number("step_med_ms"),
-            number("tok_s_med"),
-            number("tok_s_best"),
-            100.0 * number("share_of_limit"),
-            number("limit_tok_s"),
-            number("gemm_gflops"),
-            number("peak_rss_mb"),
+            "train   {name:<7} {n} params  {step_ms:.0} ms  {tok_s:.0} tok/s (best {best:.0})  \
+             {percent:.0}% of the product limit {limit:.0} tok/s at {gflops:.0} GFLOP/s  \
+             peak {peak:.0} MB",
         ));
     }
 
     /// The shapes of the PyTorch script.
     fn config(&self, name: &str) -> Done<String> {
         let (d, layers, vocab) = (self.d_model, self.layers, self.vocab);
-        let common = json!({
+        let mut config = json!({
             "model_type": name, "vocab_size": vocab, "hidden_size": d, "num_hidden_layers": layers,
-            "tie_word_embeddings": true, "initializer_range": 0.02,
+            "tie_word_embeddings": true, "initializer_range": 0.02, "state_size": 16, "expand": 2,
         });
-        let more = match name {
-            "llama" => json!({
-                "intermediate_size": d * 8 / 3, "num_attention_heads": d / 64,
-                "num_key_value_heads": d / 64, "max_position_embeddings": self.context,
-            }),
-            "mamba" => json!({"state_size": 16, "expand": 2}),
-            "mamba2" => json!({
-                "state_size": 128, "expand": 2, "head_dim": 64,
-                "num_heads": d * 2 / 64, "n_groups": 1,
-            }),
+        match name {
+            "llama" => {
+                config["intermediate_size"] = json!(d * 8 / 3);
+                config["num_attention_heads"] = json!(d / 64);
+                config["num_key_value_heads"] = json!(d / 64);
+                config["max_position_embeddings"] = json!(self.context);
+            }
+            "mamba" => {}
+            "mamba2" => {
+                config["state_size"] = json!(128);
+                config["head_dim"] = json!(64);
+                config["num_heads"] = json!(d * 2 / 64);
+                config["n_groups"] = json!(1);
+            }
             other => {
                 let problem = format!("unknown architecture `{other}`");
                 return Err(Failure::new(problem, "known architectures are llama, mamba, mamba2"));
             }
-        };
-        let mut config = common;
-        if let (Value::Object(config), Value::Object(more)) = (&mut config, more) {
-            config.extend(more);
         }
         Ok(config.to_string())
     }
 }
 
+fn text<'a>(figure: &'a Value, key: &str) -> &'a str {
+    figure[key].as_str().unwrap_or_default()
+}
+
+fn numbers<const N: usize>(figure: &Value, keys: [&str; N]) -> [f64; N] {
+    keys.map(|key| figure[key].as_f64().unwrap_or(f64::NAN))
+}
+
+/// Of times; of rates the first is the lowest.
+fn best_and_median(mut list: Vec<f64>) -> [f64; 2] {
+    list.sort_by(f64::total_cmp);
+    [list[0], list[list.len() / 2]]
+}
+
 fn print_rival(name: &str, ours: &Value, theirs: &Value) {
-    let ratio = |key: &str| {
-        ours[key].as_f64().unwrap_or(f64::NAN) / theirs[key].as_f64().unwrap_or(f64::NAN)
-    };
+    const KEYS: [&str; 3] = ["tok_s_med", "tok_s_best", "peak_rss_mb"];
+    let ([tok_s, best, peak], [our_tok_s, our_best, our_peak]) =
+        (numbers(theirs, KEYS), numbers(ours, KEYS));
     line(format!(
-        "torch   {name:<16} {:.0} tok/s (best {:.0})  peak {:.0} MB  we are {:.2}x as fast \
-         (best {:.2}x) in {:.2}x the memory",
-        theirs["tok_s_med"].as_f64().unwrap_or(f64::NAN),
-        theirs["tok_s_best"].as_f64().unwrap_or(f64::NAN),
-        theirs["peak_rss_mb"].as_f64().unwrap_or(f64::NAN),
-        ratio("tok_s_med"),
-        ratio("tok_s_best"),
-        ratio("peak_rss_mb"),
+        "torch   {name:<16} {tok_s:.0} tok/s (best {best:.0})  peak {peak:.0} MB  we are {:.2}x as \
+         fast (best {:.2}x) in {:.2}x the memory",
+        our_tok_s / tok_s,
+        our_best / best,
+        our_peak / peak,
     ));
 }
 
-/// Runs a program and reads the last line of its output that is a JSON object.
-pub fn last_json_line(mut command: Command) -> Done<Value> {
+/// The program that a flag names, with its first arguments.
+fn command_of(flag: &str, text: &str) -> Done<Command> {
+    let mut words = text.split_whitespace();
+    let program = words.next().ok_or_else(|| {
+        let hint = format!("give the command, as in {flag} 'python script.py'");
+        Failure::new(format!("{flag} is empty"), &hint)
+    })?;
+    let mut command = Command::new(program);
+    command.args(words);
+    Ok(command)
+}
+
+/// Runs a program with these sizes and reads the last line of its output that is a JSON object.
+fn figures_of(mut command: Command, sizes: &[(&str, usize)]) -> Done<Value> {
+    for (flag, size) in sizes {
+        command.args([flag, &size.to_string()[..]]);
+    }
     let shown = format!("{command:?}");
     let output = command.output().map_err(|error| {
         Failure::new(format!("cannot run {shown}: {error}"), "check the command")
@@ -340,6 +314,6 @@ fn commit() -> Option<String> {
 }
 
 /// The most memory this process ever held, in MiB.
-pub fn peak_mib() -> Option<f64> {
+fn peak_mib() -> Option<f64> {
     machine::peak_bytes().map(|n| (n as f64 / (1 << 20) as f64).round())
 }

@@ -1,13 +1,11 @@
 //! `elapid chat`: a conversation in the terminal.
 
 use crate::report::{Done, Failure, between, mebibytes};
-use crate::talk::answer::{self, Answer, INTERRUPTED, Out, answer};
+use crate::talk::answer::{self, INTERRUPTED, Out, answer};
 use crate::talk::conversation::Conversation;
-use crate::talk::flags::{ModelFlags, SamplingFlags, number_from_zero, share};
+use crate::talk::flags::{ModelFlags, SamplingFlags, chat_prompt, finite, number_from_zero, share};
 use crate::talk::input::{Input, Typed};
-use crate::talk::load::{chat_prompt, load};
-use elapid::Generator;
-use elapid::{Reason, Request};
+use elapid::{Generator, LoadedAdapter, Reason, Request, Sampling};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -55,12 +53,6 @@ const HELP: &str = "\
 \"\"\" ... \"\"\"         a message of several lines; a backslash at the end of a line does the same
 Ctrl-C              stop the answer and keep what was written";
 
-const COMMANDS: [&str; 11] = [
-    "/help", "/system ", "/reset", "/undo", "/retry", "/save ", "/load ", "/set ", "/adapter",
-    "/stats", "/quit",
-];
-
-/// What can be set while talking.
 const SETTINGS: &str = "the settings are temperature, top-k, top-p, min-p, repeat-penalty, \
     presence-penalty, frequency-penalty, seed, max-tokens";
 
@@ -72,51 +64,30 @@ enum Next {
     Leave,
 }
 
-/// A chat under way.
 struct Talk {
     loaded: Generator,
     conversation: Conversation,
     sampling: SamplingFlags,
     max_tokens: Option<usize>,
-    /// Adapters by number, with their scales now.
-    adapters: Vec<f32>,
     /// Answers so far: each draws for itself.
     n_answers: u64,
-    seed: u64,
     last: Option<String>,
     out: Out,
-    notes: Notes,
-}
-
-/// Whether what is not an answer is said.
-#[derive(Clone, Copy, PartialEq)]
-enum Notes {
-    None,
-    Plain,
-    Dim,
-}
-
-impl Notes {
-    fn say(self, text: &str) {
-        match self {
-            Notes::None => {}
-            Notes::Plain => eprintln!("{text}"),
-            Notes::Dim => eprintln!("\x1b[2m{text}\x1b[0m"),
-        }
-    }
+    /// What stands around notes, where they are wanted.
+    notes: Option<[&'static str; 2]>,
 }
 
 impl Chat {
     pub fn run(&self) -> Done<ExitCode> {
-        let loaded = load(&self.model, &self.source.settings())?;
+        let loaded = self.source.load(&self.model)?;
         loaded.chat()?;
         // A constraint that cannot be read is known before anybody has typed.
         self.sampling.constraint()?;
-        let mut input = Input::open(&COMMANDS)?;
+        let mut input = Input::open(HELP)?;
         let mut talk = self.talk(loaded);
         if input.is_terminal() {
             let name = &talk.loaded.name;
-            talk.notes.say(&format!("{name}  /help lists the commands, Ctrl-D quits"));
+            talk.note(&format!("{name}  /help lists the commands, Ctrl-D quits"));
         }
         answer::listen();
         loop {
@@ -148,21 +119,18 @@ impl Chat {
     fn talk(&self, loaded: Generator) -> Talk {
         let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
             || !std::io::stderr().is_terminal();
+        let around = if is_plain { ["", ""] } else { ["\x1b[2m", "\x1b[0m"] };
+        let mut sampling = self.sampling.clone();
+        sampling.seed = Some(sampling.sampling(Sampling::default()).seed);
         Talk {
+            loaded,
             conversation: Conversation::new(self.system.clone()),
-            sampling: self.sampling.clone(),
+            sampling,
             max_tokens: self.max_tokens,
-            adapters: loaded.adapters.iter().map(|adapter| adapter.scale).collect(),
             n_answers: 0,
-            seed: self.sampling.sampling(&loaded.suggested).seed,
             last: None,
             out: Out::new(),
-            notes: match (self.quiet, is_plain) {
-                (true, _) => Notes::None,
-                (_, true) => Notes::Plain,
-                _ => Notes::Dim,
-            },
-            loaded,
+            notes: (!self.quiet).then_some(around),
         }
     }
 }
@@ -174,45 +142,52 @@ fn complain(failure: Failure) -> Next {
 }
 
 impl Talk {
-    /// Takes what was typed.
+    fn note(&self, text: &str) {
+        if let Some([before, after]) = self.notes {
+            eprintln!("{before}{text}{after}");
+        }
+    }
+
     fn hear(&mut self, text: &str) -> Done<Next> {
         let Some(command) = text.strip_prefix('/') else { return Ok(self.ask(text)) };
         let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
         self.command(name, rest.trim())
     }
 
-    /// Takes a message.
     fn ask(&mut self, text: &str) -> Next {
         if text.is_empty() {
             return Next::Listen;
         }
-        self.conversation.ask(text.to_string());
+        self.conversation.push(text.to_string());
         Next::Answer
     }
 
     fn command(&mut self, name: &str, rest: &str) -> Done<Next> {
         match name {
-            "help" | "?" => self.show(HELP),
+            "help" | "?" => eprintln!("{HELP}"),
             "system" => {
                 self.conversation.system = (!rest.is_empty()).then(|| rest.to_string());
             }
             "reset" => self.conversation.reset(),
             "undo" => match self.conversation.undo() {
-                Some(text) => self.notes.say(&format!("removed: {}", first_line(&text))),
-                None => self.notes.say("the conversation is empty"),
+                Some(text) => {
+                    let first = text.lines().next().unwrap_or("");
+                    self.note(&format!("removed: {first}"));
+                }
+                None => self.note("the conversation is empty"),
             },
             "retry" => match self.conversation.retry() {
                 true => return Ok(Next::Answer),
-                false => self.notes.say("the conversation is empty"),
+                false => self.note("the conversation is empty"),
             },
             "save" => {
                 self.conversation.save(path_of(rest)?)?;
-                self.notes.say(&format!("saved   {rest}"));
+                self.note(&format!("saved   {rest}"));
             }
             "load" => {
                 self.conversation = Conversation::load(path_of(rest)?)?;
                 let n = self.conversation.n_turns();
-                self.notes.say(&format!("loaded  {rest}: {n} questions"));
+                self.note(&format!("loaded  {rest}: {n} questions"));
             }
             "set" => self.set(rest)?,
             "adapter" => self.adapter(rest)?,
@@ -227,34 +202,27 @@ impl Talk {
         Ok(Next::Listen)
     }
 
-    /// What was asked for is shown even to those who want it quiet.
-    fn show(&self, text: &str) {
-        eprintln!("{text}");
-    }
-
-    /// Answers the last question.
     fn answer(&mut self) -> Done<Reason> {
         let request = self.request()?;
         let out = &mut self.out;
-        let Answer { text, finish, timings, .. } =
-            answer(&mut self.loaded.engine, request, &mut |token| out.write(&token.text))?;
+        let answer = answer(&mut self.loaded.engine, request, &mut |token| out.write(&token.text))?;
         self.n_answers += 1;
-        self.out.write(&finish.text);
+        self.out.write(&answer.finish.text);
         self.out.end_line();
-        if finish.n_tok == 0 || text.is_empty() {
+        if answer.finish.n_tok == 0 || answer.text.is_empty() {
             // One line for each answer, so that a reader of a pipe can count them.
             self.out.write("\n");
         }
-        self.conversation.answer(text);
-        match &finish.reason {
-            Reason::Length => self.notes.say("note    cut off at the token limit"),
-            Reason::Cancelled => self.notes.say("note    interrupted"),
+        match &answer.finish.reason {
+            Reason::Length => self.note("note    cut off at the token limit"),
+            Reason::Cancelled => self.note("note    interrupted"),
             _ => {}
         }
-        let sentence = timings.sentence();
-        self.notes.say(&format!("speed   {sentence}"));
-        self.last = Some(sentence);
-        Ok(finish.reason)
+        let speed = format!("speed   {}", answer.timings());
+        self.note(&speed);
+        self.last = Some(speed);
+        self.conversation.push(answer.text);
+        Ok(answer.finish.reason)
     }
 
     fn request(&mut self) -> Done<Request> {
@@ -265,31 +233,24 @@ impl Talk {
         let mut prompt = |messages: &[_]| chat_prompt(loaded, messages);
         let (ids, n_forgotten) = self.conversation.fit(context - n_kept, &mut prompt)?;
         if n_forgotten > 0 {
-            let turns = if n_forgotten == 1 { "question" } else { "questions" };
-            let text =
-                format!("note    the context is full: dropped the oldest {n_forgotten} {turns}");
-            self.notes.say(&text);
+            let s = if n_forgotten == 1 { "" } else { "s" };
+            let words = format!("dropped the oldest {n_forgotten} question{s}");
+            self.note(&format!("note    the context is full: {words}"));
         }
         let n_max = self.max_tokens.unwrap_or(context).min(context - ids.len());
         let mut request = self.sampling.request(&self.loaded, ids, n_max)?;
-        request.sampling.seed = self.seed.wrapping_add(self.n_answers);
-        let scales = self.adapters.iter().copied().enumerate();
-        request.adapters = scales.filter(|(_, scale)| *scale != 0.0).collect();
+        request.sampling.seed = request.sampling.seed.wrapping_add(self.n_answers);
         Ok(request)
     }
 
     fn set(&mut self, rest: &str) -> Done<()> {
         let (name, value) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
         if name.is_empty() {
-            self.show(&self.settings());
+            eprintln!("{}", self.settings());
             return Ok(());
         }
         let value = value.trim();
         let wrong = |problem: String| Failure::new(format!("/set {name}: {problem}"), SETTINGS);
-        let float = |text: &str| match text.parse::<f32>() {
-            Ok(number) if number.is_finite() => Ok(number),
-            _ => Err("give a number".to_string()),
-        };
         let whole = |text: &str| text.parse::<usize>().map_err(|_| "give a whole number".into());
         let sampling = &mut self.sampling;
         let done: Result<(), String> = match name.replace('_', "-").as_str() {
@@ -298,60 +259,52 @@ impl Talk {
             "top-p" => share(value).map(|x| sampling.top_p = Some(x)),
             "min-p" => share(value).map(|x| sampling.min_p = Some(x)),
             "repeat-penalty" => number_from_zero(value).map(|x| sampling.repeat_penalty = Some(x)),
-            "presence-penalty" => float(value).map(|x| sampling.presence_penalty = x),
-            "frequency-penalty" => float(value).map(|x| sampling.frequency_penalty = x),
+            "presence-penalty" => finite(value).map(|x| sampling.presence_penalty = x),
+            "frequency-penalty" => finite(value).map(|x| sampling.frequency_penalty = x),
             "max-tokens" => whole(value).map(|n| self.max_tokens = Some(n.max(1))),
-            "seed" => whole(value).map(|seed| (self.seed, self.n_answers) = (seed as u64, 0)),
+            "seed" => whole(value).map(|seed| {
+                (sampling.seed, self.n_answers) = (Some(seed as u64), 0);
+            }),
             _ => Err("unknown setting".into()),
         };
         done.map_err(wrong)
     }
 
     fn settings(&self) -> String {
-        let now = self.sampling.sampling(&self.loaded.suggested);
+        let now = self.sampling.sampling(self.loaded.request(Vec::new()).sampling);
+        let Sampling { temperature, top_p, min_p, repeat_penalty, seed, .. } = now;
+        let (presence, frequency) = (now.presence_penalty, now.frequency_penalty);
         let or = |n: Option<usize>, word: &str| n.map_or(word.to_string(), |n| n.to_string());
+        let top_k = or(now.top_k, "0 (all)");
+        let max_tokens = or(self.max_tokens, "what the context leaves");
         format!(
-            "temperature {}\ntop-k {}\ntop-p {}\nmin-p {}\nrepeat-penalty {}\n\
-             presence-penalty {}\nfrequency-penalty {}\nseed {}\nmax-tokens {}",
-            now.temperature,
-            or(now.top_k, "0 (all)"),
-            now.top_p,
-            now.min_p,
-            now.repeat_penalty,
-            now.presence_penalty,
-            now.frequency_penalty,
-            self.seed,
-            or(self.max_tokens, "what the context leaves"),
+            "temperature {temperature}\ntop-k {top_k}\ntop-p {top_p}\nmin-p {min_p}\n\
+             repeat-penalty {repeat_penalty}\npresence-penalty {presence}\n\
+             frequency-penalty {frequency}\nseed {seed}\nmax-tokens {max_tokens}"
         )
     }
 
     fn adapter(&mut self, rest: &str) -> Done<()> {
+        let list = &mut self.loaded.adapters;
         if rest.is_empty() {
-            if self.adapters.is_empty() {
-                self.show("no adapters; start with --adapter PATH");
+            if list.is_empty() {
+                eprintln!("no adapters; start with --adapter PATH");
             }
-            for (adapter, scale) in self.loaded.adapters.iter().zip(&self.adapters) {
-                let path = adapter.path.display();
-                self.show(&format!("{}  scale {scale}  {path}", adapter.name));
+            for LoadedAdapter { name, path, scale } in list {
+                eprintln!("{name}  scale {scale}  {}", path.display());
             }
             return Ok(());
         }
         let (name, scale) = rest.rsplit_once(char::is_whitespace).unwrap_or((rest, "1"));
         let name = name.trim();
-        let found = self.loaded.adapters.iter().position(|adapter| adapter.name == name);
-        let idx = found.ok_or_else(|| {
-            let names: Vec<&str> =
-                self.loaded.adapters.iter().map(|adapter| adapter.name.as_str()).collect();
+        let Some(idx) = list.iter().position(|adapter| adapter.name == name) else {
+            let names: Vec<&str> = list.iter().map(|adapter| adapter.name.as_str()).collect();
             let hint = format!("loaded: {}; add one with --adapter PATH", names.join(", "));
-            Failure::new(format!("no adapter {name:?} is loaded"), &hint)
-        })?;
-        self.adapters[idx] = match scale.parse::<f32>() {
-            Ok(scale) if scale.is_finite() => scale,
-            _ => {
-                let problem = format!("{scale:?} is not a number");
-                return Err(Failure::new(problem, "write /adapter NAME 0.5"));
-            }
+            return Err(Failure::new(format!("no adapter {name:?} is loaded"), &hint));
         };
+        list[idx].scale = finite(scale).map_err(|_| {
+            Failure::new(format!("{scale:?} is not a number"), "write /adapter NAME 0.5")
+        })?;
         Ok(())
     }
 
@@ -359,18 +312,18 @@ impl Talk {
         let stats = self.loaded.engine.stats();
         let context = self.loaded.engine.settings().context;
         let chat = chat_prompt(&self.loaded, &self.conversation.messages());
-        if let Some(last) = &self.last {
-            self.show(&format!("speed   {last}"));
+        if let Some(speed) = &self.last {
+            eprintln!("{speed}");
         }
         // A template may refuse a conversation in which nothing was said.
         let n_tok = chat.map_or(0, |ids| ids.len());
         let n = self.conversation.n_turns();
-        self.show(&format!("context {n_tok} of {context} tokens, {n} questions"));
+        eprintln!("context {n_tok} of {context} tokens, {n} questions");
         let (bytes, n_snapshots) = (mebibytes(stats.snapshot_bytes as f64), stats.n_snapshots);
-        self.show(&format!(
+        eprintln!(
             "tokens  {} prompt, {} cached, {} generated; {n_snapshots} snapshots, {bytes}",
             stats.n_prompt_tok, stats.n_cached_tok, stats.n_answer_tok
-        ));
+        );
     }
 }
 
@@ -380,8 +333,4 @@ fn path_of(rest: &str) -> Done<&Path> {
         "" => Err(Failure::new("no file name given", "write, for example, /save talk.json")),
         _ => Ok(Path::new(rest)),
     }
-}
-
-fn first_line(text: &str) -> &str {
-    text.lines().next().unwrap_or("")
 }

@@ -3,12 +3,7 @@
 
 use crate::report::live::progress;
 use crate::report::{Done, Failure, between, count, line, mebibytes, n_threads_default};
-use elapid::Adapter;
-use elapid::Device;
-use elapid::Form;
-use elapid::Mix;
-use elapid::Model;
-use elapid::{Conversion, Same};
+use elapid::{Adapter, Conversion, Device, Form, Mix, Model, Same};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -103,31 +98,25 @@ impl Convert {
     }
 
     fn adapter(&self, adapter: &Adapter, form: Form) -> Done<ExitCode> {
-        let problem = match (&self.stored, form, Form::of_path(&self.output)) {
-            (Some(_), _, _) | (_, Form::Package, _) => {
-                "an adapter cannot be quantized or written as a package"
-            }
-            (_, Form::Gguf, Form::Directory) => "the name of a GGUF adapter must end in .gguf",
-            _ => "",
-        };
-        if !problem.is_empty() {
-            return Err(Failure::new(problem, "omit --type; write a .gguf or a directory"));
+        let refuse = |problem| Failure::new(problem, "omit --type; write a .gguf or a directory");
+        if self.stored.is_some() || form == Form::Package {
+            return Err(refuse("an adapter cannot be quantized or written as a package"));
+        }
+        if form == Form::Gguf && Form::of_path(&self.output) == Form::Directory {
+            return Err(refuse("the name of a GGUF adapter must end in .gguf"));
         }
         check_output(&self.output, self.common.force)?;
         let device = self.common.device()?;
         let base = self.base.as_deref().map(Model::open).transpose()?;
-        if base.is_none() && form == Form::Gguf {
-            let problem = "writing a GGUF adapter needs its base model";
+        let info = adapter.info()?;
+        if base.is_none() && (form == Form::Gguf || info.form == "gguf") {
+            let problem = "converting a GGUF adapter needs its base model";
             return Err(Failure::new(problem, "add --base MODEL"));
         }
-        let info = adapter.info()?;
         if !self.common.json {
             let (path, n_params) = (adapter.path().display(), count(info.n_params as f64));
-            let n = info.modules.len();
-            line(format!(
-                "read    {path}  {} adapter, {n} modules, {n_params} parameters",
-                info.form
-            ));
+            let (kind, n) = (info.form, info.modules.len());
+            line(format!("read    {path}  {kind} adapter, {n} modules, {n_params} parameters"));
         }
         let done = adapter.convert(&self.output, base.as_ref(), &device)?;
         if let Some(base) = base.as_ref().filter(|_| form == Form::Directory) {
@@ -186,13 +175,10 @@ fn convert(
     let model = Model::open(input)?;
     if !common.json {
         let info = model.info()?;
+        let (path, family, n_layer) = (input.display(), &info.family, info.n_layer);
+        let (n_params, dtypes) = (count(info.n_params as f64), stored(&info.dtype_bytes));
         line(format!(
-            "read    {}  {}, {} layers, {} parameters, {}",
-            input.display(),
-            info.family,
-            info.n_layer,
-            count(info.n_params as f64),
-            stored(&info.dtype_bytes)
+            "read    {path}  {family}, {n_layer} layers, {n_params} parameters, {dtypes}"
         ));
     }
     let mut progress = progress("write", "{binary_bytes} of {binary_total_bytes}");
@@ -207,8 +193,7 @@ impl Common {
     }
 
     fn receipt(&self, output: &Path, form: &str, mix: Option<Mix>, done: &Conversion) -> ExitCode {
-        let verdict = done.verdict.name();
-        let parity = done.parity.as_ref();
+        let (verdict, parity) = (done.verdict.name(), done.parity.as_ref());
         if self.json {
             let mut about = json!({"verdict": verdict});
             if let Some(parity) = parity {
@@ -228,31 +213,25 @@ impl Common {
         } else {
             let (size, dtypes) = (mebibytes(done.n_bytes as f64), stored(&done.dtype_bytes));
             let what = match done.adapter_difference {
-                Some(_) => format!("{form} adapter, {size}"),
-                None => format!("{form}, {size}, {dtypes}"),
+                Some(_) => format!(" adapter, {size}"),
+                None => format!(", {size}, {dtypes}"),
             };
-            line(format!("write   {}  {what}", output.display()));
+            line(format!("write   {}  {form}{what}", output.display()));
             let mut facts = Vec::new();
             facts.extend(parity.map(|parity| {
+                let (n, n_tok, n_top1) = (parity.n_prompts, parity.n_tok, parity.n_top1);
+                let (logit, divergence) = (parity.logit_difference, parity.divergence);
+                let percent = 100.0 * parity.top1();
                 format!(
-                    "{} prompts, {} tokens, largest logit difference {:.2e}, top-1 {}/{} ({:.1}%), \
-                     divergence {:.2e}",
-                    parity.n_prompts,
-                    parity.n_tok,
-                    parity.logit_difference,
-                    parity.n_top1,
-                    parity.n_tok,
-                    100.0 * parity.top1(),
-                    parity.divergence
+                    "{n} prompts, {n_tok} tokens, largest logit difference {logit:.2e}, \
+                     top-1 {n_top1}/{n_tok} ({percent:.1}%), divergence {divergence:.2e}"
                 )
             }));
-            let of_adapter =
-                |difference| format!("largest difference of the adapter {difference:.2e}");
-            facts.extend(done.adapter_difference.map(of_adapter));
-            let more = match parity {
-                None => "; add --base MODEL to compare logits too",
-                Some(_) => "",
-            };
+            let of_adapter = done.adapter_difference;
+            facts
+                .extend(of_adapter.map(|it| format!("largest difference of the adapter {it:.2e}")));
+            let more =
+                if parity.is_none() { "; add --base MODEL to compare logits too" } else { "" };
             line(format!("parity  {verdict}: {}{more}", facts.join(", ")));
         }
         if done.verdict == Same::Different { ExitCode::from(1) } else { ExitCode::SUCCESS }

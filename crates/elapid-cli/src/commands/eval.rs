@@ -4,15 +4,10 @@ use crate::compute::Compute;
 use crate::report::live::progress;
 use crate::report::{Done, between, count, line};
 use crate::source::walk::{Walk, chat_of, collect, divide};
-use elapid::Adapter;
-use elapid::Device;
-use elapid::Model;
-use elapid::Session;
 use elapid::{
-    Comparison, DocScore, EvalSettings, FimReport, FimSettings, Interval, Resampled, Score,
-    Summary, Verdict, compare,
+    Adapter, Comparison, Device, DocScore, Document, Ends, EvalSettings, FimDoc, FimReport,
+    FimSettings, Interval, Model, Resampled, Score, Session, Summary, Verdict, compare,
 };
-use elapid::{Document, Ends};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -82,7 +77,6 @@ impl Source {
     }
 }
 
-/// What was found of one model.
 struct Measured {
     name: String,
     n_params: usize,
@@ -98,25 +92,23 @@ impl Eval {
         let device = self.compute.open_exact()?;
         let checkpoint = Model::open(&self.model)?;
         let source = self.source(&checkpoint)?;
-        let name = match &self.adapter {
-            Some(adapter) => format!("{} + {}", self.model.display(), adapter.display()),
-            None => self.model.display().to_string(),
-        };
-        let model = match &self.adapter {
-            Some(adapter) => checkpoint.with_adapter(adapter),
-            None => checkpoint,
+        let name = self.model.display().to_string();
+        let (name, model) = match &self.adapter {
+            Some(adapter) => {
+                (format!("{name} + {}", adapter.display()), checkpoint.with_adapter(adapter))
+            }
+            None => (name, checkpoint),
         };
         let model = self.measure(name, model, &source, &device)?;
-        let other = self.other(&source, &device)?;
-        let verdict = match &other {
-            Some(other) => Some(compare(&model.scores, &other.scores)?),
+        let other = match self.other(&source, &device)? {
+            Some(other) => Some((compare(&model.scores, &other.scores)?, other)),
             None => None,
         };
         match self.json {
-            true => line(self.to_json(&model, other.as_ref().zip(verdict.as_ref()))),
-            false => self.print(&source, &model, other.as_ref().zip(verdict.as_ref())),
+            true => line(self.to_json(&model, other.as_ref())),
+            false => self.print(&source, &model, other.as_ref()),
         }
-        let is_fine = verdict.is_none_or(|found| found.verdict == Verdict::Better);
+        let is_fine = other.is_none_or(|(found, _)| found.verdict == Verdict::Better);
         Ok(if is_fine { ExitCode::SUCCESS } else { ExitCode::from(3) })
     }
 
@@ -178,14 +170,17 @@ impl Eval {
         Ok(EvalSettings { overlap: self.overlap.unwrap_or(settings.overlap), ..settings })
     }
 
-    fn print(&self, source: &Source, model: &Measured, other: Option<(&Measured, &Comparison)>) {
+    fn print(&self, source: &Source, model: &Measured, other: Option<&(Comparison, Measured)>) {
         line(format!("model   {}  {} parameters", model.name, count(model.n_params as f64)));
         let Summary { total, interval, languages } = &model.summary;
         let held_out = source.held_out.map_or(String::new(), |by| format!(", held out {by}"));
         let size = count(total.n_bytes as f64);
         line(format!("data    {}, {size} bytes{held_out}", source.n(total.n_docs)));
         if self.files {
-            for doc in worst_first(&model.scores) {
+            let mut list: Vec<&DocScore> =
+                model.scores.iter().filter(|doc| doc.n_tok > 0).collect();
+            list.sort_by(|a, b| b.bits_per_byte().total_cmp(&a.bits_per_byte()));
+            for doc in list {
                 line(format!("file    {}  {}", figures(&Score::of(&[doc]), None), doc.name));
             }
         }
@@ -205,11 +200,11 @@ impl Eval {
         if let Some(fim) = &model.fim {
             print_fim(fim, "");
         }
-        let weakest = other.map_or(interval, |(_, found)| &found.interval);
+        let weakest = other.map_or(interval, |(found, _)| &found.interval);
         if let Some(note) = note(weakest, source) {
             eprintln!("note    {note}");
         }
-        let Some((other, found)) = other else { return };
+        let Some((found, other)) = other else { return };
         let bits = other.summary.total.bits_per_byte();
         line(format!("other   {}  {bits:.4} bits per byte", other.name));
         if let Some(fim) = &other.fim {
@@ -218,35 +213,25 @@ impl Eval {
         line(format!("compare {}", sentence(found, &other.name, &source.n(total.n_docs))));
     }
 
-    fn to_json(&self, model: &Measured, other: Option<(&Measured, &Comparison)>) -> Value {
-        let settings = model.settings;
-        let summary = &model.summary;
-        let mut out = fields(&summary.total);
-        out["model"] = json!(model.name);
-        out["interval"] = ends_of(&summary.interval);
-        out["resampled"] = json!(drawn(&summary.interval));
-        out["context"] = json!(settings.context);
-        out["overlap"] = json!(settings.overlap);
-        out["begin"] = json!(model.ends.begin);
-        out["end"] = json!(model.ends.end);
-        let named = |key: &str, name: &str, score: &Score| {
-            let mut object = fields(score);
-            object[key] = json!(name);
-            object
-        };
+    fn to_json(&self, model: &Measured, other: Option<&(Comparison, Measured)>) -> Value {
+        let Measured { settings, ends, summary, .. } = model;
         let languages = summary.languages.iter();
-        let languages = languages.map(|(name, score)| named("language", name, score));
-        out["languages"] = languages.collect();
+        let languages = languages.map(|(name, score)| fields(score, json!({"language": name})));
         let files = model.scores.iter().filter(|doc| doc.n_tok > 0).map(|doc| {
-            let mut object = named("name", &doc.name, &Score::of(&[doc]));
-            object["language"] = json!(doc.language);
-            object
+            let names = json!({"name": doc.name, "language": doc.language});
+            fields(&Score::of(&[doc]), names)
         });
-        out["files"] = files.collect();
+        let more = json!({
+            "model": model.name, "interval": ends_of(&summary.interval),
+            "resampled": drawn(&summary.interval), "context": settings.context,
+            "overlap": settings.overlap, "begin": ends.begin, "end": ends.end,
+            "languages": languages.collect::<Value>(), "files": files.collect::<Value>(),
+        });
+        let mut out = fields(&summary.total, more);
         if let Some(fim) = &model.fim {
             out["fim"] = fim_json(fim);
         }
-        if let Some((other, found)) = other {
+        if let Some((found, other)) = other {
             out["compare"] = json!({
                 "other": other.name, "bits_per_byte": other.summary.total.bits_per_byte(),
                 "gain": found.gain, "interval": ends_of(&found.interval),
@@ -258,26 +243,17 @@ impl Eval {
     }
 }
 
-/// Files that were measured, by bits per byte.
-fn worst_first(scores: &[DocScore]) -> Vec<&DocScore> {
-    let mut list: Vec<&DocScore> = scores.iter().filter(|doc| doc.n_tok > 0).collect();
-    list.sort_by(|a, b| b.bits_per_byte().total_cmp(&a.bits_per_byte()));
-    list
-}
-
 /// The figures of a line.
 fn figures(score: &Score, interval: Option<&Interval>) -> String {
     let interval = interval.map_or(String::new(), |interval| match interval.resampled {
         Resampled::Nothing => " (too little text for an interval)".into(),
         _ => format!(" (95% interval {:.4} to {:.4})", interval.low, interval.high),
     });
+    let (n_tok, loss, perplexity) = (score.n_tok, score.loss(), score.perplexity());
+    let (bits, percent) = (score.bits_per_byte(), 100.0 * score.top1());
     format!(
-        "{:>8} tokens  loss {:.5}  perplexity {:.4}  {:.4} bits per byte{interval}  top-1 {:.1}%",
-        score.n_tok,
-        score.loss(),
-        score.perplexity(),
-        score.bits_per_byte(),
-        100.0 * score.top1()
+        "{n_tok:>8} tokens  loss {loss:.5}  perplexity {perplexity:.4}  {bits:.4} bits per \
+         byte{interval}  top-1 {percent:.1}%"
     )
 }
 
@@ -303,15 +279,14 @@ fn note(interval: &Interval, source: &Source) -> Option<String> {
         Resampled::DocsAndBlocks => {
             Some(format!("the interval is wide: {files} that weigh like {like:.1} of equal size"))
         }
-        Resampled::Blocks => Some(format!(
-            "the interval is over blocks of 1 {}, and holds for it alone",
-            source.noun
-        )),
+        Resampled::Blocks => {
+            let noun = source.noun;
+            Some(format!("the interval is over blocks of 1 {noun}, and holds for it alone"))
+        }
         Resampled::Nothing => Some(format!("{files} with too little text for a verdict")),
     }
 }
 
-/// The comparison in words.
 fn sentence(found: &Comparison, other: &str, files: &str) -> String {
     let Comparison { gain, interval, verdict } = found;
     let name = verdict.name();
@@ -326,12 +301,16 @@ fn sentence(found: &Comparison, other: &str, files: &str) -> String {
     format!("{name}: {amount:.3} {word} bits per byte than {other} ({interval}, {files})")
 }
 
-fn fields(score: &Score) -> Value {
-    json!({
+fn fields(score: &Score, more: Value) -> Value {
+    let mut fields = json!({
         "n_files": score.n_docs, "n_tok": score.n_tok, "n_bytes": score.n_bytes,
         "loss": score.loss(), "perplexity": score.perplexity(),
         "bits_per_byte": score.bits_per_byte(), "top1": score.top1(),
-    })
+    });
+    if let (Value::Object(fields), Value::Object(more)) = (&mut fields, more) {
+        fields.extend(more);
+    }
+    fields
 }
 
 fn ends_of(interval: &Interval) -> Value {
@@ -348,11 +327,8 @@ fn drawn(interval: &Interval) -> &'static str {
 }
 
 fn fim_json(fim: &FimReport) -> Value {
-    let files = fim.docs.iter().map(|doc| {
-        json!({
-            "name": doc.name, "language": doc.language, "n_holes": doc.n_holes,
-            "n_exact": doc.n_exact,
-        })
+    let files = fim.docs.iter().map(|FimDoc { name, language, n_holes, n_exact }| {
+        json!({"name": name, "language": language, "n_holes": n_holes, "n_exact": n_exact})
     });
     let skipped = fim.skipped.iter().map(|(name, why)| json!({"name": name, "reason": why}));
     json!({

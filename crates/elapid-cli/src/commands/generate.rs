@@ -2,16 +2,13 @@
 
 use crate::files;
 use crate::report::{Done, Failure, between, line};
-use crate::talk::answer::{self, Answer, INTERRUPTED, Out, answer, reason_word};
+use crate::talk::answer::{self, Answer, INTERRUPTED, Out, answer};
 use crate::talk::conversation::Conversation;
-use crate::talk::flags::{ModelFlags, SamplingFlags};
-use crate::talk::load::{chat_prompt, load};
-use elapid::Generator;
-use elapid::Special;
-use elapid::{Reason, Request, Token};
+use crate::talk::flags::{ModelFlags, SamplingFlags, chat_prompt};
+use elapid::{Generator, Reason, Request, Special, Token};
 use serde_json::{Value, json};
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -74,7 +71,7 @@ impl Generate {
     pub fn run(&self) -> Done<ExitCode> {
         let begin = Instant::now();
         let text = self.text()?;
-        let mut loaded = load(&self.model, &self.source.settings())?;
+        let mut loaded = self.source.load(&self.model)?;
         let request = self.request(&loaded, &text)?;
         let load_ms = 1e3 * begin.elapsed().as_secs_f64();
         let (prompt, seed) = (request.prompt.clone(), request.sampling.seed);
@@ -100,7 +97,6 @@ impl Generate {
         Ok(if is_interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
     }
 
-    /// The prompt.
     fn text(&self) -> Done<String> {
         if let Some(path) = &self.file {
             return Ok(files::read_text(path)?);
@@ -126,7 +122,7 @@ impl Generate {
             prompt
         } else if self.chat {
             let mut conversation = Conversation::new(self.system.clone());
-            conversation.ask(text.to_string());
+            conversation.push(text.to_string());
             chat_prompt(loaded, &conversation.messages())?
         } else if self.raw && !text.is_empty() {
             tokenizer.encode(text, special)?
@@ -138,25 +134,30 @@ impl Generate {
     }
 
     fn print_speed(&self, answer: &Answer, seed: u64) {
-        let Answer { finish, timings, .. } = answer;
         let drawn = match self.sampling.temperature {
             Some(0.0) => String::new(),
             _ => format!("; seed {seed}"),
         };
-        let guessed = match finish.n_guessed {
+        let guessed = match answer.finish.n_guessed {
             0 => String::new(),
-            n => format!("; {} of {n} guesses accepted", finish.n_accepted),
+            n => format!("; {} of {n} guesses accepted", answer.finish.n_accepted),
         };
-        eprintln!("speed   {}{guessed}{drawn}", timings.sentence());
+        eprintln!("speed   {}{guessed}{drawn}", answer.timings());
     }
 
     fn to_json(&self, answer: &Answer, prompt: &[u32], seed: u64, load_ms: f64) -> Value {
-        let Answer { text, ids, finish, timings } = answer;
-        let (word, stop) = reason_word(&finish.reason);
-        let mut timings = timings.json();
+        let Answer { text, ids, finish, .. } = answer;
+        let (word, stop) = match &finish.reason {
+            Reason::End => ("end", None),
+            Reason::StopText(text) => ("stop", Some(text)),
+            Reason::Length => ("length", None),
+            Reason::Cancelled => ("interrupted", None),
+            Reason::Failed(_) => ("failed", None),
+        };
+        let mut timings = answer.timings_json();
         timings["load_ms"] = json!(load_ms);
         json!({
-            "model": Path::new(&self.model).display().to_string(), "text": text, "ids": ids,
+            "model": self.model.display().to_string(), "text": text, "ids": ids,
             "finish": word, "stop": stop, "seed": seed, "prompt_ids": prompt,
             "n_guessed": finish.n_guessed, "n_accepted": finish.n_accepted, "timings": timings,
         })

@@ -2,12 +2,7 @@
 
 use super::convert::stored;
 use crate::report::{Done, count, line, mebibytes, n_threads_default};
-use elapid::Adapter;
-use elapid::Error;
-use elapid::Model;
-use elapid::ModelInfo;
-use elapid::Tokenizer;
-use elapid::{Device, DeviceInfo};
+use elapid::{Adapter, Device, DeviceInfo, Error, Model, ModelInfo, Tokenizer};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -42,7 +37,7 @@ impl Info {
         let device = Device::cpu(n_threads_default())?;
         let version = env!("CARGO_PKG_VERSION");
         if self.json {
-            line(format!("{}", json!({"version": version, "device": device.describe()})));
+            line(json!({"version": version, "device": device.describe()}));
         } else {
             line(format!("elapid  {version}"));
             line(format!("device  {}", device.describe()));
@@ -127,15 +122,11 @@ impl Info {
         let list = |words: &mut dyn Iterator<Item = String>| words.collect::<Vec<_>>().join(", ");
         let per_root = if info.rslora { " / sqrt(rank)" } else { "" };
         line(format!("adapter {path}: lora ({}), {n} modules", info.form));
-        line(format!(
-            "ranks   {}; alpha {}{per_root}",
-            list(&mut ranks.iter().map(usize::to_string)),
-            list(&mut info.alphas.iter().map(f64::to_string))
-        ));
-        line(format!(
-            "targets {}",
-            list(&mut targets.iter().map(|(name, n)| format!("{n} x {name}")))
-        ));
+        let alphas = list(&mut info.alphas.iter().map(f64::to_string));
+        let ranks = list(&mut ranks.iter().map(usize::to_string));
+        let targets = list(&mut targets.iter().map(|(name, n)| format!("{n} x {name}")));
+        line(format!("ranks   {ranks}; alpha {alphas}{per_root}"));
+        line(format!("targets {targets}"));
         line(format!("params  {}", count(info.n_params as f64)));
         let architecture = info.architecture.map(|name| format!("architecture {name}"));
         let base = list(&mut info.base.into_iter().chain(architecture));
@@ -165,14 +156,10 @@ fn print_json(info: &ModelInfo, tokenizer: Option<&Tokenizer>, has_chat: bool) {
 }
 
 fn print(info: &ModelInfo, tokenizer: &Result<Option<Tokenizer>, Error>, has_chat: bool) {
-    let architecture = match &info.architecture {
-        Some(name) if *name != info.family => format!(" (gguf {name})"),
-        _ => String::new(),
-    };
-    line(format!(
-        "model   {}: {}{architecture}, {} layers, d_model {}",
-        info.name, info.family, info.n_layer, info.d_model
-    ));
+    let ModelInfo { name, family, n_layer, d_model, .. } = info;
+    let architecture = info.architecture.as_ref().filter(|name| *name != family);
+    let architecture = architecture.map_or(String::new(), |name| format!(" (gguf {name})"));
+    line(format!("model   {name}: {family}{architecture}, {n_layer} layers, d_model {d_model}"));
     for (kind, n) in &info.layers {
         line(format!("layers  {n} x {kind}"));
     }
@@ -188,22 +175,18 @@ fn print(info: &ModelInfo, tokenizer: &Result<Option<Tokenizer>, Error>, has_cha
         Ok(None) => line("tokens  no tokenizer"),
         Err(error) => line(format!("tokens  {error}; {}", error.hint())),
     }
+    let counts = [info.n_params, info.n_matrix, info.n_embedding, info.n_vector, info.n_buffer];
+    let [all, matrices, embedding, vectors, buffers] = counts.map(|n| count(n as f64));
     line(format!(
-        "params  {} total: matrices {}, embedding {}, vectors {}, buffers {}",
-        count(info.n_params as f64),
-        count(info.n_matrix as f64),
-        count(info.n_embedding as f64),
-        count(info.n_vector as f64),
-        count(info.n_buffer as f64)
+        "params  {all} total: matrices {matrices}, embedding {embedding}, vectors {vectors}, \
+         buffers {buffers}"
     ));
     line(format!("stored  {}", stored(&info.dtype_bytes)));
     let per_token = match info.state_bytes_per_token {
         0 => String::new(),
         n => format!(", plus {:.1} KiB per token", n as f64 / 1024.0),
     };
-    line(format!(
-        "memory  weights {}, state of an empty sequence {}{per_token}",
-        mebibytes(info.dtype_bytes.values().sum::<usize>() as f64),
-        mebibytes(info.state_bytes as f64)
-    ));
+    let weights = mebibytes(info.dtype_bytes.values().sum::<usize>() as f64);
+    let state = mebibytes(info.state_bytes as f64);
+    line(format!("memory  weights {weights}, state of an empty sequence {state}{per_token}"));
 }

@@ -1,7 +1,6 @@
 //! The commands, one file each: its flags, its help, what it does.
 
 pub mod bench;
-mod bench_generate;
 pub mod chat;
 pub mod check;
 pub mod convert;

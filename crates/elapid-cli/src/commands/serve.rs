@@ -4,10 +4,8 @@ use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, between, line};
 use crate::server::{Guard, Settings, listen};
-use crate::talk::flags::cache_type;
-use crate::talk::load::{AdapterPath, LoadSettings, load};
-use elapid::CacheType;
-use elapid::{Generator, GeneratorSettings};
+use crate::talk::flags::{AdapterPath, cache_type, load};
+use elapid::{CacheType, Generator, GeneratorSettings, Model};
 use serde_json::{Value, json};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
@@ -96,9 +94,8 @@ impl Serve {
         self.check_origins()?;
         let listener = self.bind(&keys)?;
         let address = listener.local_addr().map_err(|error| self.cannot_listen(&error))?;
-        let loaded = load(&self.model, &self.load_settings())?;
-        let about = self.about(&loaded, address);
-        let sentence = self.sentence(&loaded, address);
+        let loaded = self.load()?;
+        let (sentence, about) = self.describe(&loaded, address);
         let context = loaded.engine.settings().context;
         let settings = Settings {
             body_bytes_max: self.max_body_mib << 20,
@@ -116,41 +113,32 @@ impl Serve {
         })
     }
 
-    fn load_settings(&self) -> LoadSettings {
-        LoadSettings {
-            compute: self.compute.clone(),
-            context_max: Some(CONTEXT_MAX),
-            generator: GeneratorSettings {
-                context: self.context,
-                n_slots: self.parallel,
-                n_waiting_max: self.queue,
-                snapshot_bytes_max: self.snapshot_mib << 20,
-                cache: self.cache_type,
-            },
-            adapters: self.adapter.clone(),
-        }
+    fn load(&self) -> Done<Generator> {
+        let model = Model::open(&self.model)?;
+        let context = model.info()?.n_ctx.map_or(CONTEXT_MAX, |n| n.min(CONTEXT_MAX));
+        let settings = GeneratorSettings {
+            context: Some(self.context.unwrap_or(context)),
+            n_slots: self.parallel,
+            n_waiting_max: self.queue,
+            snapshot_bytes_max: self.snapshot_mib << 20,
+            cache: self.cache_type,
+        };
+        load(model, &self.compute, &settings, &self.adapter)
     }
 
     fn keys(&self) -> Done<Vec<String>> {
-        let (keys, from): (Vec<String>, _) = match (&self.api_key, &self.api_key_file) {
-            (Some(key), _) => (vec![key.trim().to_string()], "--api-key".to_string()),
-            (None, Some(path)) => {
-                let text = files::read_text(path)?;
-                (
-                    text.lines().map(|line| line.trim().to_string()).collect(),
-                    path.display().to_string(),
-                )
-            }
+        let (text, from) = match (&self.api_key, &self.api_key_file) {
+            (Some(key), _) => (key.clone(), "--api-key".to_string()),
+            (None, Some(path)) => (files::read_text(path)?, path.display().to_string()),
             (None, None) => return Ok(Vec::new()),
         };
-        let keys: Vec<String> = keys.into_iter().filter(|key| !key.is_empty()).collect();
-        match keys.is_empty() {
-            true => Err(Failure::new(
-                format!("{from} holds no API key"),
-                "give a key that is not empty",
-            )),
-            false => Ok(keys),
+        let lines = text.lines().map(str::trim).filter(|key| !key.is_empty());
+        let keys: Vec<String> = lines.map(str::to_string).collect();
+        if keys.is_empty() {
+            let problem = format!("{from} holds no API key");
+            return Err(Failure::new(problem, "give a key that is not empty"));
         }
+        Ok(keys)
     }
 
     fn check_origins(&self) -> Done<()> {
@@ -158,13 +146,11 @@ impl Serve {
             let rest = origin.split_once("://").map(|pair| pair.1.trim_end_matches('/'));
             rest.is_some_and(|host| !host.is_empty() && !host.contains(['/', '*', ' ', '?', '#']))
         };
-        match self.allow_origin.iter().find(|origin| !is_origin(origin)) {
-            None => Ok(()),
-            Some(origin) => {
-                let hint = "an origin is a scheme and a host: https://editor.example:8443";
-                Err(Failure::new(format!("`{origin}` is not an origin"), hint))
-            }
-        }
+        let wrong = self.allow_origin.iter().find(|origin| !is_origin(origin));
+        wrong.map_or(Ok(()), |origin| {
+            let hint = "an origin is a scheme and a host: https://editor.example:8443";
+            Err(Failure::new(format!("`{origin}` is not an origin"), hint))
+        })
     }
 
     fn bind(&self, keys: &[String]) -> Done<TcpListener> {
@@ -186,29 +172,26 @@ impl Serve {
         Failure::new(problem, "choose another port: --port N, or --port 0 for a free one")
     }
 
-    fn sentence(&self, loaded: &Generator, address: SocketAddr) -> String {
-        let settings = loaded.engine.settings();
-        let fim = if loaded.fim.is_some() { "yes" } else { "no" };
-        let adapters = match loaded.adapters.len() {
+    /// What is served and where, for people and for programs.
+    fn describe(&self, loaded: &Generator, address: SocketAddr) -> (String, Value) {
+        let (settings, has_fim) = (loaded.engine.settings(), loaded.fim.is_some());
+        let (n_slots, context) = (settings.n_slots, settings.context);
+        let adapters: Vec<&str> = loaded.adapters.iter().map(|a| a.name.as_str()).collect();
+        let with = match adapters.len() {
             0 => String::new(),
             n => format!(", {n} adapter{}", if n == 1 { "" } else { "s" }),
         };
         let name = self.alias.as_deref().unwrap_or(&loaded.name);
-        format!(
-            "serve   http://{address}  {name}{adapters}, {} slots, context {}, \
-             fill-in-the-middle: {fim}",
-            settings.n_slots, settings.context
-        )
-    }
-
-    fn about(&self, loaded: &Generator, address: SocketAddr) -> Value {
-        let settings = loaded.engine.settings();
-        let adapters: Vec<&str> = loaded.adapters.iter().map(|a| a.name.as_str()).collect();
-        json!({
+        let fim = if has_fim { "yes" } else { "no" };
+        let sentence = format!(
+            "serve   http://{address}  {name}{with}, {n_slots} slots, context {context}, \
+             fill-in-the-middle: {fim}"
+        );
+        let about = json!({
             "url": format!("http://{address}"), "host": address.ip().to_string(),
-            "port": address.port(), "model": self.alias.as_deref().unwrap_or(&loaded.name),
-            "adapters": adapters, "slots": settings.n_slots, "context": settings.context,
-            "fim": loaded.fim.is_some(), "chat": loaded.chat.is_some(),
-        })
+            "port": address.port(), "model": name, "adapters": adapters, "slots": n_slots,
+            "context": context, "fim": has_fim, "chat": loaded.chat.is_some(),
+        });
+        (sentence, about)
     }
 }

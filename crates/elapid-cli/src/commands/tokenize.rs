@@ -1,9 +1,9 @@
 //! `elapid tokenize`: text to ids and back.
 
-use crate::report::{Done, Failure, line};
+use crate::report::{Done, Failure, line, print};
 use elapid::{Special, Tokenizer};
 use serde_json::json;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -84,10 +84,7 @@ impl Tokenize {
             })
         };
         let ids = input.split_whitespace().map(parse).collect::<Done<Vec<u32>>>()?;
-        let text = tokenizer.decode(&ids, Special::Parse);
-        let mut out = std::io::stdout();
-        let done = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-        done.map_err(|error| Failure::new(format!("cannot write: {error}"), "check the pipe"))?;
+        print(tokenizer.decode(&ids, Special::Parse));
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -1,11 +1,10 @@
 //! `elapid train-tokenizer`: a new vocabulary from text.
 
 use crate::files;
+use crate::report::live::progress;
 use crate::report::{Done, between, line};
-use elapid::BpeTrainer;
-use elapid::Tokenizer;
+use elapid::{BpeTrainer, Tokenizer};
 use serde_json::json;
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -50,25 +49,15 @@ impl TrainTokenizer {
         let n_bytes: usize = texts.iter().map(String::len).sum();
         let specials = self.special.clone();
         let trainer = BpeTrainer { n_vocab: self.vocab, min_count: 2, specials };
-        let is_terminal = std::io::stderr().is_terminal();
-        let mut progress = |done: usize, total: usize| {
-            if is_terminal {
-                let _ = write!(std::io::stderr(), "\rtrain   {done} of {total} tokens\x1b[K");
-            }
-        };
+        let mut told = progress("train", "{human_pos} of {human_len} tokens");
         let mut list = texts.iter().map(String::as_str);
-        let tokenizer = Tokenizer::train(&trainer, &self.pre, &mut list, &mut progress)?;
-        if is_terminal {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
-        }
-        let text = tokenizer.to_json()?;
-        files::write(&self.out, |sink| sink(text.as_bytes()))?;
+        let tokenizer = Tokenizer::train(&trainer, &self.pre, &mut list, &mut told)?;
+        drop(told);
+        files::write_bytes(&self.out, tokenizer.to_json()?.as_bytes())?;
         let (n_vocab, seconds) = (tokenizer.n_vocab(), begin.elapsed().as_secs_f64());
         if n_vocab < self.vocab {
-            eprintln!(
-                "note    {n_vocab} tokens, not {}: no pair occurs twice any more",
-                self.vocab
-            );
+            let wanted = self.vocab;
+            eprintln!("note    {n_vocab} tokens, not {wanted}: no pair occurs twice any more");
         }
         match self.json {
             true => line(json!({

@@ -14,7 +14,6 @@ use std::fmt::Write;
 /// A screen has no more columns to show; extremes survive.
 const N_POINTS_MAX: usize = 600;
 
-/// A point of a curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
     pub x: f64,

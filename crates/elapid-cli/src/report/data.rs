@@ -1,30 +1,26 @@
 //! Everything the report shows, as plain numbers and words.
 //!
-//! `Summary` is what is known once, at the beginning or the end of a run; it can be kept as JSON.
-//! Curves, notes and samples are read from the run directory, so that a report can be made again
-//! at any time, also of a run that was killed.
+//! `Summary` is what is known once, at the beginning or the end of a run. Curves, notes and samples
+//! are read from the run directory.
 //!
 //! Not here: how any of it looks.
 
 use crate::report::Done;
 use crate::report::metrics::{self, EvalRecord, NoteRecord, Record, StepRecord};
 use crate::report::samples::{self, Sample};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::path::Path;
 
-/// A report before it is drawn.
 #[derive(Default)]
 pub struct ReportData {
     pub summary: Summary,
-    /// What happened, in order.
     pub records: Vec<Record>,
     /// What the model wrote, at several steps.
     pub samples: Vec<Sample>,
 }
 
 /// What is known once about a run.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
     /// What it learned, in a few words: the name of a directory or file.
     pub title: String,
@@ -33,28 +29,25 @@ pub struct Summary {
     /// What was trained on what: model, method, data, device, one line each.
     pub facts: Vec<Fact>,
     pub held_out: HeldOut,
-    /// Held-out files by language.
     pub languages: Vec<LanguageRow>,
-    /// Files that were not learned from.
-    pub left_out: Vec<LeftOut>,
+    /// Files that were not learned from, by reason, as `left_out_json` makes it.
+    pub left_out: serde_json::Value,
     /// What was predicted before the run against what was measured.
     pub plan: Vec<PlanRow>,
-    /// The resolved configuration.
     pub config: serde_json::Value,
     /// Machine, versions, seed: what it takes to do it again.
     pub machine: Vec<Fact>,
 }
 
 /// "device": "cpu, 2 threads, f32".
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Fact {
     pub name: String,
     pub value: String,
 }
 
 /// Held-out text in bits per byte.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct HeldOut {
     pub n_files: u64,
     pub n_bytes: u64,
@@ -73,8 +66,7 @@ pub struct HeldOut {
 }
 
 /// Held-out files of one language, in bits per byte.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LanguageRow {
     pub language: String,
     pub n_files: u64,
@@ -85,19 +77,8 @@ pub struct LanguageRow {
     pub top1: Option<f64>,
 }
 
-/// Files left out for one reason.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeftOut {
-    /// "near duplicate".
-    pub reason: String,
-    pub n_files: u64,
-    pub n_bytes: u64,
-    /// Some of their names.
-    pub examples: Vec<String>,
-}
-
 /// One line of the plan, such as "activations".
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PlanRow {
     pub name: String,
     pub unit: Unit,
@@ -106,7 +87,7 @@ pub struct PlanRow {
 }
 
 /// What a number of the plan counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
     Count,
@@ -149,13 +130,12 @@ impl ReportData {
     }
 
     pub(super) fn notes(&self) -> Vec<&NoteRecord> {
-        let records = self.records.iter();
-        records
+        self.records
+            .iter()
             .filter_map(|record| if let Record::Note(note) = record { Some(note) } else { None })
             .collect()
     }
 
-    /// Bits per byte before and after.
     pub(super) fn before_after(&self) -> (Option<f64>, Option<f64>) {
         let (evals, held_out) = (self.evals(), &self.summary.held_out);
         let first = evals.first().filter(|eval| eval.step == 0).map(|eval| eval.bits_per_byte);
@@ -233,23 +213,5 @@ mod tests {
             .map(|c| (c.first.prompt.as_str(), c.first.step, c.last.step))
             .collect();
         assert_eq!(shown, [("x", 0, 100), ("y", 0, 0)]);
-    }
-
-    #[test]
-    fn a_summary_survives_json_and_lacking_fields() {
-        let summary = Summary {
-            title: "t".to_string(),
-            plan: vec![PlanRow {
-                name: "peak".to_string(),
-                unit: Unit::Bytes,
-                planned: Some(1e9),
-                measured: None,
-            }],
-            config: serde_json::json!({"b": 1, "a": [1.5]}),
-            ..Summary::default()
-        };
-        let text = serde_json::to_string(&summary).unwrap();
-        assert_eq!(serde_json::from_str::<Summary>(&text).unwrap(), summary);
-        assert_eq!(serde_json::from_str::<Summary>("{}").unwrap(), Summary::default());
     }
 }

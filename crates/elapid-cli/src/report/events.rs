@@ -25,14 +25,13 @@
 
 use crate::report::metrics::{EvalRecord, StepRecord};
 use crate::report::{Done, cannot_write};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const PREFIX: &str = "events.out.tfevents.";
 
-/// An open event file.
 pub struct Events {
     path: PathBuf,
     file: File,
@@ -45,8 +44,7 @@ impl Events {
         // A clock set back, or a second run within a second, must not sort before the old files.
         let stamp = wall.as_secs().max(latest_stamp(dir).map_or(0, |latest| latest + 1));
         let path = dir.join(format!("{PREFIX}{stamp:010}.elapid"));
-        let file = OpenOptions::new().write(true).create_new(true).open(&path);
-        let file = file.map_err(|error| cannot_write(&path, error))?;
+        let file = File::create_new(&path).map_err(|error| cannot_write(&path, error))?;
         let mut events = Events { path, file };
         let mut version = event(wall, 0);
         put_bytes(&mut version, 3, b"brain.Event:2");
@@ -108,7 +106,6 @@ fn latest_stamp(dir: &Path) -> Option<u64> {
     names.filter_map(stamp).max()
 }
 
-/// An event with its time and step.
 fn event(wall: Duration, step: u64) -> Vec<u8> {
     let mut data = vec![1 << 3 | 1]; // field 1, eight bytes
     data.extend(wall.as_secs_f64().to_le_bytes());

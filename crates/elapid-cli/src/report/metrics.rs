@@ -25,7 +25,6 @@ use std::path::{Path, PathBuf};
 /// Its name in a run directory.
 pub const FILE: &str = "metrics.jsonl";
 
-/// One line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Record {
@@ -82,7 +81,6 @@ pub struct NoteRecord {
     pub text: String,
 }
 
-/// A checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SaveRecord {
     /// Updates in it.
@@ -100,7 +98,6 @@ where
 }
 
 impl Record {
-    /// The step it belongs to.
     pub fn step(&self) -> u64 {
         match self {
             Record::Step(record) => record.step,
@@ -116,7 +113,6 @@ impl Record {
     }
 }
 
-/// The open file.
 pub struct Metrics {
     path: PathBuf,
     file: File,

@@ -1,16 +1,5 @@
 //! What commands tell people: lines, numbers, failures, and what a training run leaves behind.
 //!
-//! | file           | writes                                                            |
-//! |----------------|-------------------------------------------------------------------|
-//! | `metrics.rs`   | `metrics.jsonl`, one object per line, cut back on resume          |
-//! | `samples.rs`   | `samples.jsonl`, what the model wrote before and after            |
-//! | `events.rs`    | `events.out.tfevents.*` for TensorBoard                           |
-//! | `live.rs`      | lines and progress bars on the terminal, or JSON lines            |
-//! | `data.rs`      | `ReportData`: everything the report shows, as plain numbers       |
-//! | `page.rs`      | `report.html` from `ReportData`, with `page.html` and `page.css`  |
-//! | `chart.rs`     | curves: fewer points, smoothing, ticks                            |
-//! | `text.rs`      | numbers as people write them                                      |
-//!
 //! Not here: the loop that calls these, checkpoints, and what is measured.
 
 mod chart;
@@ -31,13 +20,10 @@ use std::path::Path;
 /// A failure in words, with what to do next.
 #[derive(Debug)]
 pub struct Failure {
-    /// What is wrong.
     pub problem: String,
-    /// What to do.
     pub hint: String,
 }
 
-/// The result of a command.
 pub type Done<T> = Result<T, Failure>;
 
 impl Failure {
@@ -45,7 +31,6 @@ impl Failure {
         Failure { problem: problem.to_string(), hint: hint.into() }
     }
 
-    /// With more to its hint.
     pub fn with_more(&self, hint: &str) -> Failure {
         Failure::new(&self.problem, &format!("{}; {hint}", self.hint))
     }
@@ -63,12 +48,16 @@ impl From<Error> for Failure {
     }
 }
 
-/// One line to stdout. A reader that has gone away (`| head`) ends the program quietly.
 pub fn line(text: impl Display) {
+    print(format!("{text}\n"));
+}
+
+/// Text to stdout, at once. A reader that has gone away (`| head`) ends the program quietly.
+pub fn print(text: impl AsRef<str>) {
     use std::io::{ErrorKind, Write};
-    if let Err(error) = writeln!(std::io::stdout(), "{text}") {
-        let code = if error.kind() == ErrorKind::BrokenPipe { 0 } else { 1 };
-        std::process::exit(code);
+    let mut out = std::io::stdout().lock();
+    if let Err(error) = out.write_all(text.as_ref().as_bytes()).and_then(|()| out.flush()) {
+        std::process::exit(i32::from(error.kind() != ErrorKind::BrokenPipe));
     }
 }
 

@@ -5,13 +5,13 @@
 //!
 //! Not here: how curves are placed (`chart.rs`); where numbers come from (`data.rs`).
 
-use crate::report::chart::{Frame, Plot, Point, extent, nice_range, smooth};
-use crate::report::data::{Completion, Fact, HeldOut, ReportData, Summary};
+use crate::report::chart::{Frame, Point, extent, nice_range, smooth};
+use crate::report::data::{Fact, HeldOut, ReportData};
 use crate::report::metrics::{EvalRecord, NoteRecord, StepRecord};
 use crate::report::text::{bytes, duration_exact, grouped, rate, shortened, visible};
 use crate::report::{Done, Failure};
 use minijinja::value::Value;
-use minijinja::{Environment, UndefinedBehavior, escape_formatter};
+use minijinja::{Environment, UndefinedBehavior, context, escape_formatter};
 use serde::Serialize;
 
 /// Its name in a run directory.
@@ -19,24 +19,6 @@ pub const FILE: &str = "report.html";
 
 const N_ROWS_MAX: usize = 40;
 const N_NOTES_MAX: usize = 50;
-
-/// What `page.html` shows.
-#[derive(Serialize)]
-struct Page<'a> {
-    css: &'static str,
-    summary: &'a Summary,
-    before: Option<f64>,
-    after: Option<f64>,
-    marks: Vec<Mark>,
-    /// What the longest bar stands for.
-    scale: f64,
-    loss: Option<Loss>,
-    time: Option<Time>,
-    completions: Vec<Completion<'a>>,
-    notes: Vec<&'a NoteRecord>,
-    n_notes_max: usize,
-    config: Vec<Fact>,
-}
 
 /// What a compressor reached, in bits per byte.
 #[derive(Serialize)]
@@ -48,68 +30,22 @@ struct Mark {
     at: String,
 }
 
-/// Loss over steps.
-#[derive(Serialize)]
-struct Loss {
-    plot: Plot,
-    /// Where the notes belong, with their number.
-    flags: Vec<(String, usize)>,
-    first: StepRecord,
-    last: StepRecord,
-    end: f64,
-    low: f64,
-    high: f64,
-    /// Steps whose loss lies above the frame.
-    n_above: usize,
-    rows: Vec<StepRecord>,
-    rate: Option<Rate>,
-}
-
-/// Learning rate over steps.
-#[derive(Serialize)]
-struct Rate {
-    plot: Plot,
-    low: f64,
-    high: f64,
-}
-
-/// Bits per byte over time.
-#[derive(Serialize)]
-struct Time {
-    plot: Plot,
-    across: Vec<Mark>,
-    unit: &'static str,
-    first: EvalRecord,
-    last: EvalRecord,
-    top: f64,
-    rows: Vec<EvalRecord>,
-}
-
-/// The whole page.
 pub fn html(data: &ReportData) -> Done<String> {
     let (summary, (before, after)) = (&data.summary, data.before_after());
     let marks = marks(&summary.held_out);
     let values = marks.iter().map(|mark| mark.value).chain(before).chain(after);
     let mut config = Vec::new();
     flatten("", &summary.config, &mut config);
-    let page = Page {
-        css: include_str!("page.css"),
-        summary,
-        before,
-        after,
-        scale: values.fold(0.0, f64::max),
-        marks,
-        loss: loss(data),
-        time: time(data),
-        completions: data.completions(),
-        notes: data.notes(),
-        n_notes_max: N_NOTES_MAX,
-        config,
+    let scale = values.fold(0.0, f64::max);
+    let page = context! {
+        css => include_str!("page.css"), summary, before, after, marks, scale, config,
+        loss => loss(data), time => time(data), completions => data.completions(),
+        notes => data.notes(), n_notes_max => N_NOTES_MAX,
     };
-    render(&page).map_err(|error| Failure::new(error, "this is a defect of Elapid"))
+    render(page).map_err(|error| Failure::new(error, "this is a bug in Elapid"))
 }
 
-fn render(page: &Page) -> Result<String, minijinja::Error> {
+fn render(page: Value) -> Result<String, minijinja::Error> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
@@ -129,7 +65,7 @@ fn render(page: &Page) -> Result<String, minijinja::Error> {
     environment.add_filter("rate", rate);
     // Its name says how values are escaped.
     environment.add_template(FILE, include_str!("page.html"))?;
-    environment.get_template(FILE)?.render(Value::from_serialize(page))
+    environment.get_template(FILE)?.render(page)
 }
 
 /// A number with so many digits behind the point, or a dash.
@@ -145,7 +81,6 @@ fn change(new: Option<f64>, old: Option<f64>, digits: usize) -> String {
     text.map_or("–".to_string(), |text| text.replace('-', "−"))
 }
 
-/// A number in its unit.
 fn amount(value: Option<f64>, unit: &str) -> String {
     match (value.filter(|value| value.is_finite()), unit) {
         (None, _) => "–".to_string(),
@@ -167,7 +102,8 @@ fn marks(held_out: &HeldOut) -> Vec<Mark> {
     list.into_iter().filter_map(mark).collect()
 }
 
-fn loss(data: &ReportData) -> Option<Loss> {
+/// Loss and learning rate over steps.
+fn loss(data: &ReportData) -> Option<Value> {
     let steps = data.steps();
     let (first, last) = (*steps.first()?, *steps.last()?);
     let points = |y: fn(&StepRecord) -> f64| -> Vec<Point> {
@@ -185,19 +121,17 @@ fn loss(data: &ReportData) -> Option<Loss> {
     let flag = |(idx, note): (usize, &NoteRecord)| (frame.left(note.step as f64), idx + 1);
     let rate = |(low, high): (f64, f64)| {
         let frame = Frame { x, y: (0.0, nice_range(0.0, 1.05 * high).1) };
-        Rate { plot: frame.plot(&[("line", &rates)]), low, high }
+        context! { plot => frame.plot(&[("line", &rates)]), low, high }
     };
-    Some(Loss {
-        plot: frame.plot(&[("raw", &raw), ("line", &line)]),
-        flags: inside.map(flag).collect(),
-        first,
-        last,
-        end: line.last().map_or(f64::NAN, |point| point.y),
-        low,
-        high,
-        n_above: raw.iter().filter(|point| point.y > frame.y.1).count(),
-        rows: some(&steps),
-        rate: extent(&rates).map(rate),
+    Some(context! {
+        plot => frame.plot(&[("raw", &raw), ("line", &line)]),
+        // Where the notes belong, with their number.
+        flags => inside.map(flag).collect::<Vec<_>>(),
+        first, last, low, high,
+        end => line.last().map_or(f64::NAN, |point| point.y),
+        n_above => raw.iter().filter(|point| point.y > frame.y.1).count(),
+        rows => some(&steps),
+        rate => extent(&rates).map(rate),
     })
 }
 
@@ -219,7 +153,8 @@ fn some<T: Copy>(list: &[T]) -> Vec<T> {
     (0..N_ROWS_MAX).map(|idx| list[idx * (list.len() - 1) / (N_ROWS_MAX - 1)]).collect()
 }
 
-fn time(data: &ReportData) -> Option<Time> {
+/// Bits per byte over time.
+fn time(data: &ReportData) -> Option<Value> {
     let evals = data.evals();
     let (first, last) = (*evals.first()?, *evals.last()?);
     let (unit, seconds) = match last.elapsed_s {
@@ -241,7 +176,7 @@ fn time(data: &ReportData) -> Option<Time> {
     let frame = Frame { x, y: nice_range(low - 0.04 * (top - low), top) };
     across.iter_mut().for_each(|mark| mark.at = frame.top(mark.value));
     let plot = frame.plot(&[("line", &points), ("dots", &points)]);
-    Some(Time { plot, across, unit, first, last, top: frame.y.1, rows: some(&evals) })
+    Some(context! { plot, across, unit, first, last, top => frame.y.1, rows => some(&evals) })
 }
 
 /// Objects become dotted names; lists stay in one piece.
@@ -255,12 +190,8 @@ fn flatten(name: &str, value: &serde_json::Value, list: &mut Vec<Fact>) {
             }
         }
         _ => {
-            let text = match value {
-                serde_json::Value::String(text) => text.clone(),
-                other => other.to_string(),
-            };
-            let value = shortened(&text, 400, "…");
-            list.push(Fact { name: name.to_string(), value });
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
+            list.push(Fact { name: name.to_string(), value: shortened(&text, 400, "…") });
         }
     }
 }
@@ -268,7 +199,7 @@ fn flatten(name: &str, value: &serde_json::Value, list: &mut Vec<Fact>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::data::{LanguageRow, LeftOut, PlanRow, Unit};
+    use crate::report::data::{LanguageRow, PlanRow, Summary, Unit};
     use crate::report::metrics::{NoteRecord, Record};
     use crate::report::samples::Sample;
     use serde_json::json;
@@ -335,7 +266,8 @@ mod tests {
         let language = words(text);
         summary.languages = vec![LanguageRow { language, n_files: 1, ..LanguageRow::default() }];
         let (reason, examples) = (words(text), vec![words(text); 9]);
-        summary.left_out = vec![LeftOut { reason, n_files: 1, n_bytes: 10, examples }];
+        summary.left_out =
+            json!([{"reason": reason, "n_files": 1, "n_bytes": 10, "examples": examples}]);
         let (unit, planned, measured) = (Unit::Bytes, Some(1e6), Some(1.031e6));
         summary.plan = vec![PlanRow { name: words(text), unit, planned, measured }];
         summary.config = json!({ text: { text: [text] } });

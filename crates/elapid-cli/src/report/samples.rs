@@ -18,9 +18,7 @@ pub struct Sample {
     /// Updates before it; 0 is the model as it was.
     pub step: u64,
     pub name: String,
-    /// What the model was given.
     pub prompt: String,
-    /// What it wrote.
     pub text: String,
     /// What stands there in truth.
     pub truth: String,

@@ -46,7 +46,6 @@ pub fn count(n: f64) -> String {
     }
 }
 
-/// Bytes in MiB.
 pub fn mebibytes(n: f64) -> String {
     format!("{:.1} MiB", n / (1 << 20) as f64)
 }

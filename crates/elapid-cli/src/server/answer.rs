@@ -10,7 +10,7 @@ use super::params::Mode;
 use axum::Json;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use elapid::Token;
+use elapid::{Finish, Reason, Token, Tokenizer};
 use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::time::Duration;
@@ -21,62 +21,38 @@ use tokio_stream::wrappers::ReceiverStream;
 /// Silence after which a comment is sent.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// Some of an answer.
+/// Some of an answer, or all of it.
 #[derive(Default)]
 pub struct Piece {
     /// Text that is certain.
     pub text: String,
     pub tokens: Vec<Token>,
-    /// How it ended, with the last piece.
-    pub end: Option<End>,
 }
 
-/// Why an answer ended.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Stop {
-    /// The model was done.
-    End,
-    /// This text was to end it.
-    Word(String),
-    /// Tokens, time or context.
-    Limit,
-}
-
-impl Stop {
-    /// As OpenAI says it.
-    pub fn finish_reason(&self) -> &'static str {
-        match self {
-            Stop::End | Stop::Word(_) => "stop",
-            Stop::Limit => "length",
-        }
-    }
-
-    /// As llama.cpp says it, with the text that ended it.
-    pub fn stop_type(&self) -> (&'static str, &str) {
-        match self {
-            Stop::End => ("eos", ""),
-            Stop::Word(word) => ("word", word),
-            Stop::Limit => ("limit", ""),
-        }
+impl Piece {
+    fn extend(&mut self, more: Piece) {
+        self.text.push_str(&more.text);
+        self.tokens.extend(more.tokens);
     }
 }
 
 /// How an answer ended, and what it took.
 #[derive(Clone, Debug)]
 pub struct End {
-    pub stop: Stop,
-    pub n_prompt: usize,
-    /// Prompt tokens from a snapshot.
-    pub n_cached: usize,
-    pub n_tok: usize,
-    /// Tokens that were guessed, and how many were right.
-    pub n_guessed: usize,
-    pub n_accepted: usize,
+    pub finish: Finish,
     pub prompt_time: Duration,
     pub answer_time: Duration,
 }
 
 impl End {
+    /// As OpenAI says it.
+    pub fn finish_reason(&self) -> &'static str {
+        match self.finish.reason {
+            Reason::End | Reason::StopText(_) => "stop",
+            _ => "length",
+        }
+    }
+
     /// As llama.cpp tells it.
     pub fn timings(&self) -> Value {
         let rate = |n: usize, time: Duration| {
@@ -85,87 +61,76 @@ impl End {
             let per_second = if ms > 0.0 { 1e3 * n as f64 / ms } else { 0.0 };
             (ms, per_token, per_second)
         };
-        let n_read = self.n_prompt.saturating_sub(self.n_cached);
+        let Finish { n_prompt, n_cached, n_tok, n_guessed, n_accepted, .. } = self.finish;
+        let n_read = n_prompt.saturating_sub(n_cached);
         let (prompt_ms, prompt_per_token_ms, prompt_per_second) = rate(n_read, self.prompt_time);
-        let (ms, per_token_ms, per_second) = rate(self.n_tok, self.answer_time);
+        let (ms, per_token_ms, per_second) = rate(n_tok, self.answer_time);
         let mut timings = json!({
-            "cache_n": self.n_cached, "prompt_n": n_read, "prompt_ms": prompt_ms,
+            "cache_n": n_cached, "prompt_n": n_read, "prompt_ms": prompt_ms,
             "prompt_per_token_ms": prompt_per_token_ms, "prompt_per_second": prompt_per_second,
-            "predicted_n": self.n_tok, "predicted_ms": ms,
+            "predicted_n": n_tok, "predicted_ms": ms,
             "predicted_per_token_ms": per_token_ms, "predicted_per_second": per_second,
         });
-        if self.n_guessed > 0 {
-            timings["draft_n"] = json!(self.n_guessed);
-            timings["draft_n_accepted"] = json!(self.n_accepted);
+        if n_guessed > 0 {
+            timings["draft_n"] = json!(n_guessed);
+            timings["draft_n_accepted"] = json!(n_accepted);
         }
         timings
     }
 }
 
-/// A whole answer.
-pub struct Answer {
-    pub text: String,
-    pub tokens: Vec<Token>,
-    pub end: End,
-}
+/// What comes of an answer: text and tokens, with the last of them how it ended.
+pub type Grown = Answered<(Piece, Option<End>)>;
 
 /// The answers to one HTTP request while they grow.
 pub struct Growing {
-    pub pieces: UnboundedReceiver<(usize, Answered<Piece>)>,
+    pub pieces: UnboundedReceiver<(usize, Grown)>,
     pub n_answers: usize,
     pub n_ended: usize,
 }
 
 impl Growing {
     /// The next piece, and the number of its answer; nothing once all have ended.
-    async fn next(&mut self) -> Answered<Option<(usize, Piece)>> {
+    async fn next(&mut self) -> Answered<Option<(usize, Piece, Option<End>)>> {
         if self.n_ended == self.n_answers {
             return Ok(None);
         }
         let next = self.pieces.recv().await;
-        let (idx, piece) = next.ok_or_else(|| ApiError::unavailable("the engine has ended"))?;
-        let piece = piece?;
-        self.n_ended += usize::from(piece.end.is_some());
-        Ok(Some((idx, piece)))
+        let (idx, grown) = next.ok_or_else(|| ApiError::unavailable("the engine has ended"))?;
+        let (piece, end) = grown?;
+        self.n_ended += usize::from(end.is_some());
+        Ok(Some((idx, piece, end)))
     }
 
-    /// All of them.
-    pub async fn whole(mut self) -> Answered<Vec<Answer>> {
-        let mut all: Vec<Piece> = (0..self.n_answers).map(|_| Piece::default()).collect();
-        while let Some((idx, piece)) = self.next().await? {
-            all[idx].text.push_str(&piece.text);
-            all[idx].tokens.extend(piece.tokens);
-            all[idx].end = piece.end;
+    pub async fn whole(mut self) -> Answered<Vec<(Piece, End)>> {
+        let mut all: Vec<(Piece, Option<End>)> = Vec::new();
+        all.resize_with(self.n_answers, Default::default);
+        while let Some((idx, piece, end)) = self.next().await? {
+            all[idx].0.extend(piece);
+            all[idx].1 = end;
         }
-        let answer = |Piece { text, tokens, end }| {
-            let end = end.ok_or_else(|| ApiError::internal("an answer has no end"))?;
-            Ok(Answer { text, tokens, end })
-        };
-        all.into_iter().map(answer).collect()
+        let ended = all.into_iter().map(|(piece, end)| Some((piece, end?)));
+        ended.collect::<Option<_>>().ok_or_else(|| ApiError::internal("an answer has no end"))
     }
 }
 
 /// What answers look like on a route.
 pub trait Shape: Send + Sync + 'static {
-    /// All answers as one object.
-    fn whole(&self, answers: &[Answer]) -> Value;
+    fn whole(&self, answers: &[(Piece, End)]) -> Value;
     /// What goes before the first piece of an answer.
     fn first(&self, _idx: usize) -> Option<Value> {
         None
     }
-    /// A piece of an answer.
     fn piece(&self, idx: usize, piece: &Piece) -> Value;
-    /// The end of an answer.
     fn last(&self, idx: usize, end: &End) -> Value;
     /// What goes after all answers: objects, or a word.
-    fn after(&self, _ends: Vec<End>) -> Vec<Event> {
+    fn after(&self, _ends: &[End]) -> Vec<Event> {
         Vec::new()
     }
     /// Whether tokens are reported, and not their text alone.
     fn shows_tokens(&self) -> bool;
 }
 
-/// The response made of these answers.
 pub async fn respond(mode: Mode, growing: Growing, shape: impl Shape) -> Answered<Response> {
     if mode == Mode::Whole {
         return Ok(Json(shape.whole(&growing.whole().await?)).into_response());
@@ -189,7 +154,8 @@ async fn drive(mut growing: Growing, shape: impl Shape, sender: &Sender<Event>) 
         sender.send(event(value)).await.map_err(|_| ApiError::internal("the client has gone"))
     };
     // Text that is not certain yet comes with a later token.
-    let mut pending: Vec<Piece> = (0..growing.n_answers).map(|_| Piece::default()).collect();
+    let mut pending: Vec<Piece> = Vec::new();
+    pending.resize_with(growing.n_answers, Piece::default);
     for first in (0..growing.n_answers).filter_map(|idx| shape.first(idx)) {
         send(first).await?;
     }
@@ -199,26 +165,41 @@ async fn drive(mut growing: Growing, shape: impl Shape, sender: &Sender<Event>) 
             () = sender.closed() => return Ok(()),
             next = growing.next() => next?,
         };
-        let Some((idx, piece)) = next else { break };
+        let Some((idx, piece, end)) = next else { break };
         let pending = &mut pending[idx];
-        pending.text.push_str(&piece.text);
-        pending.tokens.extend(piece.tokens);
+        pending.extend(piece);
         if !pending.text.is_empty() || shape.shows_tokens() && !pending.tokens.is_empty() {
             send(shape.piece(idx, &std::mem::take(pending))).await?;
         }
-        if let Some(end) = piece.end {
+        if let Some(end) = end {
             send(shape.last(idx, &end)).await?;
             ends[idx] = Some(end);
         }
     }
-    for event in shape.after(ends.into_iter().flatten().collect()) {
+    for event in shape.after(&ends.into_iter().flatten().collect::<Vec<_>>()) {
         // As above.
         let _ = sender.send(event).await;
     }
     Ok(())
 }
 
-/// An event of a stream.
+/// Tokens with their logarithms of probability and those of the likeliest, as llama.cpp and chats of
+/// OpenAI have them. JSON has no minus infinity: `never` stands for it.
+pub fn probabilities(tokenizer: &Tokenizer, tokens: &[Token], never: f32) -> Value {
+    let entry = |id: u32, logprob: f32| {
+        let bytes = tokenizer.bytes(id).unwrap_or_default();
+        let logprob = if logprob.is_finite() { logprob } else { never };
+        let text = String::from_utf8_lossy(&bytes);
+        json!({"id": id, "token": text, "bytes": bytes, "logprob": logprob})
+    };
+    let item = |token: &Token| {
+        let mut item = entry(token.id, token.logprob);
+        item["top_logprobs"] = token.top.iter().map(|&(id, logprob)| entry(id, logprob)).collect();
+        item
+    };
+    tokens.iter().map(item).collect()
+}
+
 pub fn event(value: Value) -> Event {
     Event::default().data(value.to_string())
 }

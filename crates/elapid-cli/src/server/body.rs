@@ -8,6 +8,7 @@ use super::error::{Answered, ApiError};
 use axum::body::{Body as HttpBody, HttpBody as _};
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
+use elapid::Special;
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde_json::{Number, Value};
 use std::sync::Arc;
@@ -24,7 +25,6 @@ const DISCARD_TIME: Duration = Duration::from_secs(1);
 /// connection is closed under it.
 const N_DRAINED_MAX: usize = 16 << 20;
 
-/// A body that is JSON.
 pub struct Body(Value);
 
 impl FromRequest<Arc<App>> for Body {
@@ -41,7 +41,6 @@ impl FromRequest<Arc<App>> for Body {
 }
 
 impl Body {
-    /// Whether this field is there.
     pub fn has(&self, name: &str) -> bool {
         self.0.get(name).is_some_and(|value| !value.is_null())
     }
@@ -50,7 +49,7 @@ impl Body {
     pub fn read<'a, T: Deserialize<'a>>(&'a self) -> Answered<T> {
         match self.0.is_object() {
             true => self.read_any(""),
-            false => Err(ApiError::bad("the body is no JSON object")),
+            false => Err(ApiError::bad("the body is not a JSON object")),
         }
     }
 
@@ -65,7 +64,13 @@ impl Body {
     }
 }
 
-/// A whole number within bounds; `16.0` is one too.
+/// A whole number; `16.0` is one too.
+pub fn whole(number: &Number) -> Option<i64> {
+    let float = number.as_f64().filter(|x| x.fract() == 0.0 && x.abs() < 9e15);
+    number.as_i64().or(float.map(|x| x as i64))
+}
+
+/// A whole number within bounds.
 #[derive(Clone, Copy)]
 pub struct Int<const LOW: i64, const HIGH: i64>(pub i64);
 
@@ -75,10 +80,8 @@ pub type Size = Int<0, { u32::MAX as i64 }>;
 impl<'de, const LOW: i64, const HIGH: i64> Deserialize<'de> for Int<LOW, HIGH> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let number = Number::deserialize(deserializer)?;
-        let float = number.as_f64().filter(|x| x.fract() == 0.0 && x.abs() < 9e15);
-        let whole = number.as_i64().or(float.map(|x| x as i64));
-        whole.filter(|n| (LOW..=HIGH).contains(n)).map(Int).ok_or_else(|| {
-            D::Error::custom(format_args!("{number} is no whole number from {LOW} to {HIGH}"))
+        whole(&number).filter(|n| (LOW..=HIGH).contains(n)).map(Int).ok_or_else(|| {
+            D::Error::custom(format_args!("{number} is not a whole number from {LOW} to {HIGH}"))
         })
     }
 }
@@ -90,7 +93,6 @@ impl<const LOW: i64, const HIGH: i64> Int<LOW, HIGH> {
     }
 }
 
-/// A number within bounds.
 #[derive(Clone, Copy)]
 pub struct Num<const LOW: i64, const HIGH: i64>(pub f64);
 
@@ -99,12 +101,11 @@ impl<'de, const LOW: i64, const HIGH: i64> Deserialize<'de> for Num<LOW, HIGH> {
         let number = Number::deserialize(deserializer)?;
         let within = number.as_f64().filter(|x| (LOW as f64..=HIGH as f64).contains(x));
         within.map(Num).ok_or_else(|| {
-            D::Error::custom(format_args!("{number} is no number from {LOW} to {HIGH}"))
+            D::Error::custom(format_args!("{number} is not a number from {LOW} to {HIGH}"))
         })
     }
 }
 
-/// A text or a list of texts.
 #[derive(serde::Deserialize)]
 #[serde(untagged, expecting = "expected a text or a list of texts")]
 pub enum Texts {
@@ -113,7 +114,6 @@ pub enum Texts {
 }
 
 impl Texts {
-    /// All of them, if there are not too many.
     pub fn list(texts: Option<Texts>, name: &str, n_max: usize) -> Answered<Vec<String>> {
         match texts {
             None => Ok(Vec::new()),
@@ -123,11 +123,66 @@ impl Texts {
     }
 }
 
-/// A list of a request, if it is not too long.
 pub fn at_most<T>(name: &str, list: Vec<T>, n_max: usize) -> Answered<Vec<T>> {
     match list.len() <= n_max {
         true => Ok(list),
         false => Err(ApiError::field(name, format!("has {} items, at most {n_max}", list.len()))),
+    }
+}
+
+/// A prompt, or a list of them.
+#[derive(serde::Deserialize)]
+#[serde(untagged, expecting = "expected a text, token ids, or a list of these")]
+pub enum Prompt {
+    Text(String),
+    Id(u32),
+    List(Vec<Prompt>),
+}
+
+impl Prompt {
+    fn is_id(&self) -> bool {
+        matches!(self, Prompt::Id(_))
+    }
+
+    /// Each prompt, and whether they came as a list. A list with a token in it is one prompt.
+    pub fn split(self, name: &str, n_max: usize) -> Answered<(Vec<Prompt>, bool)> {
+        match self {
+            Prompt::List(list) if !list.is_empty() && !list.iter().any(Prompt::is_id) => {
+                Ok((at_most(name, list, n_max)?, true))
+            }
+            Prompt::Id(_) => Err(ApiError::field(name, "is a number, not a text or a list")),
+            one => Ok((vec![one], false)),
+        }
+    }
+
+    /// Refuses what OpenAI does not have: nothing, and texts and tokens in one list.
+    pub fn check(&self, name: &str) -> Answered<()> {
+        match self {
+            Prompt::List(list) if list.is_empty() => Err(ApiError::field(name, "is empty")),
+            Prompt::List(list) if !list.iter().all(Prompt::is_id) => {
+                Err(ApiError::field(name, "holds more than token ids in one list"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Its tokens; one that begins with a text begins as a text does.
+    pub fn ids(&self, app: &App, name: &str) -> Answered<Vec<u32>> {
+        let list = match self {
+            Prompt::Text(text) => return app.encode_prompt(text),
+            Prompt::Id(_) => std::slice::from_ref(self),
+            Prompt::List(list) => list,
+        };
+        let begin = matches!(list.first(), Some(Prompt::Text(_)));
+        let mut ids = if begin { app.tokenizer.begin().to_vec() } else { Vec::new() };
+        for part in list {
+            match part {
+                Prompt::Text(text) => ids.extend(app.tokenizer.encode(text, Special::Parse)?),
+                Prompt::Id(id) => ids.push(app.token_id(name, *id)?),
+                Prompt::List(_) => return Err(ApiError::field(name, "is nested too deeply")),
+            }
+        }
+        if ids.is_empty() { app.begin() } else { Ok(ids) }
     }
 }
 
@@ -216,12 +271,15 @@ mod tests {
         let (param, words) = wrong(json!({"number": "x"}));
         assert_eq!(param, "number");
         assert_eq!(words, "`number`: invalid type: string \"x\", expected a JSON number");
-        assert_eq!(wrong(json!({"number": 3})).1, "`number`: 3 is no number from 0 to 1");
-        assert_eq!(wrong(json!({"whole": 1.5})).1, "`whole`: 1.5 is no whole number from 0 to 100");
-        assert!(wrong(json!({"whole": 1e300})).1.contains("no whole number"));
+        assert_eq!(wrong(json!({"number": 3})).1, "`number`: 3 is not a number from 0 to 1");
+        assert_eq!(
+            wrong(json!({"whole": 1.5})).1,
+            "`whole`: 1.5 is not a whole number from 0 to 100"
+        );
+        assert!(wrong(json!({"whole": 1e300})).1.contains("not a whole number"));
         assert!(wrong(json!({"texts": ["p", 1]})).1.contains("a text or a list of texts"));
         let list = Body(json!([1])).read::<Fields>().err().unwrap();
-        assert_eq!(list.message, "the body is no JSON object");
+        assert_eq!(list.message, "the body is not a JSON object");
         let fields: Fields = Body(json!({"texts": ["p", "q"]})).read().unwrap();
         let error = Texts::list(fields.texts, "texts", 1).err().unwrap();
         assert_eq!(error.message, "`texts`: has 2 items, at most 1");

@@ -12,30 +12,22 @@
 //! The time is counted from the end of the prompt, and a first line is always given whole, as
 //! llama.cpp does it: half a line is of no use to anybody.
 
-use super::answer::Stop;
+use elapid::Reason;
 use std::time::Duration;
 
 /// The rules, and the text so far.
 #[derive(Default)]
 pub struct Ending {
-    n_indent: usize,
-    time_max: Option<Duration>,
+    /// White space that lines have at least.
+    pub n_indent: usize,
+    /// After this the answer ends with its line.
+    pub time_max: Option<Duration>,
     /// The next whole line of the file that is not blank, without white space at its end.
     next_line: Option<String>,
     /// The line the answer begins in, up to where it begins.
     line: String,
-    /// Text that is held back.
     held: String,
     n_lines: usize,
-}
-
-/// What may be given out now.
-#[derive(Debug, Default, PartialEq)]
-pub struct Given {
-    /// Text.
-    pub text: String,
-    /// Why nothing more comes.
-    pub stop: Option<Stop>,
 }
 
 impl Ending {
@@ -49,93 +41,75 @@ impl Ending {
         Ending { line, next_line, ..Ending::default() }
     }
 
-    /// The same with lines indented by at least this much white space.
-    pub fn with_indent(self, n_indent: usize) -> Ending {
-        Ending { n_indent, ..self }
-    }
-
-    /// The same with an end of line after this time.
-    pub fn with_time(self, time_max: Option<Duration>) -> Ending {
-        Ending { time_max, ..self }
-    }
-
-    /// Takes new text, `time` after the prompt was read.
-    pub fn push(&mut self, text: &str, time: Duration) -> Given {
+    /// Takes new text, `time` after the prompt was read: what may be given out, and why nothing more
+    /// comes.
+    pub fn push(&mut self, text: &str, time: Duration) -> (String, Option<Reason>) {
         if self.n_indent == 0 && self.next_line.is_none() && self.time_max.is_none() {
-            return Given { text: text.to_string(), stop: None };
+            return (text.to_string(), None);
         }
-        let mut given = Given::default();
+        let mut given = String::new();
         for ch in text.chars() {
-            match ch {
+            let stop = match ch {
                 '\n' => self.end_of_line(time, &mut given),
                 _ => {
                     self.line.push(ch);
                     self.held.push(ch);
-                    if self.is_short() {
-                        given.stop = Some(Stop::Limit);
-                    }
+                    self.is_short().then_some(Reason::Length)
                 }
-            }
-            if given.stop.is_some() {
-                return given;
+            };
+            if stop.is_some() {
+                return (given, stop);
             }
             if !self.is_undecided() {
-                given.text.push_str(&std::mem::take(&mut self.held));
+                given.push_str(&std::mem::take(&mut self.held));
             }
         }
-        given
+        (given, None)
     }
 
-    /// Takes the last text.
-    pub fn finish(&mut self, text: &str) -> Given {
-        let mut given = self.push(text, Duration::ZERO);
-        match given.stop {
-            Some(_) => {}
-            None if self.repeats() => given.stop = Some(Stop::End),
-            None => given.text.push_str(&std::mem::take(&mut self.held)),
+    pub fn finish(&mut self, text: &str) -> (String, Option<Reason>) {
+        let (mut given, stop) = self.push(text, Duration::ZERO);
+        let stop = stop.or_else(|| self.repeats().then_some(Reason::End));
+        if stop.is_none() {
+            given.push_str(&self.held);
         }
-        given
+        (given, stop)
     }
 
     /// A line is over. What is held is this line, and blank ones before it.
-    fn end_of_line(&mut self, time: Duration, given: &mut Given) {
+    fn end_of_line(&mut self, time: Duration, given: &mut String) -> Option<Reason> {
         if self.repeats() {
-            given.stop = Some(Stop::End);
-            return;
+            return Some(Reason::End);
         }
         if !self.line.trim().is_empty() {
-            given.text.push_str(&std::mem::take(&mut self.held));
+            given.push_str(&std::mem::take(&mut self.held));
         }
         if self.time_max.is_some_and(|time_max| time > time_max) {
-            given.stop = Some(Stop::Limit);
-            return;
+            return Some(Reason::Length);
         }
         self.held.push('\n');
         self.line.clear();
         self.n_lines += 1;
+        None
     }
 
     /// Whether the present line is the next line of the file.
     fn repeats(&self) -> bool {
-        self.next_line.as_deref().is_some_and(|next| next == self.line.trim_end())
+        self.next_line.as_deref() == Some(self.line.trim_end())
     }
 
     /// Whether the present line is indented too little. The first one was begun by somebody else.
     fn is_short(&self) -> bool {
-        let is_blank = self.line.trim_start().is_empty();
-        let n_white = self.line.len() - self.line.trim_start().len();
-        self.n_lines > 0 && !is_blank && n_white < self.n_indent
+        let text = self.line.trim_start();
+        self.n_lines > 0 && !text.is_empty() && self.line.len() - text.len() < self.n_indent
     }
 
     /// Whether a rule may yet take away what is held.
     fn is_undecided(&self) -> bool {
-        let is_blank = self.line.trim_start().is_empty();
-        let may_repeat = self
-            .next_line
-            .as_deref()
-            .is_some_and(|next| next.starts_with(self.line.trim_end()) || is_blank);
-        let may_be_short = self.n_lines > 0 && self.n_indent > 0 && is_blank;
-        may_repeat || may_be_short
+        // A blank line has the empty text in common with every next line.
+        let may_repeat = |next: &String| next.starts_with(self.line.trim_end());
+        let may_be_short = self.n_lines > 0 && self.n_indent > 0 && self.line.trim().is_empty();
+        self.next_line.as_ref().is_some_and(may_repeat) || may_be_short
     }
 }
 
@@ -144,23 +118,23 @@ mod tests {
     use super::*;
 
     /// The text given out for tokens of `n` characters, and the end.
-    fn run(mut ending: Ending, text: &str, n: usize) -> (String, Option<Stop>) {
+    fn run(mut ending: Ending, text: &str, n: usize) -> (String, Option<Reason>) {
         let chars: Vec<char> = text.chars().collect();
         let mut all = String::new();
         for (idx, token) in chars.chunks(n).enumerate() {
             let token: String = token.iter().collect();
-            let given = ending.push(&token, Duration::from_millis(idx as u64));
-            all += &given.text;
-            if given.stop.is_some() {
-                return (all, given.stop);
+            let (text, stop) = ending.push(&token, Duration::from_millis(idx as u64));
+            all += &text;
+            if stop.is_some() {
+                return (all, stop);
             }
         }
-        let given = ending.finish("");
-        (all + &given.text, given.stop)
+        let (text, stop) = ending.finish("");
+        (all + &text, stop)
     }
 
     /// The same for tokens of every size.
-    fn check(make: impl Fn() -> Ending, text: &str, want: &str, stop: Option<Stop>) {
+    fn check(make: impl Fn() -> Ending, text: &str, want: &str, stop: Option<Reason>) {
         for n in 1..=text.chars().count() {
             assert_eq!(run(make(), text, n), (want.to_string(), stop.clone()), "{text:?} by {n}");
         }
@@ -169,7 +143,7 @@ mod tests {
     #[test]
     fn an_answer_ends_before_the_next_line_of_the_file() {
         let make = || Ending::between("fn f() {\n    let a", ";\n\n    return a;\n}\n");
-        let stop = Some(Stop::End);
+        let stop = Some(Reason::End);
         check(make, " = 1;\n    return a;\n}\n", " = 1;", stop.clone());
         check(make, " = 1;\n\n    return a;", " = 1;", stop.clone());
         check(make, " = 1;\n    return a;  \nx", " = 1;", stop);
@@ -181,23 +155,23 @@ mod tests {
     #[test]
     fn the_first_line_counts_with_what_was_there_before_it() {
         let make = || Ending::between("x\n    ", "\n    done();\n");
-        check(make, "done();\nmore", "", Some(Stop::End));
+        check(make, "done();\nmore", "", Some(Reason::End));
         check(make, "undone();\nmore", "undone();\nmore", None);
     }
 
     #[test]
     fn an_answer_ends_before_a_line_that_is_indented_too_little() {
-        let make = || Ending::default().with_indent(4);
-        check(make, "a\n    b\n  c\n", "a\n    b", Some(Stop::Limit));
-        check(make, "a\n\n    b\n\n}\n", "a\n\n    b", Some(Stop::Limit));
+        let make = || Ending { n_indent: 4, ..Ending::default() };
+        check(make, "a\n    b\n  c\n", "a\n    b", Some(Reason::Length));
+        check(make, "a\n\n    b\n\n}\n", "a\n\n    b", Some(Reason::Length));
         check(make, "a\n        b\n", "a\n        b\n", None);
     }
 
     #[test]
     fn time_ends_an_answer_at_the_end_of_a_line() {
-        let make = || Ending::default().with_time(Some(Duration::from_millis(2)));
-        assert_eq!(run(make(), "abcdef\nghi", 1), ("abcdef".into(), Some(Stop::Limit)));
-        assert_eq!(run(make(), "a\nbcdef\ngh", 1), ("a\nbcdef".into(), Some(Stop::Limit)));
+        let make = || Ending { time_max: Some(Duration::from_millis(2)), ..Ending::default() };
+        assert_eq!(run(make(), "abcdef\nghi", 1), ("abcdef".into(), Some(Reason::Length)));
+        assert_eq!(run(make(), "a\nbcdef\ngh", 1), ("a\nbcdef".into(), Some(Reason::Length)));
         assert_eq!(run(make(), "abcdef", 1), ("abcdef".into(), None));
     }
 

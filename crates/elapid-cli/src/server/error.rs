@@ -17,19 +17,16 @@ const N_CHAR_MAX: usize = 800;
 /// Seconds after which a client that was turned away may try again.
 const RETRY_AFTER_S: u32 = 1;
 
-/// Why a request is not answered.
 #[derive(Clone, Debug)]
 pub struct ApiError {
     pub status: StatusCode,
     /// What is wrong and what to do.
     pub message: String,
-    /// The field at fault.
     pub param: Option<String>,
     /// One word for programs.
     pub code: Option<&'static str>,
 }
 
-/// What handlers return.
 pub type Answered<T> = Result<T, ApiError>;
 
 impl ApiError {
@@ -42,12 +39,10 @@ impl ApiError {
         ApiError { status, message, param: None, code: None }
     }
 
-    /// The request makes no sense.
     pub fn bad(message: impl Display) -> ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// A field of the request makes no sense.
     pub fn field(name: &str, problem: impl Display) -> ApiError {
         let param = Some(name.chars().take(N_CHAR_MAX).collect());
         ApiError { param, ..ApiError::bad(format!("`{name}`: {problem}")) }
@@ -57,23 +52,19 @@ impl ApiError {
         ApiError::field(name, "is missing")
     }
 
-    /// Something that should not have happened.
     pub fn internal(message: impl Display) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
-    /// The server answers nothing now.
     pub fn unavailable(message: impl Display) -> ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
     }
 
-    /// Too many requests wait.
     pub fn full() -> ApiError {
         ApiError::unavailable("too many requests are waiting; try again in a moment")
             .with_code("queue_full")
     }
 
-    /// The time of a request is over.
     pub fn late() -> ApiError {
         let words = "the answer took longer than this server allows (--timeout-s)";
         ApiError::new(StatusCode::REQUEST_TIMEOUT, words).with_code("timeout")
@@ -90,7 +81,6 @@ impl ApiError {
         }
     }
 
-    /// The same with one word for programs.
     pub fn with_code(self, code: &'static str) -> ApiError {
         ApiError { code: Some(code), ..self }
     }
@@ -108,7 +98,6 @@ impl ApiError {
         }
     }
 
-    /// The error object.
     pub fn json(&self) -> Value {
         json!({"error": {
             "message": self.message, "type": self.kind(), "param": self.param, "code": self.code,
@@ -117,7 +106,6 @@ impl ApiError {
 }
 
 impl From<Error> for ApiError {
-    /// An error of the engine that a request brought about.
     fn from(error: Error) -> ApiError {
         ApiError::of(&error, StatusCode::BAD_REQUEST)
     }
@@ -126,16 +114,16 @@ impl From<Error> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.json())).into_response();
-        let headers = response.headers_mut();
-        match self.status {
+        let more = match self.status {
             StatusCode::SERVICE_UNAVAILABLE => {
-                headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));
+                Some((header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S)))
             }
             StatusCode::UNAUTHORIZED => {
-                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+                Some((header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")))
             }
-            _ => {}
-        }
+            _ => None,
+        };
+        response.headers_mut().extend(more);
         response
     }
 }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// For the headers of a request, and between two requests; less where a whole request has less.
@@ -41,7 +41,6 @@ const UNAVAILABLE: u8 = 69;
 /// Exit code after a second signal.
 const INTERRUPTED: i32 = 130;
 
-/// Serves until a signal comes.
 pub fn serve(
     listener: std::net::TcpListener,
     loaded: Generator,
@@ -120,26 +119,20 @@ async fn accept(
     header_time: Duration,
     mut stopping: watch::Receiver<bool>,
 ) {
-    let room = Arc::new(Semaphore::new(N_CONNECTIONS_MAX));
     let mut tasks = JoinSet::new();
     loop {
-        let next = async {
-            let permit = room.clone().acquire_owned().await;
-            (listener.accept().await, permit)
-        };
-        let (accepted, permit) = tokio::select! {
-            next = next => next,
+        tokio::select! {
+            accepted = listener.accept(), if tasks.len() < N_CONNECTIONS_MAX => match accepted {
+                Ok((stream, _)) => {
+                    let (router, stopping) = (router.clone(), stopping.clone());
+                    tasks.spawn(connection(stream, router, header_time, stopping));
+                }
+                // Out of file descriptors, or a client that went away at once.
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            },
+            Some(_) = tasks.join_next() => {}
             _ = stopping.changed() => break,
-        };
-        match (accepted, permit) {
-            (Ok((stream, _)), Ok(permit)) => {
-                let (router, stopping) = (router.clone(), stopping.clone());
-                tasks.spawn(connection(stream, router, header_time, stopping, permit));
-            }
-            // Out of file descriptors, or a client that went away at once.
-            _ => tokio::time::sleep(Duration::from_millis(20)).await,
         }
-        while tasks.try_join_next().is_some() {}
     }
     drop(listener);
     while tasks.join_next().await.is_some() {}
@@ -150,7 +143,6 @@ async fn connection(
     router: Router,
     header_time: Duration,
     mut stopping: watch::Receiver<bool>,
-    _permit: OwnedSemaphorePermit,
 ) {
     // Pieces of an answer are small and wanted at once.
     let _ = stream.set_nodelay(true);

@@ -4,8 +4,7 @@
 //! |---------------|------------------------------------------------------------------------|
 //! | `listen.rs`   | connections, signals, the end                                          |
 //! | `security.rs` | who may ask                                                            |
-//! | `body.rs`     | the body of a request; `prompt.rs`: prompts in it;                     |
-//! |               | `params.rs`: fields that all routes share                              |
+//! | `body.rs`     | the body of a request; `params.rs`: fields that all routes share       |
 //! | `worker.rs`   | the one thread that owns the engine; `ending.rs`: where code in the    |
 //! |               | middle of a file ends                                                  |
 //! | `answer.rs`   | from answers that grow to a response, whole or streamed                |
@@ -27,30 +26,21 @@ pub mod listen;
 mod llama;
 mod openai;
 mod params;
-mod prompt;
 mod security;
 mod tabby;
 mod worker;
 
-use answer::Growing;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
-use elapid::Device;
-use elapid::FimTokens;
-use elapid::ModelInfo;
-use elapid::Request as EngineRequest;
-use elapid::{Chat, Generator, LoadedAdapter};
-use elapid::{Special, Tokenizer};
-use ending::Ending;
+use elapid::{Chat, Device, FimTokens, Generator, LoadedAdapter, ModelInfo, Special, Tokenizer};
 use error::{Answered, ApiError};
 pub use security::Guard;
-use security::Verdict;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -66,14 +56,11 @@ const PAGE_POLICY: &str = "default-src 'self'; script-src 'unsafe-inline'; \
 /// Requests whose text is cut into tokens at the same time: the rest of the machine answers.
 const N_PREPARING: usize = 2;
 
-/// Prompts in one request.
 const N_PROMPTS_MAX: usize = 64;
 
 /// What a server is made of besides the model.
 pub struct Settings {
-    /// Who may ask.
     pub guard: Guard,
-    /// Bytes of a body, at most.
     pub body_bytes_max: usize,
     /// Tokens of an answer; a request for more gets this many.
     pub n_tok_max: usize,
@@ -120,7 +107,7 @@ impl App {
         let tokenizer = engine.tokenizer().clone();
         let (context, n_slots) = (engine.settings().context, engine.settings().n_slots);
         let device = engine.device().clone();
-        let (worker, thread) = Worker::start(engine)?;
+        let (worker, thread) = Worker::start(engine, settings.time_max)?;
         let app = App {
             worker,
             tokenizer,
@@ -151,10 +138,13 @@ impl App {
         tokio::task::block_in_place(f)
     }
 
+    fn scales(&self) -> MutexGuard<'_, Vec<f32>> {
+        self.scales.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Adapters that act where a request does not say.
     fn default_adapters(&self) -> Vec<(usize, f32)> {
-        let scales = self.scales.lock().unwrap_or_else(PoisonError::into_inner);
-        scales.iter().copied().enumerate().filter(|(_, scale)| *scale != 0.0).collect()
+        self.scales().iter().copied().enumerate().filter(|(_, scale)| *scale != 0.0).collect()
     }
 
     /// The name of the model that answers, and its adapters.
@@ -173,9 +163,9 @@ impl App {
             return Ok((name.into(), vec![(idx, if scale == 0.0 { 1.0 } else { scale })]));
         }
         let known: Vec<String> = self.models().map(|name| format!("`{name}`")).collect();
-        let words = format!("there is no model `{name}` here; there is {}", known.join(", "));
-        let error = ApiError::new(StatusCode::NOT_FOUND, words).with_code("model_not_found");
-        Err(ApiError { param: Some("model".into()), ..error })
+        let words = format!("unknown model `{name}`; this server has {}", known.join(", "));
+        let (status, param) = (StatusCode::NOT_FOUND, Some("model".into()));
+        Err(ApiError { param, ..ApiError::new(status, words).with_code("model_not_found") })
     }
 
     fn models(&self) -> impl Iterator<Item = &str> {
@@ -183,10 +173,9 @@ impl App {
         std::iter::once(self.name.as_str()).chain(adapters)
     }
 
-    /// A token id from a request.
     fn token_id(&self, name: &str, id: u32) -> Answered<u32> {
         let n_vocab = self.info.n_vocab;
-        let words = || format!("holds {id}, which is no token of this vocabulary of {n_vocab}");
+        let words = || format!("{id} is not a token id below {n_vocab}");
         Some(id).filter(|_| (id as usize) < n_vocab).ok_or_else(|| ApiError::field(name, words()))
     }
 
@@ -198,10 +187,10 @@ impl App {
 
     /// The ids of a text that a model continues.
     fn encode_prompt(&self, text: &str) -> Answered<Vec<u32>> {
-        match text.is_empty() {
-            true => self.begin(),
-            false => Ok(self.tokenizer.encode_with_begin(text, Special::Parse)?),
+        if text.is_empty() {
+            return self.begin();
         }
+        Ok(self.tokenizer.encode_with_begin(text, Special::Parse)?)
     }
 
     /// How many tokens may follow a prompt of `n_prompt` tokens when `wanted` are asked for.
@@ -214,19 +203,12 @@ impl App {
                 "the prompt has {n_prompt} tokens, and the context of this server holds {context} \
                  (--context)"
             );
-            let error = ApiError::field("prompt", words);
-            return Err(error.with_code("context_length_exceeded"));
+            return Err(ApiError::field("prompt", words).with_code("context_length_exceeded"));
         }
         let n_max = wanted.unwrap_or(usize::MAX).min(context - n_prompt);
         Ok(n_max.min(self.settings.n_tok_max))
     }
 
-    /// Hands requests in; the time of all begins now.
-    async fn submit(&self, requests: Vec<(EngineRequest, Ending)>) -> Answered<Growing> {
-        self.worker.submit(requests, self.settings.time_max).await
-    }
-
-    /// A name for an answer.
     fn answer_id(&self, prefix: &str) -> String {
         let n = self.n_answers.fetch_add(1, Ordering::Relaxed);
         format!("{prefix}-{:x}-{n}", self.created_s)
@@ -238,9 +220,11 @@ fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// All routes.
 fn router(app: Arc<App>) -> Router {
-    let openai = Router::new()
+    Router::new()
+        .route("/", get(page))
+        .route("/favicon.ico", get(async || StatusCode::NO_CONTENT))
+        // OpenAI
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{*name}", get(openai::model))
         .route("/models", get(openai::models))
@@ -248,8 +232,8 @@ fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(openai::chat))
         .route("/chat/completions", post(openai::chat))
         .route("/v1/embeddings", post(openai::embeddings))
-        .route("/embeddings", post(openai::embeddings));
-    let llama = Router::new()
+        .route("/embeddings", post(openai::embeddings))
+        // llama.cpp
         .route("/completion", post(llama::completion))
         .route("/completions", post(llama::completion))
         .route("/infill", post(llama::infill))
@@ -260,16 +244,11 @@ fn router(app: Arc<App>) -> Router {
         .route("/tokenize", post(llama::tokenize))
         .route("/detokenize", post(llama::detokenize))
         .route("/apply-template", post(llama::apply_template))
-        .route("/lora-adapters", get(llama::adapters).post(llama::set_adapters));
-    let tabby = Router::new()
+        .route("/lora-adapters", get(llama::adapters).post(llama::set_adapters))
+        // Tabby
         .route("/v1/health", get(tabby::health).post(tabby::health))
-        .route("/v1/events", post(tabby::events));
-    Router::new()
-        .route("/", get(page))
-        .route("/favicon.ico", get(async || StatusCode::NO_CONTENT))
-        .merge(openai)
-        .merge(llama)
-        .merge(tabby)
+        // What was shown and taken is accepted and forgotten.
+        .route("/v1/events", post(async || StatusCode::NO_CONTENT))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(axum::middleware::from_fn_with_state(app.clone(), enter))
@@ -278,17 +257,13 @@ fn router(app: Arc<App>) -> Router {
 
 /// Lets a request in, and answers for handlers that panic.
 async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let verdict = app.settings.guard.check(request.method(), request.uri(), request.headers());
-    let origin = match verdict {
-        Err(error) => {
+    let checked = app.settings.guard.check(request.method(), request.uri(), request.headers());
+    let origin = match checked {
+        Ok(origin) if request.method() != Method::OPTIONS => origin,
+        ended => {
             body::discard(request).await;
-            return error.into_response();
+            return ended.map_or_else(ApiError::into_response, security::preflight);
         }
-        Ok(Verdict::Answer(response)) => {
-            body::discard(request).await;
-            return response;
-        }
-        Ok(Verdict::Pass(origin)) => origin,
     };
     let request = match body::gather(request, app.settings.body_bytes_max).await {
         Ok(request) => request,
@@ -311,16 +286,13 @@ async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
 }
 
 async fn page() -> Response {
-    let mut response = Html(PAGE).into_response();
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY));
-    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    response
+    let headers =
+        [(header::CONTENT_SECURITY_POLICY, PAGE_POLICY), (header::REFERRER_POLICY, "no-referrer")];
+    (headers, Html(PAGE)).into_response()
 }
 
 async fn not_found(method: Method, uri: Uri) -> ApiError {
-    let words = format!("there is no `{method} {}` here", uri.path());
-    ApiError::new(StatusCode::NOT_FOUND, words)
+    ApiError::new(StatusCode::NOT_FOUND, format!("there is no `{method} {}` here", uri.path()))
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> ApiError {

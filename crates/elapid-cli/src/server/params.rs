@@ -2,50 +2,27 @@
 //! llama.cpp give them.
 
 use super::App;
-use super::body::{Int, Num, Texts};
+use super::body::{Int, Num, Texts, whole};
 use super::error::{Answered, ApiError};
-use elapid::Sampling;
-use elapid::Special;
-use elapid::{Constraint, Request};
+use elapid::{Constraint, Request, Sampling, Special};
 use serde::Deserialize;
 use serde_json::{Map, Number, Value, json};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// Bytes of all texts that end an answer.
 const STOP_BYTES_MAX: usize = 4096;
-/// Texts that end an answer.
 const N_STOPS_MAX: usize = 16;
-/// Tokens whose logits are moved.
 const N_BIAS_MAX: usize = 1024;
 /// Likeliest tokens reported with each token.
 pub type Top = Int<0, 20>;
 
-/// Sampling where a request does not say.
-pub struct Defaults {
-    /// Zero is greedy.
-    pub temperature: f64,
-    /// llama.cpp takes anything below zero for greedy, OpenAI refuses it.
-    pub temperature_min: f64,
-    /// Zero is all.
-    pub top_k: i64,
-    /// One is all.
-    pub top_p: f64,
-    /// Zero is all.
-    pub min_p: f64,
+/// Whose sampling holds where a request does not say.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Defaults {
+    Openai,
+    Llama,
+    Infill,
 }
-
-/// The model's own distribution, as OpenAI has it.
-pub const OPENAI: Defaults =
-    Defaults { temperature: 1.0, temperature_min: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
-
-/// As llama.cpp has it.
-pub const LLAMA: Defaults =
-    Defaults { temperature: 0.8, temperature_min: -1.0, top_k: 40, top_p: 0.95, min_p: 0.05 };
-
-/// Whoever completes code wants the likeliest text, and the same each time.
-pub const INFILL: Defaults =
-    Defaults { temperature: 0.0, temperature_min: -1.0, top_k: 40, top_p: 0.95, min_p: 0.0 };
 
 /// The fields of a body that all routes share.
 #[derive(Default, Deserialize)]
@@ -96,7 +73,6 @@ enum Amount {
     Allowed(bool),
 }
 
-/// How strongly an adapter acts.
 #[derive(Deserialize)]
 pub struct Scale {
     id: usize,
@@ -110,7 +86,6 @@ struct ResponseFormat {
     schema: Option<Value>,
 }
 
-/// Whether an answer is given whole or as it grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Whole,
@@ -120,8 +95,8 @@ pub enum Mode {
 /// What all routes share, checked.
 #[derive(Clone)]
 pub struct Params {
-    /// Of the request but for its prompt and length.
-    request: Request,
+    /// The request but for its prompt and length.
+    pub request: Request,
     pub mode: Mode,
 }
 
@@ -130,7 +105,7 @@ impl Params {
     pub fn new(
         app: &App,
         common: Common,
-        defaults: &Defaults,
+        defaults: Defaults,
         adapters: Vec<(usize, f32)>,
     ) -> Answered<Params> {
         let sampling = sampling(app, &common, defaults)?;
@@ -151,8 +126,6 @@ impl Params {
             return Err(ApiError::bad(format!("the request has {words}; give one")));
         }
         let request = Request {
-            prompt: Vec::new(),
-            n_max: 0,
             sampling,
             logit_bias,
             stop_tokens,
@@ -162,18 +135,11 @@ impl Params {
                 Some(list) => scales(app, "lora", &list)?,
                 None => adapters,
             },
-            n_top: 0,
             n_lookup: common.n_lookup.map_or(app.settings.n_lookup, Int::size),
-            special: Special::Plain,
+            ..Request::default()
         };
         let mode = if common.stream == Some(true) { Mode::Stream } else { Mode::Whole };
         Ok(Params { request, mode })
-    }
-
-    /// The same with this many of the likeliest tokens reported.
-    pub fn with_top(mut self, n_top: usize) -> Params {
-        self.request.n_top = n_top;
-        self
     }
 
     /// The same for what ends where the middle of a file ends.
@@ -205,28 +171,34 @@ impl Params {
     }
 }
 
-fn sampling(app: &App, common: &Common, defaults: &Defaults) -> Answered<Sampling> {
-    let temperature = common.temperature.map_or(defaults.temperature, |it| it.0);
-    if temperature < defaults.temperature_min {
-        let words = format!("{temperature} is no number from 0 to 100");
+fn sampling(app: &App, common: &Common, defaults: Defaults) -> Answered<Sampling> {
+    let default = match defaults {
+        // The model's own distribution.
+        Defaults::Openai => Sampling { temperature: 1.0, ..Sampling::greedy() },
+        Defaults::Llama => Sampling::default(),
+        // Whoever completes code wants the likeliest text, and the same each time.
+        Defaults::Infill => Sampling { temperature: 0.0, min_p: 0.0, ..Sampling::default() },
+    };
+    let temperature = common.temperature.map_or(default.temperature, |it| it.0 as f32);
+    // llama.cpp takes anything below zero for greedy.
+    if temperature < 0.0 && defaults == Defaults::Openai {
+        let words = format!("{temperature} is not a number from 0 to 100");
         return Err(ApiError::field("temperature", words));
     }
-    let top_k = common.top_k.map_or(defaults.top_k, |k| k.0);
-    let top_p = common.top_p.map_or(defaults.top_p, |p| p.0) as f32;
     let n_penalized = match common.repeat_last_n.map_or(64, |n| n.0) {
         -1 => app.context,
         n => app.context.min(n as usize),
     };
     let repeat_penalty = common.repetition_penalty.or(common.repeat_penalty);
     Ok(Sampling {
-        temperature: temperature.max(0.0) as f32,
-        top_k: usize::try_from(top_k).ok().filter(|k| *k > 0),
+        temperature: temperature.max(0.0),
+        top_k: common.top_k.map_or(default.top_k, |k| Some(k.size())).filter(|k| *k > 0),
         // A share of nothing leaves the likeliest token.
-        top_p: top_p.max(f32::MIN_POSITIVE),
-        min_p: common.min_p.map_or(defaults.min_p, |p| p.0) as f32,
-        repeat_penalty: repeat_penalty.map_or(1.0, |it| it.0) as f32,
-        frequency_penalty: common.frequency_penalty.map_or(0.0, |it| it.0) as f32,
-        presence_penalty: common.presence_penalty.map_or(0.0, |it| it.0) as f32,
+        top_p: common.top_p.map_or(default.top_p, |p| p.0 as f32).max(f32::MIN_POSITIVE),
+        min_p: common.min_p.map_or(default.min_p, |p| p.0 as f32),
+        repeat_penalty: repeat_penalty.map_or(1.0, |it| it.0 as f32),
+        frequency_penalty: common.frequency_penalty.map_or(0.0, |it| it.0 as f32),
+        presence_penalty: common.presence_penalty.map_or(0.0, |it| it.0 as f32),
         n_penalized,
         seed: seed(common.seed.as_ref())?,
     })
@@ -234,15 +206,11 @@ fn sampling(app: &App, common: &Common, defaults: &Defaults) -> Answered<Samplin
 
 /// The seed that was given, or another each time.
 fn seed(seed: Option<&Number>) -> Answered<u64> {
-    let given = match seed {
-        None => None,
-        Some(number) => {
-            let whole = number.as_f64().filter(|x| x.fract() == 0.0 && x.abs() < 9e15);
-            let signed = number.as_i64().or(whole.map(|x| x as i64)).map(|n| n as u64);
-            let words = || ApiError::field("seed", format!("{number} is no whole number"));
-            Some(number.as_u64().or(signed).ok_or_else(words)?)
-        }
+    let bits = |number: &Number| {
+        let words = || ApiError::field("seed", format!("{number} is not a whole number"));
+        number.as_u64().or(whole(number).map(|n| n as u64)).ok_or_else(words)
     };
+    let given = seed.map(bits).transpose()?;
     // llama.cpp writes -1, also as a number of 32 bits, for any.
     let given = given.filter(|seed| ![u64::MAX, u64::from(u32::MAX)].contains(seed));
     // Each of these is made with keys of its own.
@@ -253,13 +221,11 @@ fn stops(texts: Option<Texts>) -> Answered<Vec<String>> {
     let mut texts = Texts::list(texts, "stop", N_STOPS_MAX)?;
     texts.retain(|text| !text.is_empty());
     let n_bytes: usize = texts.iter().map(String::len).sum();
-    match n_bytes <= STOP_BYTES_MAX {
-        true => Ok(texts),
-        false => {
-            let words = format!("has {n_bytes} bytes, at most {STOP_BYTES_MAX} are taken");
-            Err(ApiError::field("stop", words))
-        }
+    if n_bytes > STOP_BYTES_MAX {
+        let words = format!("has {n_bytes} bytes, at most {STOP_BYTES_MAX} are taken");
+        return Err(ApiError::field("stop", words));
     }
+    Ok(texts)
 }
 
 fn bias(app: &App, bias: Option<Bias>) -> Answered<Vec<(u32, f32)>> {
@@ -318,7 +284,7 @@ fn response_format(format: ResponseFormat) -> Answered<Option<Constraint>> {
     };
     match schema.is_object() {
         true => Ok(Some(Constraint::JsonSchema(schema))),
-        false => Err(ApiError::field(NAME, "has a schema that is no object")),
+        false => Err(ApiError::field(NAME, "has a schema that is not an object")),
     }
 }
 

@@ -22,9 +22,7 @@ const OPEN_PATHS: [&str; 4] = ["/", "/health", "/v1/health", "/favicon.ico"];
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// What is asked of every request.
 pub struct Guard {
-    /// Where the server listens.
     bound: SocketAddr,
     /// The host as a person typed it.
     host: String,
@@ -44,18 +42,20 @@ impl Guard {
         }
     }
 
-    /// Passes a request, answers it at once, or says why not.
-    pub fn check(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Answered<Verdict> {
+    /// The origin that may read the answer besides this server's own, or why the request is refused.
+    pub fn check(
+        &self,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Answered<Option<HeaderValue>> {
         let host = host_of(uri, headers)?;
         self.check_host(&host)?;
         let origin = self.check_origin(&host, headers)?;
-        if method == Method::OPTIONS {
-            return Ok(Verdict::Answer(preflight(origin)));
-        }
-        if !OPEN_PATHS.contains(&uri.path()) {
+        if method != Method::OPTIONS && !OPEN_PATHS.contains(&uri.path()) {
             self.check_key(headers)?;
         }
-        Ok(Verdict::Pass(origin))
+        Ok(origin)
     }
 
     fn check_host(&self, host: &str) -> Answered<()> {
@@ -93,8 +93,8 @@ impl Guard {
             }
         }
         let words = format!(
-            "a page of `{origin}` asks, which is not allowed; start the server with \
-             --allow-origin ORIGIN if it should be"
+            "requests from pages of `{origin}` are not allowed; start the server with \
+             --allow-origin ORIGIN to allow them"
         );
         Err(ApiError::new(StatusCode::FORBIDDEN, words).with_code("wrong_origin"))
     }
@@ -116,21 +116,12 @@ impl Guard {
         };
         // Hashes of blake3 compare in constant time; no key ends the search early.
         let given = blake3::hash(given.trim_ascii());
-        let n_equal = self.keys.iter().filter(|key| **key == given).count();
-        if n_equal > 0 {
+        if self.keys.iter().filter(|key| **key == given).count() > 0 {
             return Ok(());
         }
         let words = "this key is not one of the server's";
         Err(ApiError::new(StatusCode::UNAUTHORIZED, words).with_code("invalid_api_key"))
     }
-}
-
-/// What becomes of a request.
-pub enum Verdict {
-    /// It goes on; the answer may be read by this origin.
-    Pass(Option<HeaderValue>),
-    /// This is the answer.
-    Answer(Response),
 }
 
 /// The host a request is for, in lower case.
@@ -154,21 +145,19 @@ fn without_port(host: &str) -> &str {
 }
 
 /// The answer to OPTIONS.
-fn preflight(origin: Option<HeaderValue>) -> Response {
-    let mut response = StatusCode::NO_CONTENT.into_response();
-    let headers = response.headers_mut();
-    headers.insert(header::ALLOW, HeaderValue::from_static("GET, POST, OPTIONS"));
-    if let Some(origin) = origin {
-        let list = [
-            (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"),
-            (header::ACCESS_CONTROL_ALLOW_HEADERS, "authorization, content-type, x-api-key"),
-            (header::ACCESS_CONTROL_MAX_AGE, "600"),
-        ];
-        for (name, value) in list {
-            headers.insert(name, HeaderValue::from_static(value));
-        }
-        allow(headers, origin);
-    }
+pub fn preflight(origin: Option<HeaderValue>) -> Response {
+    const METHODS: &str = "GET, POST, OPTIONS";
+    let Some(origin) = origin else {
+        return (StatusCode::NO_CONTENT, [(header::ALLOW, METHODS)]).into_response();
+    };
+    let list = [
+        (header::ALLOW, METHODS),
+        (header::ACCESS_CONTROL_ALLOW_METHODS, METHODS),
+        (header::ACCESS_CONTROL_ALLOW_HEADERS, "authorization, content-type, x-api-key"),
+        (header::ACCESS_CONTROL_MAX_AGE, "600"),
+    ];
+    let mut response = (StatusCode::NO_CONTENT, list).into_response();
+    allow(response.headers_mut(), origin);
     response
 }
 

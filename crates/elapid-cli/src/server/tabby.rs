@@ -2,16 +2,16 @@
 //!
 //! A completion is `{"language", "segments": {"prefix", "suffix", "filepath", ...}}` at
 //! `/v1/completions` and answers `{"id", "choices": [{"index", "text"}]}`. Events (what was shown,
-//! what was taken) are accepted and forgotten: nothing about a person's work is kept.
+//! what was taken) are accepted and forgotten: nothing about a person's work is kept (`mod.rs`).
 
 use super::App;
 use super::body::Body;
-use super::error::{Answered, ApiError};
+use super::error::Answered;
 use super::llama::Hole;
-use super::params::{INFILL, Params};
+use super::params::{Defaults, Params};
+use crate::report::n_threads_default;
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -26,20 +26,12 @@ const TIME_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Deserialize)]
 struct Fields {
-    segments: Segments,
-}
-
-#[derive(Deserialize)]
-struct Segments {
-    prefix: Option<String>,
-    suffix: Option<String>,
-    filepath: Option<String>,
+    segments: Hole,
 }
 
 pub async fn complete(app: &Arc<App>, body: &Body) -> Answered<Response> {
-    let params = Params::new(app, body.read()?, &INFILL, app.default_adapters())?;
-    let Segments { prefix, suffix, filepath } = body.read::<Fields>()?.segments;
-    let hole = Hole::new(prefix.unwrap_or_default(), suffix.unwrap_or_default(), filepath);
+    let params = Params::new(app, body.read()?, Defaults::Infill, app.default_adapters())?;
+    let hole = body.read::<Fields>()?.segments;
     let prepared = app.prepare(|| match app.fim.is_some() {
         true => Ok(hole.prompt(app)?.0),
         // An editor without a suffix is better than none.
@@ -48,10 +40,11 @@ pub async fn complete(app: &Arc<App>, body: &Body) -> Answered<Response> {
     let prompt = prepared.await?;
     let n_max = app.n_max(prompt.len(), Some(N_TOK))?;
     let request = params.with_fim_stops(app).request(prompt, n_max, 0);
-    let ending = hole.ending().with_time(Some(TIME_MAX));
-    let mut answers = app.submit(vec![(request, ending)]).await?.whole().await?;
-    let answer = answers.pop().ok_or_else(|| ApiError::internal("no answer was begun"))?;
-    let choices = json!([{"index": 0, "text": answer.text}]);
+    let mut ending = hole.ending();
+    ending.time_max = Some(TIME_MAX);
+    let answers = app.worker.submit(vec![(request, ending)]).await?.whole().await?;
+    let text: String = answers.into_iter().map(|(answer, _)| answer.text).collect();
+    let choices = json!([{"index": 0, "text": text}]);
     Ok(Json(json!({"id": app.answer_id("cmpl"), "choices": choices})).into_response())
 }
 
@@ -61,12 +54,8 @@ pub async fn health(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({
         "model": app.name, "chat_model": app.chat.is_some().then_some(&app.name),
         "device": kind, "arch": std::env::consts::ARCH, "cpu_info": cpu,
-        "cpu_count": std::thread::available_parallelism().map_or(1, usize::from),
+        "cpu_count": n_threads_default(),
         "cuda_devices": cuda, "family": app.info.family,
         "version": {"git_describe": concat!("elapid ", env!("CARGO_PKG_VERSION"))},
     }))
-}
-
-pub async fn events() -> StatusCode {
-    StatusCode::NO_CONTENT
 }

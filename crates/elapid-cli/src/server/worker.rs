@@ -10,16 +10,15 @@
 //!
 //! Not here: what a request means, what an answer looks like.
 
-use super::answer::{End, Growing, Piece, Stop};
+use super::answer::{End, Growing, Grown, Piece};
 use super::ending::Ending;
 use super::error::{Answered, ApiError};
+use crate::talk::answer::unfinished;
 use axum::http::StatusCode;
-use elapid::Error;
-use elapid::{Engine, Event, Finish, Reason, Refusal, Request, RequestId, Stats};
+use elapid::{Engine, Error, Event, Finish, Reason, Refusal, Request, RequestId, Stats};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
@@ -31,11 +30,8 @@ const N_PANICS_MAX: usize = 3;
 /// Schemas and grammars of strangers are read by recursion.
 const STACK_BYTES: usize = 16 << 20;
 
-enum Command {
-    Submit(Box<Request>, Box<Job>, oneshot::Sender<Answered<()>>),
-    Embed(Vec<u32>, oneshot::Sender<Answered<Vec<f32>>>),
-    Stop,
-}
+/// Work for the thread; nothing ends it.
+type Command = Option<Box<dyn FnOnce(&mut Desk) + Send>>;
 
 /// What happened since the start.
 #[derive(Clone, Debug, Default)]
@@ -50,16 +46,12 @@ pub struct Totals {
     /// Ended by a failure, and those of them where memory ran out.
     pub n_failed: u64,
     pub n_out_of_memory: u64,
-    /// Texts that were turned into vectors.
     pub n_embedded: u64,
-    /// Steps of the engine.
     pub n_steps: u64,
     /// Slots in use, summed over steps.
     pub n_busy: u64,
-    /// Time of all prompts and of all answers.
     pub prompt_time: Duration,
     pub answer_time: Duration,
-    /// Most tokens a sequence ever had.
     pub n_tok_max: usize,
 }
 
@@ -75,16 +67,11 @@ pub struct Board {
 /// The way to the thread.
 pub struct Worker {
     commands: Sender<Command>,
-    board: Arc<Mutex<Board>>,
+    board: watch::Receiver<Board>,
     /// Room for texts that wait for their vectors.
     embedding: Semaphore,
-    /// True when the engine is beyond help.
-    broken: watch::Receiver<bool>,
-}
-
-fn lock(board: &Mutex<Board>) -> MutexGuard<'_, Board> {
-    // What is in it is a copy; half of one does no harm.
-    board.lock().unwrap_or_else(PoisonError::into_inner)
+    /// From a request to the end of its answer.
+    time_max: Duration,
 }
 
 fn gone<T>(_: T) -> ApiError {
@@ -92,80 +79,74 @@ fn gone<T>(_: T) -> ApiError {
 }
 
 impl Worker {
-    /// Starts the thread.
-    pub fn start(engine: Engine) -> std::io::Result<(Worker, JoinHandle<()>)> {
+    pub fn start(engine: Engine, time_max: Duration) -> std::io::Result<(Worker, JoinHandle<()>)> {
         let (commands, inbox) = mpsc::channel();
-        let (broken_sender, broken) = watch::channel(false);
         let embedding = Semaphore::new(engine.settings().n_waiting_max.max(1));
-        let board = Arc::new(Mutex::default());
-        let desk = Desk {
-            engine,
-            jobs: BTreeMap::new(),
-            board: board.clone(),
-            totals: Totals::default(),
-            n_panics: 0,
-            broken: None,
-            is_broken: broken_sender,
-        };
+        let (shown, board) = watch::channel(Board::default());
+        let (jobs, totals) = (BTreeMap::new(), Totals::default());
+        let desk = Desk { engine, jobs, board: shown, totals, n_panics: 0 };
         let thread = std::thread::Builder::new().name("engine".into()).stack_size(STACK_BYTES);
         let thread = thread.spawn(move || desk.run(&inbox))?;
-        Ok((Worker { commands, board, embedding, broken }, thread))
+        Ok((Worker { commands, board, embedding, time_max }, thread))
     }
 
     /// Hands requests in, each with where its answer ends besides where the model ends it.
     ///
     /// Answers that are dropped end their requests.
-    pub async fn submit(
-        &self,
-        requests: Vec<(Request, Ending)>,
-        time_max: Duration,
-    ) -> Answered<Growing> {
+    pub async fn submit(&self, requests: Vec<(Request, Ending)>) -> Answered<Growing> {
         let (sender, pieces) = tokio::sync::mpsc::unbounded_channel();
-        let (n_answers, deadline) = (requests.len(), Instant::now() + time_max);
+        let (n_answers, deadline) = (requests.len(), Instant::now() + self.time_max);
         for (idx, (request, ending)) in requests.into_iter().enumerate() {
             let job = Job {
                 idx,
                 pieces: sender.clone(),
                 ending,
                 deadline,
-                n_prompt: request.prompt.len(),
-                n_cached: 0,
-                n_tok: 0,
+                finish: unfinished(request.prompt.len()),
                 begun: None,
                 read: None,
             };
-            let (reply, answer) = oneshot::channel();
-            let command = Command::Submit(Box::new(request), Box::new(job), reply);
-            self.commands.send(command).map_err(gone)?;
-            answer.await.map_err(gone)??;
+            self.ask(move |desk| desk.submit(request, job)).await?;
         }
         Ok(Growing { pieces, n_answers, n_ended: 0 })
     }
 
-    /// The vector of a text.
     pub async fn embed(&self, ids: Vec<u32>) -> Answered<Vec<f32>> {
         let _room = self.embedding.try_acquire().map_err(|_| ApiError::full())?;
+        self.ask(move |desk| desk.embed(&ids)).await
+    }
+
+    /// Has the thread do this, unless the engine is beyond help or nobody waits any more.
+    async fn ask<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Desk) -> Answered<T> + Send + 'static,
+    ) -> Answered<T> {
         let (reply, answer) = oneshot::channel();
-        self.commands.send(Command::Embed(ids, reply)).map_err(gone)?;
+        let command = move |desk: &mut Desk| {
+            let broken = desk.board.borrow().broken.clone();
+            if !reply.is_closed() {
+                let _ = reply.send(broken.map_or_else(|| work(desk), Err));
+            }
+        };
+        self.commands.send(Some(Box::new(command))).map_err(gone)?;
         answer.await.map_err(gone)?
     }
 
     /// What the engine was like after its last step.
     pub fn board(&self) -> Board {
-        lock(&self.board).clone()
+        self.board.borrow().clone()
     }
 
     /// Ends the thread; whatever still runs is cut off.
     pub fn stop(&self) {
         // One that is gone already need not be told.
-        let _ = self.commands.send(Command::Stop);
+        let _ = self.commands.send(None);
     }
 
     /// Returns when the engine is beyond help.
     pub async fn broken(&self) {
-        let mut broken = self.broken.clone();
         // The sender goes away with the thread, which is the same.
-        let _ = broken.wait_for(|broken| *broken).await;
+        let _ = self.board.clone().wait_for(|board| board.broken.is_some()).await;
     }
 }
 
@@ -173,102 +154,71 @@ impl Worker {
 struct Job {
     /// Its number among those of its HTTP request.
     idx: usize,
-    pieces: UnboundedSender<(usize, Answered<Piece>)>,
+    pieces: UnboundedSender<(usize, Grown)>,
     ending: Ending,
     deadline: Instant,
-    n_prompt: usize,
-    n_cached: usize,
-    n_tok: usize,
+    /// Its end if it came now.
+    finish: Finish,
     /// When the engine turned to it, and when its prompt was read.
     begun: Option<Instant>,
     read: Option<Instant>,
 }
 
 impl Job {
-    fn send(&self, piece: Answered<Piece>) {
+    fn send(&self, grown: Grown) {
         // A client that has gone is found by `sweep`.
-        let _ = self.pieces.send((self.idx, piece));
+        let _ = self.pieces.send((self.idx, grown));
     }
 
-    fn end(&self, stop: Stop, now: Instant) -> End {
+    fn end(&self, finish: Finish, now: Instant) -> End {
         let begun = self.begun.unwrap_or(now);
         let read = self.read.unwrap_or(begun);
-        End {
-            stop,
-            n_prompt: self.n_prompt,
-            n_cached: self.n_cached,
-            n_tok: self.n_tok,
-            n_guessed: 0,
-            n_accepted: 0,
-            prompt_time: read - begun,
-            answer_time: now - read,
-        }
+        End { finish, prompt_time: read - begun, answer_time: now - read }
     }
 
-    /// The last of it.
-    fn finished(&mut self, finish: Finish, now: Instant) -> Answered<Piece> {
-        let stop = match finish.reason {
-            Reason::End => Stop::End,
-            Reason::StopText(word) => Stop::Word(word),
-            Reason::Length | Reason::Cancelled => Stop::Limit,
-            Reason::Failed(error) => {
-                return Err(ApiError::of(&error, StatusCode::INTERNAL_SERVER_ERROR));
-            }
-        };
-        let given = self.ending.finish(&finish.text);
-        self.n_cached = finish.n_cached;
-        let end = self.end(given.stop.unwrap_or(stop), now);
-        let (n_guessed, n_accepted) = (finish.n_guessed, finish.n_accepted);
-        let end = Some(End { n_guessed, n_accepted, ..end });
-        Ok(Piece { text: given.text, tokens: Vec::new(), end })
+    fn finished(&mut self, finish: Finish, now: Instant) -> Answered<(Piece, End)> {
+        if let Reason::Failed(error) = &finish.reason {
+            return Err(ApiError::of(error, StatusCode::INTERNAL_SERVER_ERROR));
+        }
+        let (text, stop) = self.ending.finish(&finish.text);
+        let reason = stop.unwrap_or(finish.reason);
+        let end = self.end(Finish { reason, ..finish }, now);
+        Ok((Piece { text, tokens: Vec::new() }, end))
     }
 }
 
-/// What the thread has before it.
 struct Desk {
     engine: Engine,
     jobs: BTreeMap<RequestId, Job>,
-    board: Arc<Mutex<Board>>,
+    board: watch::Sender<Board>,
     totals: Totals,
     /// Requests in a row that ended in a panic.
     n_panics: usize,
-    /// Why nothing is answered any more.
-    broken: Option<ApiError>,
-    is_broken: watch::Sender<bool>,
 }
 
 impl Desk {
     fn run(mut self, inbox: &Receiver<Command>) {
         loop {
             let first = match self.jobs.is_empty() {
-                true => match inbox.recv() {
-                    Ok(command) => Some(command),
-                    Err(_) => return,
-                },
+                true => Some(inbox.recv().unwrap_or(None)),
                 false => None,
             };
             for command in first.into_iter().chain(inbox.try_iter()) {
-                match (command, &self.broken) {
-                    (Command::Stop, _) => return,
-                    // Clients that do not wait for a reply have gone, and are found by `sweep`.
-                    (Command::Submit(.., reply), Some(why)) => _ = reply.send(Err(why.clone())),
-                    (Command::Embed(_, reply), Some(why)) => _ = reply.send(Err(why.clone())),
-                    (Command::Submit(request, job, reply), None) => {
-                        let _ = reply.send(self.submit(*request, *job));
-                    }
-                    (Command::Embed(ids, reply), None) if !reply.is_closed() => {
-                        let _ = reply.send(self.embed(&ids));
-                    }
-                    (Command::Embed(..), None) => {}
+                match command {
+                    Some(command) => command(&mut self),
+                    None => return,
                 }
             }
             self.sweep();
             if !self.jobs.is_empty() {
                 self.step();
             }
-            let mut board = lock(&self.board);
-            board.stats = self.engine.stats();
-            board.totals = self.totals.clone();
+            // Nobody waits for figures: who wants them looks.
+            self.board.send_if_modified(|board| {
+                board.stats = self.engine.stats();
+                board.totals = self.totals.clone();
+                false
+            });
         }
     }
 
@@ -342,12 +292,15 @@ impl Desk {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.begun.get_or_insert(begin);
         match event {
-            Event::Prompt { n_cached, .. } => (job.n_cached, job.read) = (n_cached, Some(now)),
+            Event::Prompt { n_cached, .. } => {
+                (job.finish.n_cached, job.read) = (n_cached, Some(now));
+            }
             Event::Token(token) => {
-                job.n_tok += 1;
-                let given = job.ending.push(&token.text, now - job.read.unwrap_or(now));
-                let end = given.stop.map(|stop| job.end(stop, now));
-                job.send(Ok(Piece { text: given.text, tokens: vec![token], end: end.clone() }));
+                job.finish.n_tok += 1;
+                let (text, stop) = job.ending.push(&token.text, now - job.read.unwrap_or(now));
+                let end = stop.map(|reason| Finish { reason, ..job.finish.clone() });
+                let end = end.map(|finish| job.end(finish, now));
+                job.send(Ok((Piece { text, tokens: vec![token] }, end.clone())));
                 if let Some(end) = end {
                     self.count(&end);
                     self.jobs.remove(&id);
@@ -357,8 +310,8 @@ impl Desk {
             Event::Done(finish) => {
                 let Some(mut job) = self.jobs.remove(&id) else { return };
                 let reason = finish.reason.clone();
-                let piece = job.finished(finish, now);
-                if let Ok(Piece { end: Some(end), .. }) = &piece {
+                let finished = job.finished(finish, now);
+                if let Ok((_, end)) = &finished {
                     self.count(end);
                 }
                 // First, so that whoever hears of a failure finds `/health` true.
@@ -366,7 +319,7 @@ impl Desk {
                     Reason::Failed(error) => self.note_failure(&error),
                     _ => self.n_panics = 0,
                 }
-                job.send(piece);
+                job.send(finished.map(|(piece, end)| (piece, Some(end))));
             }
         }
     }
@@ -375,10 +328,10 @@ impl Desk {
         let totals = &mut self.totals;
         totals.prompt_time += end.prompt_time;
         totals.answer_time += end.answer_time;
-        totals.n_tok_max = totals.n_tok_max.max(end.n_prompt + end.n_tok);
+        totals.n_tok_max = totals.n_tok_max.max(end.finish.n_prompt + end.finish.n_tok);
     }
 
-    /// Counts a failure, tells the log, and sees whether there is a point in going on.
+    /// Counts a failure, tells the log, and sees whether there is a point in continuing.
     fn note_failure(&mut self, error: &Error) {
         let error_of_api = ApiError::of(error, StatusCode::INTERNAL_SERVER_ERROR);
         match error {
@@ -404,8 +357,6 @@ impl Desk {
             job.send(Err(why.clone()));
             self.engine.cancel(id);
         }
-        lock(&self.board).broken = Some(why.clone());
-        self.broken = Some(why);
-        self.is_broken.send_replace(true);
+        self.board.send_modify(|board| board.broken = Some(why));
     }
 }

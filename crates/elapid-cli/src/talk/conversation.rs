@@ -9,80 +9,71 @@
 use crate::files;
 use crate::report::{Done, Failure};
 use elapid::Message;
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::json;
 use std::path::Path;
 
-/// A message of this role.
-pub fn message(role: &str, text: &str) -> Message {
-    let pairs = [("role", role), ("content", text)];
-    pairs.into_iter().map(|(key, text)| (key.to_string(), json!(text))).collect()
-}
+const ROLES: [&str; 2] = ["user", "assistant"];
 
-/// What was said.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conversation {
     /// What the assistant is told before all.
     pub system: Option<String>,
-    turns: Vec<Turn>,
+    /// Questions, each but perhaps the last with its answer behind it.
+    texts: Vec<String>,
 }
 
-/// A question, and its answer when there is one.
-#[derive(Clone, Debug, PartialEq)]
-struct Turn {
-    user: String,
-    assistant: Option<String>,
+/// A conversation on disk.
+#[derive(Deserialize)]
+struct Saved {
+    messages: Vec<Said>,
+}
+
+#[derive(Deserialize)]
+struct Said {
+    role: String,
+    content: String,
 }
 
 impl Conversation {
-    /// Nothing said yet but this.
     pub fn new(system: Option<String>) -> Conversation {
-        Conversation { system, turns: Vec::new() }
+        Conversation { system, texts: Vec::new() }
     }
 
-    /// All messages in order.
     pub fn messages(&self) -> Vec<Message> {
-        let mut list: Vec<Message> =
-            self.system.iter().map(|text| message("system", text)).collect();
-        for turn in &self.turns {
-            list.push(message("user", &turn.user));
-            list.extend(turn.assistant.iter().map(|text| message("assistant", text)));
-        }
-        list
+        let system = self.system.iter().map(|text| ("system", text));
+        let message = |(role, text): (&str, &String)| {
+            let pairs = [("role", role), ("content", text)].into_iter();
+            pairs.map(|(key, text)| (key.to_string(), json!(text))).collect()
+        };
+        system.chain(ROLES.into_iter().cycle().zip(&self.texts)).map(message).collect()
     }
 
     /// Questions so far.
     pub fn n_turns(&self) -> usize {
-        self.turns.len()
+        self.texts.len().div_ceil(2)
     }
 
-    /// Asks.
-    pub fn ask(&mut self, text: String) {
-        self.turns.push(Turn { user: text, assistant: None });
-    }
-
-    /// The answer to the last question.
-    pub fn answer(&mut self, text: String) {
-        if let Some(turn) = self.turns.last_mut() {
-            turn.assistant = Some(text);
-        }
+    /// Takes a question, or the answer to the last one.
+    pub fn push(&mut self, text: String) {
+        self.texts.push(text);
     }
 
     /// Forgets all but the system message.
     pub fn reset(&mut self) {
-        self.turns.clear();
+        self.texts.clear();
     }
 
     /// Takes the last question back, with its answer.
     pub fn undo(&mut self) -> Option<String> {
-        self.turns.pop().map(|turn| turn.user)
+        self.retry();
+        self.texts.pop()
     }
 
     /// Takes the last answer back; whether there is a question to answer.
     pub fn retry(&mut self) -> bool {
-        if let Some(turn) = self.turns.last_mut() {
-            turn.assistant = None;
-        }
-        !self.turns.is_empty()
+        self.texts.truncate((2 * self.n_turns()).saturating_sub(1));
+        !self.texts.is_empty()
     }
 
     /// The prompt, of `n_max` tokens at most, and how many old turns were forgotten for it.
@@ -97,48 +88,36 @@ impl Conversation {
             if ids.len() <= n_max {
                 return Ok((ids, n_forgotten));
             }
-            if self.turns.len() < 2 {
+            if self.n_turns() < 2 {
                 let problem =
                     format!("the message takes {} tokens, there is room for {n_max}", ids.len());
                 return Err(Failure::new(problem, "shorten it, or use a larger --context"));
             }
-            self.turns.remove(0);
+            self.texts.drain(..2);
             n_forgotten += 1;
         }
     }
 
-    /// Writes it to a file.
     pub fn save(&self, path: &Path) -> Done<()> {
         let text = json!({"messages": self.messages()});
         Ok(files::write_bytes(path, format!("{text}\n").as_bytes())?)
     }
 
-    /// Reads one from a file.
     pub fn load(path: &Path) -> Done<Conversation> {
         let text = files::read_text(path)?;
-        let wrong = |problem: String| {
+        let saved = serde_json::from_str(&text).map_err(|error| error.to_string());
+        saved.and_then(Conversation::of).map_err(|problem| {
             let hint = "give a file that /save wrote: {\"messages\": [{\"role\", \"content\"}]}";
             Failure::new(format!("{}: {problem}", path.display()), hint)
-        };
-        let json: Value =
-            serde_json::from_str(&text).map_err(|error| wrong(format!("not JSON: {error}")))?;
-        let list = json.get("messages").and_then(Value::as_array);
-        let list = list.ok_or_else(|| wrong("there is no list `messages`".into()))?;
-        Conversation::of(list).map_err(wrong)
+        })
     }
 
-    fn of(list: &[Value]) -> Result<Conversation, String> {
+    fn of(saved: Saved) -> Result<Conversation, String> {
         let mut conversation = Conversation::default();
-        for (idx, item) in list.iter().enumerate() {
-            let text = |key: &str| item.get(key).and_then(Value::as_str);
-            let (Some(role), Some(content)) = (text("role"), text("content")) else {
-                return Err(format!("message {idx} has no `role` and `content` of text"));
-            };
-            let is_open = conversation.turns.last().is_some_and(|turn| turn.assistant.is_none());
-            match role {
-                "system" if idx == 0 => conversation.system = Some(content.into()),
-                "user" if !is_open => conversation.ask(content.into()),
-                "assistant" if is_open => conversation.answer(content.into()),
+        for (idx, Said { role, content }) in saved.messages.into_iter().enumerate() {
+            match role.as_str() {
+                "system" if idx == 0 => conversation.system = Some(content),
+                role if role == ROLES[conversation.texts.len() % 2] => conversation.push(content),
                 _ => return Err(format!("message {idx} of role {role:?} is out of turn")),
             }
         }
@@ -149,12 +128,13 @@ impl Conversation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Value;
 
     fn talked() -> Conversation {
         let mut conversation = Conversation::new(Some("be brief".into()));
         for n in 0..3 {
-            conversation.ask(format!("question {n}"));
-            conversation.answer(format!("answer {n}"));
+            conversation.push(format!("question {n}"));
+            conversation.push(format!("answer {n}"));
         }
         conversation
     }
@@ -167,7 +147,7 @@ mod tests {
     #[test]
     fn the_oldest_turns_are_forgotten_first() {
         let mut conversation = talked();
-        conversation.ask("question 3".into());
+        conversation.push("question 3".into());
         let (ids, n_forgotten) = conversation.fit(45, &mut prompt).unwrap();
         assert_eq!((ids.len(), n_forgotten), (40, 2));
         let texts: Vec<Value> =
@@ -181,7 +161,7 @@ mod tests {
     fn a_conversation_is_the_same_after_it_was_saved_and_loaded() {
         let path = std::env::temp_dir().join(format!("elapid-chat-{}.json", std::process::id()));
         let mut conversation = talked();
-        conversation.ask("open \"question\"\n".into());
+        conversation.push("open \"question\"\n".into());
         conversation.save(&path).unwrap();
         assert_eq!(Conversation::load(&path).unwrap(), conversation);
         std::fs::remove_file(&path).unwrap();
@@ -192,13 +172,13 @@ mod tests {
         let of = |roles: &[&str]| {
             let list: Vec<Value> =
                 roles.iter().map(|role| json!({"role": role, "content": "x"})).collect();
-            Conversation::of(&list)
+            Conversation::of(serde_json::from_value(json!({"messages": list})).unwrap())
         };
         assert!(of(&["system", "user", "assistant", "user"]).is_ok());
         for roles in [&["assistant"][..], &["user", "user"], &["user", "system"], &["tool"]] {
             assert!(of(roles).unwrap_err().contains("out of turn"), "{roles:?}");
         }
-        assert!(Conversation::of(&[json!({"role": "user"})]).is_err());
+        assert!(serde_json::from_value::<Saved>(json!({"messages": [{"role": "user"}]})).is_err());
     }
 
     #[test]

@@ -1,27 +1,18 @@
-//! Flags that say which model answers and how tokens are chosen.
+//! Flags that say which model answers and how tokens are chosen, and the model made ready by them.
 //!
-//! Defaults are what the model's own files suggest, and else what llama.cpp does: a temperature of
-//! 0.8 among the most likely tokens.
+//! Defaults are what the model's own files suggest, and else what llama.cpp does.
 
-use super::load::{AdapterPath, LoadSettings};
 use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, between};
-use elapid::CacheType;
-use elapid::Sampling;
-use elapid::{Constraint, Request};
-use elapid::{Generator, GeneratorSettings, Suggested};
-use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
-
-/// Sampling where neither a person nor the model says.
-const DEFAULT: Suggested = Suggested {
-    temperature: Some(0.8),
-    top_k: Some(40),
-    top_p: Some(0.95),
-    min_p: Some(0.05),
-    repeat_penalty: Some(1.0),
+use elapid::{
+    CacheType, ChatOptions, Constraint, DateTime, Generator, GeneratorSettings, Message, Model,
+    Request, Sampling, Special,
 };
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Which model, where, and how much it may hold.
 #[derive(clap::Args, Clone, Debug)]
@@ -41,18 +32,11 @@ pub struct ModelFlags {
 }
 
 impl ModelFlags {
-    /// How to load for one conversation.
-    pub fn settings(&self) -> LoadSettings {
-        LoadSettings {
-            compute: self.compute.clone(),
-            adapters: self.adapter.clone(),
-            generator: GeneratorSettings {
-                context: self.context,
-                cache: self.cache_type,
-                ..GeneratorSettings::default()
-            },
-            ..LoadSettings::default()
-        }
+    /// The model at `path`, ready for one conversation.
+    pub fn load(&self, path: &Path) -> Done<Generator> {
+        let (context, cache) = (self.context, self.cache_type);
+        let settings = GeneratorSettings { context, cache, ..GeneratorSettings::default() };
+        load(Model::open(path)?, &self.compute, &settings, &self.adapter)
     }
 }
 
@@ -110,45 +94,39 @@ pub fn cache_type(text: &str) -> Result<CacheType, String> {
     })
 }
 
+/// A number, for a flag.
+pub fn finite(text: &str) -> Result<f32, String> {
+    text.parse().ok().filter(|number: &f32| number.is_finite()).ok_or("give a number".into())
+}
+
 /// A number from zero on, for a flag.
 pub fn number_from_zero(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
-        _ => Err("give a number of at least 0".into()),
-    }
+    finite(text).ok().filter(|number| *number >= 0.0).ok_or("give a number of at least 0".into())
 }
 
 /// A number from zero to one, for a flag.
 pub fn share(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(number) if (0.0..=1.0).contains(&number) => Ok(number),
-        _ => Err("give a number from 0 to 1".into()),
-    }
+    let number = finite(text).ok().filter(|number| (0.0..=1.0).contains(number));
+    number.ok_or("give a number from 0 to 1".into())
 }
 
 impl SamplingFlags {
     /// The sampling, with a seed in any case.
-    pub fn sampling(&self, of_model: &Suggested) -> Sampling {
-        let temperature = self.temperature.or(of_model.temperature).or(DEFAULT.temperature);
-        // Zero asks for all, as everywhere else.
-        let top_k = self.top_k.or(of_model.top_k).or(DEFAULT.top_k).filter(|k| *k > 0);
-        let top_p = self.top_p.or(of_model.top_p).or(DEFAULT.top_p);
-        let min_p = self.min_p.or(of_model.min_p).or(DEFAULT.min_p);
-        let repeat = self.repeat_penalty.or(of_model.repeat_penalty).or(DEFAULT.repeat_penalty);
+    pub fn sampling(&self, of_model: Sampling) -> Sampling {
         Sampling {
-            temperature: temperature.unwrap_or(0.0),
-            top_k,
-            top_p: top_p.unwrap_or(1.0),
-            min_p: min_p.unwrap_or(0.0),
-            repeat_penalty: repeat.unwrap_or(1.0),
+            temperature: self.temperature.unwrap_or(of_model.temperature),
+            // Zero asks for all, as everywhere else.
+            top_k: self.top_k.or(of_model.top_k).filter(|k| *k > 0),
+            top_p: self.top_p.unwrap_or(of_model.top_p),
+            min_p: self.min_p.unwrap_or(of_model.min_p),
+            repeat_penalty: self.repeat_penalty.unwrap_or(of_model.repeat_penalty),
             frequency_penalty: self.frequency_penalty,
             presence_penalty: self.presence_penalty,
             seed: self.seed.unwrap_or_else(fresh_seed),
-            ..Sampling::greedy()
+            ..of_model
         }
     }
 
-    /// What the answer must look like.
     pub fn constraint(&self) -> Done<Option<Constraint>> {
         if let Some(schema) = &self.json_schema {
             return json_schema(schema).map(Some);
@@ -161,20 +139,20 @@ impl SamplingFlags {
 
     /// A request that continues `prompt`.
     pub fn request(&self, loaded: &Generator, prompt: Vec<u32>, n_max: usize) -> Done<Request> {
+        let request = loaded.request(prompt);
         Ok(Request {
             n_max,
-            sampling: self.sampling(&loaded.suggested),
+            sampling: self.sampling(request.sampling),
             stop_texts: self.stop.clone(),
             constraint: self.constraint()?,
             n_lookup: self.lookup,
-            ..loaded.request(prompt)
+            ..request
         })
     }
 }
 
 fn json_schema(text: &str) -> Done<Constraint> {
-    let is_inline = text.trim_start().starts_with('{');
-    let (name, text) = match is_inline {
+    let (name, text) = match text.trim_start().starts_with('{') {
         true => ("--json-schema", text.to_string()),
         false => (text, files::read_text(Path::new(text))?),
     };
@@ -189,6 +167,57 @@ fn json_schema(text: &str) -> Done<Constraint> {
 fn fresh_seed() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     (since.as_secs() ^ (u64::from(since.subsec_nanos()) << 4)) % 1_000_000_000
+}
+
+/// Makes a model ready, with its adapters.
+pub fn load(
+    model: Model,
+    compute: &Compute,
+    settings: &GeneratorSettings,
+    adapters: &[AdapterPath],
+) -> Done<Generator> {
+    let mut generator = Generator::new(Arc::new(model), &compute.open()?, settings)?;
+    for AdapterPath { path, scale } in adapters {
+        generator.add_adapter(path, *scale)?;
+    }
+    Ok(generator)
+}
+
+/// The prompt of these messages at this time: templates print the date.
+pub fn chat_prompt(generator: &Generator, messages: &[Message]) -> Done<Vec<u32>> {
+    let chat = generator.chat()?;
+    let options = ChatOptions { now: Some(now()), ..chat.options.clone() };
+    let text = chat.template.render(messages, &options)?;
+    Ok(generator.engine.tokenizer().encode(&text, Special::Parse)?)
+}
+
+/// An adapter on disk, and how strongly it is to act: `PATH` or `PATH=SCALE`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterPath {
+    /// A PEFT directory, a GGUF adapter, or a run.
+    pub path: PathBuf,
+    pub scale: f32,
+}
+
+impl FromStr for AdapterPath {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<AdapterPath, String> {
+        // A path may hold an equals sign of its own.
+        let (path, scale) = match text.rsplit_once('=') {
+            Some((path, scale)) if !Path::new(text).exists() => {
+                let wrong = |_| format!("`{scale}` is not a number; write PATH or PATH=0.5");
+                (path, finite(scale).map_err(wrong)?)
+            }
+            _ => (text, 1.0),
+        };
+        Ok(AdapterPath { path: path.into(), scale })
+    }
+}
+
+/// The time, in UTC: templates print the date.
+pub fn now() -> DateTime {
+    jiff::tz::Offset::UTC.to_datetime(jiff::Timestamp::now())
 }
 
 #[cfg(test)]
@@ -208,12 +237,11 @@ mod tests {
 
     #[test]
     fn a_flag_goes_before_the_model_and_the_model_before_the_default() {
-        let of_model =
-            Suggested { temperature: Some(0.2), top_k: Some(20), ..Suggested::default() };
-        let got = flags("--top-k 7 --seed 3").sampling(&of_model);
+        let of_model = Sampling { temperature: 0.2, top_k: Some(20), ..Sampling::default() };
+        let got = flags("--top-k 7 --seed 3").sampling(of_model);
         assert_eq!((got.temperature, got.top_k, got.top_p), (0.2, Some(7), 0.95));
         assert_eq!(got.seed, 3);
-        let greedy = flags("--temperature 0 --top-k 0").sampling(&of_model);
+        let greedy = flags("--temperature 0 --top-k 0").sampling(of_model);
         assert_eq!((greedy.temperature, greedy.top_k), (0.0, None));
     }
 
@@ -239,5 +267,15 @@ mod tests {
         assert_eq!(got, Some(want));
         let error = flags("--json-schema {").constraint().unwrap_err().to_string();
         assert!(error.contains("not JSON") && error.contains("hint: "), "{error}");
+    }
+
+    #[test]
+    fn a_scale_follows_the_path_of_an_adapter() {
+        let parse = |text: &str| text.parse::<AdapterPath>();
+        let path = |path: &str, scale| Ok(AdapterPath { path: path.into(), scale });
+        assert_eq!(parse("runs/a1"), path("runs/a1", 1.0));
+        assert_eq!(parse("runs/a=1/a1=0.25"), path("runs/a=1/a1", 0.25));
+        assert!(parse("runs/a1=much").unwrap_err().contains("`much` is not a number"));
+        assert!(parse("runs/a1=inf").is_err());
     }
 }

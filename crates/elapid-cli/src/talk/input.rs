@@ -17,24 +17,13 @@ use std::path::PathBuf;
 
 const QUOTES: &str = "\"\"\"";
 
-/// Messages in the history, at most.
 const N_HISTORY: usize = 1000;
 
-/// Where messages come from.
-pub enum Input {
-    /// A person types.
-    Terminal(Box<Terminal>),
-    /// One message per line.
-    Pipe,
+pub struct Input {
+    /// Where a person types; else each line of stdin is a message.
+    editor: Option<Editor<Typing, DefaultHistory>>,
 }
 
-/// A line editor with its history.
-pub struct Terminal {
-    editor: Editor<Typing, DefaultHistory>,
-    history: Option<PathBuf>,
-}
-
-/// What came in.
 #[derive(Debug, PartialEq)]
 pub enum Typed {
     /// A message, or a command.
@@ -48,58 +37,45 @@ pub enum Typed {
 }
 
 impl Input {
-    /// The terminal if stdin is one; `commands` are completed.
-    pub fn open(commands: &'static [&'static str]) -> Done<Input> {
+    /// The terminal if stdin is one; commands that start a line of `help` are completed.
+    pub fn open(help: &'static str) -> Done<Input> {
         if !std::io::stdin().is_terminal() {
-            return Ok(Input::Pipe);
+            return Ok(Input { editor: None });
         }
         let config = || Config::builder().max_history_size(N_HISTORY)?.history_ignore_dups(true);
         let config = config().map_err(failed)?.history_ignore_space(true).build();
         let mut editor = Editor::with_config(config).map_err(failed)?;
-        editor.set_helper(Some(Typing { commands }));
-        let history = history_path();
-        if let Some(path) = &history {
+        editor.set_helper(Some(Typing { help }));
+        if let Some(path) = history_path() {
             // There is none the first time.
-            let _ = editor.load_history(path);
+            let _ = editor.load_history(&path);
         }
-        Ok(Input::Terminal(Box::new(Terminal { editor, history })))
+        Ok(Input { editor: Some(editor) })
     }
 
     /// Whether a person types.
     pub fn is_terminal(&self) -> bool {
-        matches!(self, Input::Terminal(_))
+        self.editor.is_some()
     }
 
-    /// The next message.
     pub fn next(&mut self) -> Done<Typed> {
-        match self {
-            Input::Terminal(terminal) => terminal.next(),
-            Input::Pipe => next_of(&mut std::io::stdin().lock()),
-        }
-    }
-}
-
-impl Terminal {
-    fn next(&mut self) -> Done<Typed> {
-        match self.editor.readline("> ") {
+        let Some(editor) = &mut self.editor else {
+            return next_of(&mut std::io::stdin().lock());
+        };
+        match editor.readline("> ") {
             Ok(text) => {
-                let _ = self.editor.add_history_entry(text.as_str());
-                self.save();
+                let _ = editor.add_history_entry(text.as_str());
+                // After each message: a chat may end in any way. That it cannot be kept stops nobody.
+                if let Some(path) = history_path() {
+                    let _ = path.parent().map(std::fs::create_dir_all);
+                    let _ = editor.save_history(&path);
+                }
                 Ok(unfold(&text))
             }
             Err(ReadlineError::Interrupted) => Ok(Typed::Nothing),
             Err(ReadlineError::Eof) => Ok(Typed::End),
             Err(error) => Err(failed(error)),
         }
-    }
-
-    /// After each message: a chat may end in any way. That it cannot be kept stops nobody.
-    fn save(&mut self) {
-        let Some(path) = &self.history else { return };
-        if let Some(dir) = path.parent() {
-            let _ = std::fs::create_dir_all(dir);
-        }
-        let _ = self.editor.save_history(path);
     }
 }
 
@@ -117,7 +93,6 @@ fn history_path() -> Option<PathBuf> {
     state.map(|dir| dir.join("elapid").join("chat_history"))
 }
 
-/// The next message of a pipe.
 fn next_of(input: &mut dyn BufRead) -> Done<Typed> {
     let mut text = String::new();
     loop {
@@ -162,7 +137,7 @@ fn unfold(text: &str) -> Typed {
 
 /// What the editor asks while somebody types.
 struct Typing {
-    commands: &'static [&'static str],
+    help: &'static str,
 }
 
 impl Helper for Typing {}
@@ -192,8 +167,9 @@ impl Completer for Typing {
         _context: &Context<'_>,
     ) -> rustyline::Result<(usize, Vec<String>)> {
         let typed = line.get(..pos).unwrap_or("");
-        let fits = |command: &&&str| typed.starts_with('/') && command.starts_with(typed);
-        let list = self.commands.iter().filter(fits).map(|command| command.to_string());
+        let first = |line: &'static str| line.split_whitespace().next();
+        let fits = |command: &&str| typed.starts_with('/') && command.starts_with(typed);
+        let list = self.help.lines().filter_map(first).filter(fits).map(str::to_string);
         Ok((0, list.collect()))
     }
 }

@@ -5,4 +5,3 @@ pub mod answer;
 pub mod conversation;
 pub mod flags;
 pub mod input;
-pub mod load;

@@ -130,7 +130,7 @@ fn a_gguf_adapter_asks_for_its_base_and_refuses_another() {
     assert!(text.contains("--base MODEL") && !file.exists(), "{text}");
     receipt(&adapter, &file, &base);
     let text = refusal(&convert(&file, &dir.join("back"), None, &[]));
-    assert!(text.contains("name the base model"), "{text}");
+    assert!(text.contains("--base MODEL"), "{text}");
     let text = refusal(&convert(&file, &dir.join("back"), Some(&set("mamba")), &[]));
     assert!(text.contains("general.architecture"), "{text}");
     let text = refusal(&convert(&adapter, &dir.join("b.gguf"), Some(&set("mamba")), &[]));

@@ -1,20 +1,173 @@
-//! `POST /completion`: what follows a prompt.
+//! `POST /completion`: what follows a prompt; and what its answers and those of `/infill` look like.
 //!
 //! A prompt is a text, a list of tokens, or texts and tokens mixed; a list of prompts is answered
 //! by a list.
+//!
+//! `response_fields` chooses from them: `timings/prompt_ms` is a field of a field, and comes back
+//! under this name.
 
-use super::shape::{Answers, Fields};
-use crate::server::answer::respond;
-use crate::server::body::Body;
+use crate::server::answer::{End, Piece, Shape, probabilities, respond};
+use crate::server::body::{Body, Int, Num, Prompt, Texts};
 use crate::server::ending::Ending;
 use crate::server::error::{Answered, ApiError};
-use crate::server::params::{LLAMA, Params};
-use crate::server::prompt::Prompt;
+use crate::server::params::{Defaults, Params, Top};
 use crate::server::{App, N_PROMPTS_MAX};
 use axum::extract::State;
 use axum::response::Response;
+use elapid::{Reason, Special};
 use serde::Deserialize;
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use std::time::Duration;
+
+const N_FIELDS_MAX: usize = 128;
+
+/// What both routes have besides what all routes have.
+#[derive(Deserialize)]
+pub struct Fields {
+    /// Less than zero is to the end of the context.
+    n_predict: Option<Int<-2, { u32::MAX as i64 }>>,
+    max_tokens: Option<Int<-2, { u32::MAX as i64 }>>,
+    /// Zero is none.
+    t_max_predict_ms: Option<Num<-1, 1_000_000_000>>,
+    n_indent: Option<Int<0, 4096>>,
+    n_probs: Option<Top>,
+    response_fields: Option<Texts>,
+    return_tokens: Option<bool>,
+}
+
+impl Fields {
+    fn n_wanted(&self) -> Option<usize> {
+        self.n_predict.or(self.max_tokens).and_then(|n| usize::try_from(n.0).ok())
+    }
+
+    /// An ending, with what the request says of it.
+    pub fn ending(&self, mut ending: Ending) -> Ending {
+        let ms = self.t_max_predict_ms.map(|ms| ms.0).filter(|ms| *ms > 0.0);
+        ending.time_max = ms.map(|ms| Duration::from_secs_f64(ms / 1e3));
+        ending.n_indent = self.n_indent.map_or(0, Int::size);
+        ending
+    }
+}
+
+pub struct Answers {
+    app: Arc<App>,
+    params: Params,
+    /// By number, with the tokens that may follow.
+    prompts: Vec<(Vec<u32>, usize)>,
+    /// Whether a list is answered, however short.
+    pub is_list: bool,
+    /// Whether something before the prompt was left out.
+    pub truncated: bool,
+    wanted: Vec<String>,
+    with_tokens: bool,
+}
+
+impl Answers {
+    /// Answers to these prompts, in the form that the request asks for.
+    pub fn new(
+        app: &Arc<App>,
+        mut params: Params,
+        fields: &mut Fields,
+        prompts: Vec<Vec<u32>>,
+    ) -> Answered<Answers> {
+        params.request.n_top = fields.n_probs.map_or(0, Top::size);
+        let with_n_max =
+            |ids: Vec<u32>| app.n_max(ids.len(), fields.n_wanted()).map(|n_max| (ids, n_max));
+        Ok(Answers {
+            app: app.clone(),
+            params,
+            prompts: prompts.into_iter().map(with_n_max).collect::<Answered<_>>()?,
+            is_list: false,
+            truncated: false,
+            wanted: Texts::list(fields.response_fields.take(), "response_fields", N_FIELDS_MAX)?,
+            with_tokens: fields.return_tokens == Some(true),
+        })
+    }
+
+    /// Hands one request in for each prompt, and responds.
+    pub async fn respond(self, ending: impl Fn() -> Ending) -> Answered<Response> {
+        let request = |(ids, n_max): &(Vec<u32>, usize)| {
+            (self.params.request(ids.clone(), *n_max, 0), ending())
+        };
+        let growing = self.app.worker.submit(self.prompts.iter().map(request).collect()).await?;
+        respond(self.params.mode, growing, self).await
+    }
+
+    fn ended(&self, idx: usize, end: &End) -> Value {
+        let (stop_type, word) = match &end.finish.reason {
+            Reason::End => ("eos", ""),
+            Reason::StopText(word) => ("word", &word[..]),
+            _ => ("limit", ""),
+        };
+        let (prompt, n_max) = &self.prompts[idx];
+        json!({
+            "index": idx, "id_slot": -1, "stop": true, "model": self.app.name,
+            "tokens_predicted": end.finish.n_tok, "tokens_evaluated": end.finish.n_prompt,
+            "tokens_cached": end.finish.n_cached, "truncated": self.truncated,
+            "generation_settings": self.params.settings(*n_max),
+            "prompt": self.app.tokenizer.decode(prompt, Special::Parse),
+            "stop_type": stop_type, "stopping_word": word, "timings": end.timings(),
+        })
+    }
+
+    fn one(&self, idx: usize, (answer, end): &(Piece, End)) -> Value {
+        let mut value = self.ended(idx, end);
+        value["has_new_line"] = json!(answer.text.contains('\n'));
+        self.add(&mut value, answer);
+        self.choose(value)
+    }
+
+    fn add(&self, value: &mut Value, piece: &Piece) {
+        let tokens = piece.tokens.iter().filter(|_| self.with_tokens);
+        value["content"] = json!(piece.text);
+        value["tokens"] = tokens.map(|token| token.id).collect();
+        if self.params.request.n_top > 0 {
+            value["completion_probabilities"] =
+                probabilities(&self.app.tokenizer, &piece.tokens, f32::MIN);
+        }
+    }
+
+    fn choose(&self, value: Value) -> Value {
+        if self.wanted.is_empty() {
+            return value;
+        }
+        let mut chosen = Map::new();
+        for path in &self.wanted {
+            let found = path.split('/').try_fold(&value, |value, key| value.as_object()?.get(key));
+            if let Some(found) = found {
+                chosen.insert(path.clone(), found.clone());
+            }
+        }
+        Value::Object(chosen)
+    }
+}
+
+impl Shape for Answers {
+    fn whole(&self, answers: &[(Piece, End)]) -> Value {
+        match (answers, self.is_list) {
+            ([answer], false) => self.one(0, answer),
+            _ => answers.iter().enumerate().map(|(idx, answer)| self.one(idx, answer)).collect(),
+        }
+    }
+
+    fn piece(&self, idx: usize, piece: &Piece) -> Value {
+        let mut value = json!({"index": idx, "stop": false, "id_slot": -1});
+        self.add(&mut value, piece);
+        value
+    }
+
+    fn last(&self, idx: usize, end: &End) -> Value {
+        let mut value = self.ended(idx, end);
+        value["content"] = json!("");
+        value["tokens"] = json!([]);
+        self.choose(value)
+    }
+
+    fn shows_tokens(&self) -> bool {
+        self.params.request.n_top > 0 || self.with_tokens
+    }
+}
 
 #[derive(Deserialize)]
 struct PromptField {
@@ -22,7 +175,7 @@ struct PromptField {
 }
 
 pub async fn completion(State(app): State<Arc<App>>, body: Body) -> Answered<Response> {
-    let params = Params::new(&app, body.read()?, &LLAMA, app.default_adapters())?;
+    let params = Params::new(&app, body.read()?, Defaults::Llama, app.default_adapters())?;
     let mut fields: Fields = body.read()?;
     let prompt = body.read::<PromptField>()?.prompt.ok_or_else(|| ApiError::missing("prompt"))?;
     let (prompts, is_list) = prompt.split("prompt", N_PROMPTS_MAX)?;
@@ -30,6 +183,5 @@ pub async fn completion(State(app): State<Arc<App>>, body: Body) -> Answered<Res
     let ids: Vec<Vec<u32>> = ids.await?;
     let mut answers = Answers::new(&app, params, &mut fields, ids)?;
     answers.is_list = is_list;
-    let growing = answers.submit(|| fields.ending(Ending::default())).await?;
-    respond(answers.params.mode, growing, answers).await
+    answers.respond(|| fields.ending(Ending::default())).await
 }

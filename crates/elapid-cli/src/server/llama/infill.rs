@@ -17,40 +17,37 @@
 //! Better than llama.cpp: `project` and `filename` name the repository and the file, and the
 //! prompt is part of the prefix when it is cut into tokens.
 
-use super::shape::{Answers, Fields};
+use super::completion::{Answers, Fields};
 use super::window;
 use crate::server::App;
-use crate::server::answer::respond;
 use crate::server::body::{Body, Size, at_most};
 use crate::server::ending::Ending;
 use crate::server::error::{Answered, ApiError};
-use crate::server::params::{INFILL, Params};
+use crate::server::params::{Defaults, Params};
 use axum::extract::State;
 use axum::response::Response;
-use elapid::Special;
-use elapid::{FimContext, FimFile};
+use elapid::{FimContext, FimFile, Special};
 use serde::Deserialize;
 use std::sync::Arc;
 
 /// Tokens of the suffix where nobody says: they are read anew with every key that is pressed.
 const N_SUFFIX: usize = 256;
 
-/// Other files in one request.
 const N_FILES_MAX: usize = 1024;
 
-/// A hole, and what is known around it, as `/infill` is told.
+/// A hole, and what is known around it, as `/infill` and Tabby (by the other names) are told.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub struct Hole {
+    #[serde(alias = "prefix")]
     input_prefix: Option<String>,
     /// The part of the prefix in the line of the cursor.
     prompt: Option<String>,
+    #[serde(alias = "suffix")]
     input_suffix: Option<String>,
-    /// Other files.
     input_extra: Option<Vec<File>>,
-    /// Name of the repository.
     project: Option<String>,
-    /// Path of the file.
+    #[serde(alias = "filepath")]
     filename: Option<String>,
     /// Tokens of prefix and suffix, at most.
     n_prefix: Option<Size>,
@@ -63,23 +60,13 @@ struct File {
     text: Option<String>,
 }
 
-impl File {
-    fn shown(&self) -> FimFile<'_> {
-        FimFile {
-            // As llama.cpp calls a file without a name.
-            path: self.filename.as_deref().unwrap_or("tmp"),
-            text: self.text.as_deref().unwrap_or_default(),
-        }
-    }
+fn shown(file: &File) -> FimFile<'_> {
+    // As llama.cpp calls a file without a name.
+    let path = file.filename.as_deref().unwrap_or("tmp");
+    FimFile { path, text: file.text.as_deref().unwrap_or_default() }
 }
 
 impl Hole {
-    /// A hole in a file, with nothing else known.
-    pub fn new(prefix: String, suffix: String, filename: Option<String>) -> Hole {
-        let (input_prefix, input_suffix) = (Some(prefix), Some(suffix));
-        Hole { input_prefix, input_suffix, filename, ..Hole::default() }
-    }
-
     /// Before it, up to the cursor.
     pub fn prefix(&self) -> String {
         [&self.input_prefix, &self.prompt].into_iter().flatten().map(String::as_str).collect()
@@ -107,7 +94,7 @@ impl Hole {
         let context = FimContext {
             repo: self.project.as_deref().unwrap_or("project"),
             path: self.filename.as_deref().unwrap_or("file"),
-            files: self.input_extra.iter().flatten().map(File::shown).collect(),
+            files: self.input_extra.iter().flatten().map(shown).collect(),
             n_tok_max: app.context.saturating_sub(n_kept + n_suffix + n_prefix),
         };
         let mut error = None;
@@ -133,7 +120,7 @@ impl Hole {
 }
 
 pub async fn infill(State(app): State<Arc<App>>, body: Body) -> Answered<Response> {
-    let params = Params::new(&app, body.read()?, &INFILL, app.default_adapters())?;
+    let params = Params::new(&app, body.read()?, Defaults::Infill, app.default_adapters())?;
     let mut fields: Fields = body.read()?;
     let mut hole: Hole = body.read()?;
     let files = hole.input_extra.take().unwrap_or_default();
@@ -141,6 +128,5 @@ pub async fn infill(State(app): State<Arc<App>>, body: Body) -> Answered<Respons
     let (prompt, truncated) = app.prepare(|| hole.prompt(&app)).await?;
     let mut answers = Answers::new(&app, params.with_fim_stops(&app), &mut fields, vec![prompt])?;
     answers.truncated = truncated;
-    let growing = answers.submit(|| fields.ending(hole.ending())).await?;
-    respond(answers.params.mode, growing, answers).await
+    answers.respond(|| fields.ending(hole.ending())).await
 }

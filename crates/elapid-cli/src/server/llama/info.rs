@@ -1,11 +1,20 @@
-//! `GET /health`, `/props`, `/slots`: what this server is and what it is doing.
+//! What watches and helps: `GET /health`, `/props`, `/slots`, `/metrics`, `/lora-adapters`;
+//! `POST /lora-adapters`, `/tokenize`, `/detokenize`, `/apply-template`.
 
+use crate::machine;
 use crate::server::App;
-use crate::server::error::Answered;
-use crate::server::params::{Common, LLAMA, Params};
+use crate::server::body::Body;
+use crate::server::error::{Answered, ApiError};
+use crate::server::openai::Template;
+use crate::server::params::{Common, Defaults, Params, Scale, scales};
 use axum::Json;
 use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use elapid::Special;
+use serde::Deserialize;
 use serde_json::{Value, json};
+use std::fmt::Write;
 use std::sync::Arc;
 
 /// 200 while requests are answered; 503 with the reason once none will be.
@@ -21,7 +30,7 @@ pub async fn health(State(app): State<Arc<App>>) -> Answered<Json<Value>> {
 
 pub async fn props(State(app): State<Arc<App>>) -> Json<Value> {
     let text = |id: Option<u32>| id.and_then(|id| app.tokenizer.token(id)).unwrap_or_default();
-    let params = Params::new(&app, Common::default(), &LLAMA, app.default_adapters());
+    let params = Params::new(&app, Common::default(), Defaults::Llama, app.default_adapters());
     let mut settings = params.map_or(Value::Null, |params| params.settings(app.settings.n_tok_max));
     settings["seed"] = json!(u32::MAX);
     settings["n_predict"] = json!(-1);
@@ -29,18 +38,12 @@ pub async fn props(State(app): State<Arc<App>>) -> Json<Value> {
         "default_generation_settings": {
             "id": 0, "n_ctx": app.context, "is_processing": false, "params": settings,
         },
-        "total_slots": app.n_slots,
-        "model_alias": app.name,
-        "model_path": app.path,
-        "modalities": {"vision": false, "audio": false},
+        "total_slots": app.n_slots, "model_alias": app.name, "model_path": app.path,
+        "modalities": {"vision": false, "audio": false}, "is_sleeping": false,
         "chat_template": app.chat_source.as_deref().unwrap_or(""),
-        "bos_token": text(app.tokenizer.bos()),
-        "eos_token": text(app.tokenizer.eos()),
-        "build_info": concat!("elapid ", env!("CARGO_PKG_VERSION")),
-        "is_sleeping": false,
-        "infill": app.fim.is_some(),
-        "n_vocab": app.info.n_vocab,
-        "n_params": app.info.n_params,
+        "bos_token": text(app.tokenizer.bos()), "eos_token": text(app.tokenizer.eos()),
+        "build_info": concat!("elapid ", env!("CARGO_PKG_VERSION")), "infill": app.fim.is_some(),
+        "n_vocab": app.info.n_vocab, "n_params": app.info.n_params,
         "device": app.device.describe(),
     }))
 }
@@ -64,4 +67,134 @@ pub async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
         value
     };
     Json((0..app.n_slots).map(slot).collect())
+}
+
+/// Counters for Prometheus, under llama.cpp's names and some of our own.
+pub async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let mut text = String::new();
+    for (name, help, value) in counters(&app) {
+        // Prometheus' rule for names, but for one of llama.cpp's.
+        let is_counter = name.ends_with("_total") || name.ends_with(":n_tokens_max");
+        let kind = if is_counter { "counter" } else { "gauge" };
+        // Writing to a string does not fail.
+        let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n");
+    }
+    let version = "text/plain; version=0.0.4; charset=utf-8";
+    ([(header::CONTENT_TYPE, version)], text).into_response()
+}
+
+fn counters(app: &App) -> [(&'static str, &'static str, f64); 25] {
+    let board = app.worker.board();
+    let (stats, totals) = (&board.stats, &board.totals);
+    let (prompt_s, answer_s) = (totals.prompt_time.as_secs_f64(), totals.answer_time.as_secs_f64());
+    let (n_prompt, n_answer) = (stats.n_prompt_tok as f64, stats.n_answer_tok as f64);
+    let (n_steps, n_busy) = (totals.n_steps as f64, totals.n_busy as f64);
+    let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
+    let (n_cached, n_full) = (stats.n_cached_tok as f64, totals.n_full as f64);
+    let held = machine::held_bytes().unwrap_or(0) as f64;
+    let healthy = f64::from(u8::from(board.broken.is_none()));
+    let per_step = ratio(n_busy, n_steps);
+    let (read_rate, answer_rate) = (ratio(n_prompt, prompt_s), ratio(n_answer, answer_s));
+    let (n_running, n_waiting) = (stats.running.len() as f64, stats.n_waiting as f64);
+    [
+        ("llamacpp:prompt_tokens_total", "Prompt tokens computed.", n_prompt),
+        ("llamacpp:prompt_seconds_total", "Time spent on prompts.", prompt_s),
+        ("llamacpp:tokens_predicted_total", "Answer tokens.", n_answer),
+        ("llamacpp:tokens_predicted_seconds_total", "Time spent on answers.", answer_s),
+        ("llamacpp:n_decode_total", "Steps of the engine.", n_steps),
+        ("llamacpp:n_tokens_max", "Most tokens of a sequence.", totals.n_tok_max as f64),
+        ("llamacpp:n_busy_slots_per_decode", "Slots in use per step, on average.", per_step),
+        ("llamacpp:prompt_tokens_seconds", "Prompt tokens per second, on average.", read_rate),
+        ("llamacpp:predicted_tokens_seconds", "Answer tokens per second, on average.", answer_rate),
+        ("llamacpp:requests_processing", "Requests running.", n_running),
+        ("llamacpp:requests_deferred", "Requests waiting.", n_waiting),
+        ("elapid_cached_tokens_total", "Prompt tokens from snapshots.", n_cached),
+        ("elapid_snapshots", "Snapshots held.", stats.n_snapshots as f64),
+        ("elapid_snapshot_bytes", "Bytes of snapshots.", stats.snapshot_bytes as f64),
+        ("elapid_state_bytes", "Bytes of running sequences.", stats.state_bytes as f64),
+        ("elapid_resident_bytes", "Bytes that the process holds.", held),
+        ("elapid_requests_total", "Requests taken.", totals.n_taken as f64),
+        ("elapid_requests_refused_total", "Requests with the queue full.", n_full),
+        ("elapid_requests_gone_total", "Requests whose client left.", totals.n_gone as f64),
+        ("elapid_requests_late_total", "Requests that timed out.", totals.n_late as f64),
+        ("elapid_requests_failed_total", "Requests that failed.", totals.n_failed as f64),
+        ("elapid_out_of_memory_total", "Of them, out of memory.", totals.n_out_of_memory as f64),
+        ("elapid_embeddings_total", "Texts embedded.", totals.n_embedded as f64),
+        ("elapid_healthy", "0 once nothing is answered any more.", healthy),
+        ("elapid_uptime_seconds", "Time since the start.", app.started.elapsed().as_secs_f64()),
+    ]
+}
+
+/// How strongly adapters act where a request does not say.
+pub async fn adapters(State(app): State<Arc<App>>) -> Json<Value> {
+    let scales = app.scales();
+    let entry = |(idx, adapter): (usize, &elapid::LoadedAdapter)| {
+        json!({
+            "id": idx, "name": adapter.name, "path": adapter.path.display().to_string(),
+            "scale": scales[idx],
+        })
+    };
+    Json(app.adapters.iter().enumerate().map(entry).collect())
+}
+
+pub async fn set_adapters(app: State<Arc<App>>, body: Body) -> Answered<Json<Value>> {
+    let wanted = scales(&app, "body", &body.read_any::<Vec<Scale>>("body")?)?;
+    let mut now = vec![0.0; app.adapters.len()];
+    wanted.into_iter().for_each(|(idx, scale)| now[idx] = scale);
+    *app.scales() = now;
+    Ok(adapters(app).await)
+}
+
+#[derive(Deserialize)]
+struct Tokenize {
+    content: Option<String>,
+    add_special: Option<bool>,
+    parse_special: Option<bool>,
+    with_pieces: Option<bool>,
+}
+
+pub async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Answered<Json<Value>> {
+    let fields: Tokenize = body.read()?;
+    let text = fields.content.unwrap_or_default();
+    let special = match fields.parse_special {
+        Some(false) => Special::Plain,
+        _ => Special::Parse,
+    };
+    let ids = app.prepare(|| {
+        Ok(match fields.add_special {
+            Some(true) => app.tokenizer.encode_with_begin(&text, special)?,
+            _ => app.tokenizer.encode(&text, special)?,
+        })
+    });
+    let ids = ids.await?;
+    let tokens = match fields.with_pieces {
+        Some(true) => ids.iter().map(|id| json!({"id": id, "piece": piece(&app, *id)})).collect(),
+        _ => json!(ids),
+    };
+    Ok(Json(json!({"tokens": tokens})))
+}
+
+/// A token as text, or as bytes where it is none.
+fn piece(app: &App, id: u32) -> Value {
+    match String::from_utf8(app.tokenizer.bytes(id).unwrap_or_default()) {
+        Ok(text) => json!(text),
+        Err(error) => json!(error.into_bytes()),
+    }
+}
+
+#[derive(Deserialize)]
+struct Detokenize {
+    tokens: Option<Vec<u32>>,
+}
+
+pub async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Answered<Json<Value>> {
+    let ids = body.read::<Detokenize>()?.tokens.ok_or_else(|| ApiError::missing("tokens"))?;
+    ids.iter().try_for_each(|id| app.token_id("tokens", *id).map(|_| ()))?;
+    Ok(Json(json!({"content": app.tokenizer.decode(&ids, Special::Parse)})))
+}
+
+pub async fn apply_template(State(app): State<Arc<App>>, body: Body) -> Answered<Json<Value>> {
+    let template: Template = body.read()?;
+    let text = app.prepare(|| template.render(&app)).await?;
+    Ok(Json(json!({"prompt": text})))
 }

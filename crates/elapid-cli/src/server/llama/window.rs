@@ -9,8 +9,7 @@
 //!
 //! A line is hashed with the two after it, because lines like `}` are many.
 
-use elapid::Result;
-use elapid::{Special, Tokenizer};
+use elapid::{Result, Special, Tokenizer};
 
 /// Bytes that are looked at for each token that is allowed. A token of more bytes than this, on
 /// average, is white space or a line of dashes.
@@ -48,7 +47,7 @@ pub fn after(tokenizer: &Tokenizer, text: &str, n_max: usize) -> Result<(Vec<u32
     Ok((ids, is_cut))
 }
 
-/// The last bytes of a text, about `n_bytes`, from the begin of a line where there is one.
+/// The last bytes of a text, about `n_bytes`, from the start of a line where there is one.
 fn near_end(text: &str, n_bytes: usize) -> &str {
     let mut at = text.len().saturating_sub(n_bytes);
     while !text.is_char_boundary(at) {
@@ -63,36 +62,21 @@ fn near_end(text: &str, n_bytes: usize) -> &str {
 
 /// Bytes of the text whose tokens number at most `n_max` to its end, and at most half as many.
 fn byte_range(tokenizer: &Tokenizer, ids: &[u32], n_bytes: usize, n_max: usize) -> (usize, usize) {
-    let (mut left, mut low, mut high) = (n_bytes, n_bytes, n_bytes);
-    for (n, id) in ids.iter().rev().enumerate() {
-        if n == n_max {
-            break;
-        }
-        left = left.saturating_sub(tokenizer.bytes(*id).map_or(0, |bytes| bytes.len()));
-        low = left;
-        if n + 1 == n_max.div_ceil(2) {
-            high = left;
-        }
-    }
-    (low, high)
+    let size = |id: &u32| tokenizer.bytes(*id).map_or(0, |bytes| bytes.len());
+    let left = |n: usize| n_bytes.saturating_sub(ids.iter().rev().take(n).map(size).sum());
+    let half = n_max.div_ceil(2);
+    (left(n_max), if ids.len() < half { n_bytes } else { left(half) })
 }
 
-/// The begin of the line with the smallest hash in this range of bytes.
+/// The start of the line with the smallest hash in this range of bytes.
 fn anchor(text: &str, low: usize, high: usize) -> Option<usize> {
-    let mut best: Option<(u64, usize)> = None;
     let bytes = text.as_bytes();
-    for at in low..=high {
-        let begins = at == 0 || bytes[at - 1] == b'\n';
-        // A blank line, or the end, is nothing to know a place by.
-        if !begins || bytes.get(at).is_none_or(|byte| *byte == b'\n') {
-            continue;
-        }
-        let hash = hash(bytes[at..].split(|byte| *byte == b'\n').take(3));
-        if best.is_none_or(|(least, _)| hash < least) {
-            best = Some((hash, at));
-        }
-    }
-    best.map(|(_, at)| at)
+    // A blank line, or the end, is nothing to know a place by.
+    let begins = |at: &usize| {
+        (*at == 0 || bytes[at - 1] == b'\n') && bytes.get(*at).is_some_and(|byte| *byte != b'\n')
+    };
+    let lines = |at: &usize| bytes[*at..].split(|byte| *byte == b'\n').take(3);
+    (low..=high).filter(begins).min_by_key(|at| hash(lines(at)))
 }
 
 /// FNV-1a, mixed once more: its high bits decide.

@@ -1,24 +1,32 @@
 //! `POST /v1/completions`: what follows a prompt, or stands between it and a suffix.
+//! `POST /v1/chat/completions`: messages in, a message out, through the model's own template.
 
-use super::shape::{Answers, Form, Kind};
-use crate::server::answer::respond;
-use crate::server::body::{Body, Size};
+use crate::server::answer::{End, Piece, Shape, event, probabilities, respond};
+use crate::server::body::{Body, Int, Prompt, Size};
 use crate::server::ending::Ending;
 use crate::server::error::{Answered, ApiError};
-use crate::server::params::{OPENAI, Params, Top};
-use crate::server::prompt::Prompt;
-use crate::server::{App, N_PROMPTS_MAX, tabby};
+use crate::server::params::{Defaults, Params, Top};
+use crate::server::{App, N_PROMPTS_MAX, now_s, tabby};
+use crate::talk::flags::now;
 use axum::extract::State;
 use axum::response::Response;
-use elapid::Special;
+use axum::response::sse::Event;
+use elapid::{ChatOptions, Message, Special, Token, Tokenizer};
 use serde::Deserialize;
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Tokens of an answer when nobody says, as OpenAI has it.
+/// Tokens of a completion when nobody says, as OpenAI has it.
 const N_TOK: usize = 16;
 
+const N_MESSAGES_MAX: usize = 4096;
+
+/// JSON has no minus infinity; OpenAI writes this.
+const NEVER: f32 = -9999.0;
+
 #[derive(Deserialize)]
-struct Fields {
+struct CompletionFields {
     model: Option<String>,
     prompt: Option<Prompt>,
     suffix: Option<String>,
@@ -32,18 +40,19 @@ pub async fn completions(State(app): State<Arc<App>>, body: Body) -> Answered<Re
     if body.has("segments") {
         return tabby::complete(&app, &body).await;
     }
-    let fields: Fields = body.read()?;
+    let fields: CompletionFields = body.read()?;
     let (model, adapters) = app.choose(fields.model.as_deref())?;
-    let mut params = Params::new(&app, body.read()?, &OPENAI, adapters)?;
-    let form: Form = body.read()?;
+    let mut params = Params::new(&app, body.read()?, Defaults::Openai, adapters)?;
     let echo = fields.echo == Some(true);
     if echo && fields.logprobs.is_some() {
-        let words = "cannot be had with `logprobs`: those of a prompt are not kept; omit one";
+        let words = "does not work with `logprobs`: those of a prompt are not kept; omit one";
         return Err(ApiError::field("echo", words));
     }
-    params = params.with_top(fields.logprobs.map_or(0, Top::size));
+    params.request.n_top = fields.logprobs.map_or(0, Top::size);
     let prompt = fields.prompt.ok_or_else(|| ApiError::missing("prompt"))?;
     let (prompts, _) = prompt.split("prompt", N_PROMPTS_MAX)?;
+    let mut answers = Answers::new(&app, Kind::Completion, &body, prompts.len())?;
+    (answers.model, answers.with_logprobs) = (model, fields.logprobs.is_some());
     let suffix = fields.suffix.filter(|suffix| !suffix.is_empty());
     let wanted = fields.max_tokens.map_or(N_TOK, Size::size);
     let prepared = app.prepare(|| {
@@ -53,7 +62,8 @@ pub async fn completions(State(app): State<Arc<App>>, body: Body) -> Answered<Re
                 Some(suffix) => between(&app, prompt, suffix)?,
                 None => prompt.ids(&app, "prompt")?,
             };
-            Ok((app.n_max(ids.len(), Some(wanted))?, ids))
+            let n_max = app.n_max(ids.len(), Some(wanted))?;
+            Ok((ids, n_max))
         });
         ids.collect::<Answered<Vec<_>>>()
     });
@@ -61,8 +71,6 @@ pub async fn completions(State(app): State<Arc<App>>, body: Body) -> Answered<Re
     if suffix.is_some() {
         params = params.with_fim_stops(&app);
     }
-    let mut answers = Answers::new(&app, Kind::Completion, &form, prompts.len())?;
-    (answers.model, answers.with_logprobs) = (model, fields.logprobs.is_some());
     if echo {
         let text = |prompt: Prompt| match prompt {
             Prompt::Text(text) => Ok(text),
@@ -70,12 +78,7 @@ pub async fn completions(State(app): State<Arc<App>>, body: Body) -> Answered<Re
         };
         answers.echoes = prompts.into_iter().map(text).collect::<Answered<_>>()?;
     }
-    let requests = prepared.iter().flat_map(|(n_max, ids)| {
-        let choice = |choice| (params.request(ids.clone(), *n_max, choice), Ending::default());
-        (0..answers.n_choices).map(choice)
-    });
-    let growing = app.submit(requests.collect()).await?;
-    respond(params.mode, growing, answers).await
+    answers.respond(&params, &prepared).await
 }
 
 /// The prompt of a hole between two texts.
@@ -92,4 +95,318 @@ fn between(app: &App, prompt: &Prompt, suffix: &str) -> Answered<Vec<u32>> {
     };
     let laid_out = fim.layout(fim.style, &prefix, &encode(suffix)?);
     Ok([app.tokenizer.begin(), &laid_out].concat())
+}
+
+#[derive(Deserialize)]
+struct ChatFields {
+    model: Option<String>,
+    max_completion_tokens: Option<Size>,
+    max_tokens: Option<Size>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<Top>,
+}
+
+pub async fn chat(State(app): State<Arc<App>>, body: Body) -> Answered<Response> {
+    let fields: ChatFields = body.read()?;
+    let (model, adapters) = app.choose(fields.model.as_deref())?;
+    let mut params = Params::new(&app, body.read()?, Defaults::Openai, adapters)?;
+    let mut answers = Answers::new(&app, Kind::Chat, &body, 1)?;
+    (answers.model, answers.with_logprobs) = (model, fields.logprobs == Some(true));
+    if fields.top_logprobs.is_some() && !answers.with_logprobs {
+        return Err(ApiError::field("top_logprobs", "needs `logprobs: true`"));
+    }
+    params.request.n_top = fields.top_logprobs.map_or(0, Top::size);
+    let template: Template = body.read()?;
+    let prompt = app.prepare(|| {
+        // The template says itself what goes first.
+        Ok(app.tokenizer.encode(&template.render(&app)?, Special::Parse)?)
+    });
+    let prompt = prompt.await?;
+    if prompt.is_empty() {
+        return Err(ApiError::field("messages", "the template makes an empty prompt of them"));
+    }
+    let wanted = fields.max_completion_tokens.or(fields.max_tokens).map(Size::size);
+    let n_max = app.n_max(prompt.len(), wanted)?;
+    answers.respond(&params, &[(prompt, n_max)]).await
+}
+
+/// Messages, and what else a template is given.
+#[derive(Deserialize)]
+pub struct Template {
+    messages: Option<Vec<Map<String, Value>>>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    add_generation_prompt: Option<bool>,
+}
+
+impl Template {
+    /// The text that the template makes of messages.
+    pub fn render(self, app: &App) -> Answered<String> {
+        let Some(chat) = &app.chat else {
+            let words = "this model has no chat template; use /v1/completions";
+            return Err(ApiError::bad(words).with_code("no_chat_template"));
+        };
+        let list = self.messages.ok_or_else(|| ApiError::missing("messages"))?;
+        if list.is_empty() || list.len() > N_MESSAGES_MAX {
+            let words = format!("has {} messages; give 1 to {N_MESSAGES_MAX}", list.len());
+            return Err(ApiError::field("messages", words));
+        }
+        let messages = list.into_iter().enumerate().map(|(idx, it)| message(idx, it));
+        let messages = messages.collect::<Answered<Vec<Message>>>()?;
+        let is_off = self.tool_choice.is_some_and(|choice| choice == "none");
+        let tools = self.tools.filter(|list| !list.is_empty() && !is_off);
+        let mut extra = chat.options.extra.clone();
+        extra.extend(self.chat_template_kwargs.unwrap_or_default());
+        let options = ChatOptions {
+            add_generation_prompt: self.add_generation_prompt.unwrap_or(true),
+            tools: tools.map(Value::Array),
+            extra,
+            now: Some(now()),
+            ..chat.options.clone()
+        };
+        Ok(chat.template.render(&messages, &options)?)
+    }
+}
+
+/// A message; text in parts is put together.
+fn message(idx: usize, mut message: Map<String, Value>) -> Answered<Message> {
+    let wrong = |words: &str| ApiError::field("messages", format!("message {idx} {words}"));
+    if !message.get("role").is_some_and(Value::is_string) {
+        return Err(wrong("has no `role`"));
+    }
+    match message.get("content") {
+        Some(Value::String(_) | Value::Null) => {}
+        Some(Value::Array(parts)) => {
+            let text: Option<String> = parts.iter().map(text_of).collect();
+            let words = "has a part that is not text; this model reads only text";
+            let text = text.ok_or_else(|| wrong(words))?;
+            message.insert("content".into(), Value::String(text));
+        }
+        Some(_) => return Err(wrong("has a `content` that is not text")),
+        None if message.contains_key("tool_calls") => {}
+        None => return Err(wrong("has no `content`")),
+    }
+    Ok(message)
+}
+
+/// The text of `{"type": "text", "text": ...}`.
+fn text_of(part: &Value) -> Option<&str> {
+    match part.get("type").and_then(Value::as_str) {
+        Some("text") => part.get("text").and_then(Value::as_str),
+        Some(_) => None,
+        None => part.as_str(),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Completion,
+    Chat,
+}
+
+/// Fields of a body about the form of its answers.
+#[derive(Deserialize)]
+struct Form {
+    n: Option<Int<1, 8>>,
+    best_of: Option<Int<1, 8>>,
+    stream_options: Option<StreamOptions>,
+}
+
+#[derive(Deserialize)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+struct Answers {
+    app: Arc<App>,
+    kind: Kind,
+    id: String,
+    created_s: u64,
+    model: String,
+    /// Answers to each prompt.
+    n_choices: usize,
+    with_logprobs: bool,
+    with_usage: bool,
+    /// Prompts that are given back, by number; empty where they are not.
+    echoes: Vec<String>,
+    /// Characters of each answer that were streamed.
+    offsets: Vec<AtomicUsize>,
+}
+
+impl Answers {
+    /// Reads what a request says about the form of its answers to so many prompts.
+    fn new(app: &Arc<App>, kind: Kind, body: &Body, n_prompts: usize) -> Answered<Answers> {
+        let form: Form = body.read()?;
+        let n = form.n.map_or(1, |n| n.0);
+        if form.best_of.is_some_and(|best_of| best_of.0 != n) {
+            let words = "is not `n`; every answer that is made is given out: ask for `n` of them";
+            return Err(ApiError::field("best_of", words));
+        }
+        let usage = form.stream_options.and_then(|options| options.include_usage);
+        let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
+        Ok(Answers {
+            app: app.clone(),
+            kind,
+            id: app.answer_id(prefix),
+            created_s: now_s(),
+            model: String::new(),
+            n_choices: n as usize,
+            with_logprobs: false,
+            with_usage: usage == Some(true),
+            echoes: Vec::new(),
+            offsets: (0..n_prompts * n as usize).map(|_| AtomicUsize::new(0)).collect(),
+        })
+    }
+
+    fn echo(&self, idx: usize) -> &str {
+        self.echoes.get(idx / self.n_choices).map_or("", String::as_str)
+    }
+
+    fn object(&self, suffix: &str, choices: Vec<Value>) -> Value {
+        let object = match self.kind {
+            Kind::Completion => "text_completion".to_string(),
+            Kind::Chat => format!("chat.completion{suffix}"),
+        };
+        json!({
+            "id": self.id, "object": object, "created": self.created_s, "model": self.model,
+            "choices": choices,
+        })
+    }
+
+    /// Of tokens of which the first begins at `offset`, where they are asked for.
+    fn logprobs(&self, tokens: &[Token], offset: usize) -> Option<Value> {
+        let tokenizer = &self.app.tokenizer;
+        self.with_logprobs.then(|| match self.kind {
+            Kind::Completion => of_completion(tokenizer, tokens, offset),
+            Kind::Chat => {
+                json!({"content": probabilities(tokenizer, tokens, NEVER), "refusal": null})
+            }
+        })
+    }
+
+    /// One choice: the text of a completion, or a message of a chat under its key.
+    fn choice(
+        &self,
+        idx: usize,
+        text: &str,
+        (key, message): (&str, Value),
+        (logprobs, reason): (Option<Value>, Option<&str>),
+    ) -> Value {
+        let (key, content) = match self.kind {
+            Kind::Completion => ("text", json!(text)),
+            Kind::Chat => (key, message),
+        };
+        json!({key: content, "index": idx, "logprobs": logprobs, "finish_reason": reason})
+    }
+
+    fn chunk(
+        &self,
+        idx: usize,
+        text: &str,
+        delta: Value,
+        facts: (Option<Value>, Option<&str>),
+    ) -> Value {
+        let choice = self.choice(idx, text, ("delta", delta), facts);
+        let mut chunk = self.object(".chunk", vec![choice]);
+        if self.with_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+
+    /// What the answers took. Answers to one prompt share its tokens.
+    fn usage<'a>(&self, ends: impl Iterator<Item = &'a End> + Clone) -> Value {
+        let first_of_each = || ends.clone().step_by(self.n_choices);
+        let n_prompt: usize = first_of_each().map(|end| end.finish.n_prompt).sum();
+        let n_cached: usize = first_of_each().map(|end| end.finish.n_cached).sum();
+        let n_tok: usize = ends.clone().map(|end| end.finish.n_tok).sum();
+        json!({
+            "prompt_tokens": n_prompt, "completion_tokens": n_tok,
+            "total_tokens": n_prompt + n_tok, "prompt_tokens_details": {"cached_tokens": n_cached},
+        })
+    }
+
+    /// Hands in as many requests for each prompt as choices are asked for, and responds.
+    async fn respond(self, params: &Params, prompts: &[(Vec<u32>, usize)]) -> Answered<Response> {
+        let requests = prompts.iter().flat_map(|(ids, n_max)| {
+            let choice = |choice| (params.request(ids.clone(), *n_max, choice), Ending::default());
+            (0..self.n_choices).map(choice)
+        });
+        let growing = self.app.worker.submit(requests.collect()).await?;
+        respond(params.mode, growing, self).await
+    }
+}
+
+impl Shape for Answers {
+    fn whole(&self, answers: &[(Piece, End)]) -> Value {
+        let of_answer = |(idx, (answer, end)): (usize, &(Piece, End))| {
+            let text = format!("{}{}", self.echo(idx), answer.text);
+            let message = json!({"role": "assistant", "content": answer.text, "refusal": null});
+            let facts = (self.logprobs(&answer.tokens, 0), Some(end.finish_reason()));
+            self.choice(idx, &text, ("message", message), facts)
+        };
+        let mut object = self.object("", answers.iter().enumerate().map(of_answer).collect());
+        object["usage"] = self.usage(answers.iter().map(|(_, end)| end));
+        if let [(_, end)] = answers {
+            object["timings"] = end.timings();
+        }
+        object
+    }
+
+    fn first(&self, idx: usize) -> Option<Value> {
+        let text = self.echo(idx);
+        let delta = json!({"role": "assistant", "content": ""});
+        let is_empty = self.kind == Kind::Completion && text.is_empty();
+        (!is_empty).then(|| self.chunk(idx, text, delta, (None, None)))
+    }
+
+    fn piece(&self, idx: usize, piece: &Piece) -> Value {
+        let n_chars = piece.text.chars().count();
+        let offset = self.offsets[idx].fetch_add(n_chars, Ordering::Relaxed);
+        let facts = (self.logprobs(&piece.tokens, offset), None);
+        self.chunk(idx, &piece.text, json!({"content": piece.text}), facts)
+    }
+
+    fn last(&self, idx: usize, end: &End) -> Value {
+        let mut chunk = self.chunk(idx, "", json!({}), (None, Some(end.finish_reason())));
+        chunk["timings"] = end.timings();
+        chunk
+    }
+
+    fn after(&self, ends: &[End]) -> Vec<Event> {
+        let mut events = Vec::new();
+        if self.with_usage {
+            let mut object = self.object(".chunk", Vec::new());
+            object["usage"] = self.usage(ends.iter());
+            events.push(event(object));
+        }
+        events.push(Event::default().data("[DONE]"));
+        events
+    }
+
+    fn shows_tokens(&self) -> bool {
+        self.with_logprobs
+    }
+}
+
+/// `logprobs` of a completion; `offset` is where its first token begins, in characters.
+fn of_completion(tokenizer: &Tokenizer, tokens: &[Token], mut offset: usize) -> Value {
+    let spelled =
+        |id: u32| String::from_utf8_lossy(&tokenizer.bytes(id).unwrap_or_default()).into_owned();
+    let finite = |logprob: f32| if logprob.is_finite() { logprob } else { NEVER };
+    let (mut texts, mut own, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
+    for token in tokens {
+        let text = spelled(token.id);
+        offsets.push(offset);
+        offset += text.chars().count();
+        texts.push(text);
+        own.push(finite(token.logprob));
+        let top = token.top.iter();
+        let top = top.map(|&(id, logprob)| (spelled(id), json!(finite(logprob))));
+        tops.push(top.collect::<Map<_, _>>());
+    }
+    json!({
+        "tokens": texts, "token_logprobs": own, "top_logprobs": tops, "text_offset": offsets,
+    })
 }

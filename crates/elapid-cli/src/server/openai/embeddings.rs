@@ -1,16 +1,14 @@
 //! `POST /v1/embeddings`: a vector of length one for each text.
 
 use crate::server::App;
-use crate::server::body::{Body, Size};
+use crate::server::body::{Body, Prompt, Size};
 use crate::server::error::{Answered, ApiError};
-use crate::server::prompt::Prompt;
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Texts in one request.
 const N_INPUTS_MAX: usize = 256;
 
 #[derive(Deserialize)]
@@ -34,7 +32,7 @@ pub async fn embeddings(State(app): State<Arc<App>>, body: Body) -> Answered<Jso
     };
     let d_model = app.info.d_model;
     if fields.dimensions.is_some_and(|d| d.size() != d_model) {
-        let words = format!("is not {d_model}, which is what this model gives; omit it");
+        let words = format!("must be {d_model}, the width of this model; omit it");
         return Err(ApiError::field("dimensions", words));
     }
     let input = fields.input.ok_or_else(|| ApiError::missing("input"))?;

@@ -6,13 +6,10 @@
 //! Not here: assistants, files, images, audio; `best_of` (ask for `n`); calls of tools, which a
 //! model writes as its template taught it and which are given out as text.
 
-mod chat;
 mod completions;
 mod embeddings;
-mod shape;
 
-pub use chat::{Template, chat};
-pub use completions::completions;
+pub use completions::{Template, chat, completions};
 pub use embeddings::embeddings;
 
 use super::App;

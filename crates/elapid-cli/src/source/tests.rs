@@ -2,7 +2,7 @@
 //! the `git` command; without one those tests say that they were skipped.
 
 use super::compress::{gzip_bits_per_byte, zstd_bits_per_byte};
-use super::git::{self, Dates};
+use super::git;
 use super::left_out::{LeftOut, Why, left_out_json, left_out_list, left_out_table};
 use super::walk::{Collected, Division, Walk, collect, divide};
 use elapid::Document;
@@ -39,6 +39,11 @@ impl Folder {
 
     /// What a git command prints; none when there is no git.
     fn git(&self, args: &[&str], input: &[u8]) -> Option<String> {
+        self.git_at("1000", args, input)
+    }
+
+    /// The same, with the date of a commit that it makes.
+    fn git_at(&self, date: &str, args: &[&str], input: &[u8]) -> Option<String> {
         let child = Command::new("git")
             .args(args)
             .current_dir(&self.0)
@@ -48,6 +53,8 @@ impl Folder {
             .env("GIT_AUTHOR_EMAIL", "a@example.org")
             .env("GIT_COMMITTER_NAME", "a")
             .env("GIT_COMMITTER_EMAIL", "a@example.org")
+            .env("GIT_AUTHOR_DATE", format!("@{date} +0000"))
+            .env("GIT_COMMITTER_DATE", format!("@{date} +0000"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn();
@@ -112,8 +119,15 @@ fn repository(test: &str, history: &[Commit]) -> Option<Folder> {
     Some(folder)
 }
 
-/// Branches, merges of every kind, clocks that go wrong, files that turn into folders.
-fn wild_history(seed: u64, n_commit: usize) -> Vec<Commit> {
+#[derive(Clone, Copy, PartialEq)]
+enum Clocks {
+    /// A commit is newer than its parents.
+    Right,
+    Wrong,
+}
+
+/// Branches, merges of every kind, files that turn into folders.
+fn wild_history(seed: u64, n_commit: usize, clocks: Clocks) -> Vec<Commit> {
     let rng = Rng::new(seed, 0);
     let mut n = 0;
     let mut below = |bound: u64| {
@@ -162,45 +176,119 @@ fn wild_history(seed: u64, n_commit: usize) -> Vec<Commit> {
             files.retain(|path, _| !path.starts_with("d/"));
         }
         files.insert("always".into(), ("100644", 0));
-        let date = 1_600_000_000 + 1000 * idx as i64 - below(3000) as i64;
+        let off = below(if clocks == Clocks::Right { 1000 } else { 3000 });
+        let date = 1_600_000_000 + 1000 * idx as i64 - off as i64;
         history.push(Commit { parents, date, files });
     }
     history
 }
 
-/// Compares with `git log`, path by path; how many there were.
-fn assert_as_git_log(folder: &Folder, below: &str) -> usize {
-    let dates = git::dates(&folder.0.join(below)).expect("dates");
-    let prefix = if below.is_empty() { String::new() } else { format!("{below}/") };
-    let pattern = if below.is_empty() { "." } else { &prefix };
-    let args = ["ls-tree", "-r", "--name-only", "HEAD", pattern];
-    let list = folder.git(&args, b"").unwrap();
-    for path in list.lines() {
-        let args = ["log", "-1", "--format=%ct", "--", path];
-        let want: i64 = folder.git(&args, b"").unwrap().trim().parse().unwrap();
-        let got = dates.get(path.strip_prefix(&prefix).unwrap());
-        assert_eq!(got, Some(want), "{path} in {}", folder.0.display());
+/// Commits that `git log -- BELOW` goes through from the last one: where the folder is the same as
+/// in a parent, only the first such parent is followed.
+fn reached(history: &[Commit], below: &str) -> Vec<usize> {
+    let folder = |idx: usize| {
+        let files = history[idx].files.iter().filter(|(path, _)| path.starts_with(below));
+        files.collect::<Vec<_>>()
+    };
+    let mut stack = vec![history.len() - 1];
+    let mut seen = Vec::new();
+    while let Some(idx) = stack.pop() {
+        if seen.contains(&idx) {
+            continue;
+        }
+        seen.push(idx);
+        let parents = &history[idx].parents;
+        let same = parents.iter().position(|parent| folder(*parent) == folder(idx));
+        stack.extend(same.map_or(&parents[..], |at| &parents[at..=at]));
     }
-    assert_eq!(dates.len(), list.lines().count());
-    list.lines().count()
+    seen
+}
+
+/// Compares with the history itself, path by path; how many there were. A path has the date of a
+/// commit in which it differs from every parent, and if clocks are right of the newest of them.
+fn assert_as_history(folder: &Folder, history: &[Commit], below: &str, clocks: Clocks) -> usize {
+    let dates = git::dates(&folder.0.join(below)).expect("dates");
+    let reached = reached(history, below);
+    let files = history.last().unwrap().files.iter();
+    let paths: Vec<&String> =
+        files.filter(|(path, _)| path.starts_with(below)).map(|(path, _)| path).collect();
+    for path in &paths {
+        let file = |idx: usize| history[idx].files.get(*path);
+        let changed = reached.iter().map(|&idx| (&history[idx], file(idx)));
+        let changed = changed.filter(|(commit, new)| {
+            new.is_some() && commit.parents.iter().all(|parent| file(*parent) != *new)
+        });
+        let wanted: Vec<i64> = changed.map(|(commit, _)| commit.date).collect();
+        let got = dates.get(path.strip_prefix(below).unwrap()).unwrap();
+        assert!(wanted.contains(&got), "{path} in {}: {got}", folder.0.display());
+        if clocks == Clocks::Right {
+            assert_eq!(Some(&got), wanted.iter().max(), "{path} in {}", folder.0.display());
+        }
+    }
+    assert_eq!(dates.len(), paths.len());
+    paths.len()
 }
 
 #[test]
-fn dates_are_those_of_git_log_in_wild_histories() {
+fn dates_are_those_of_the_newest_change_in_wild_histories() {
     let mut n_path = 0;
-    for seed in 0..8 {
-        let history = wild_history(seed, 40);
+    for seed in 0..12 {
+        let clocks = if seed % 3 == 0 { Clocks::Wrong } else { Clocks::Right };
+        let history = wild_history(seed, 40, clocks);
         let Some(folder) = repository(&format!("wild-{seed}"), &history) else { return };
         if seed % 2 == 1 {
             folder.git(&["repack", "-adq"], b"").unwrap();
         }
-        n_path += assert_as_git_log(&folder, "");
+        n_path += assert_as_history(&folder, &history, "", clocks);
         if folder.0.join("s/e1").is_dir() {
-            n_path += assert_as_git_log(&folder, "s");
-            n_path += assert_as_git_log(&folder, "s/e1");
+            n_path += assert_as_history(&folder, &history, "s/", clocks);
+            n_path += assert_as_history(&folder, &history, "s/e1/", clocks);
         }
     }
-    assert!(n_path > 100, "{n_path}");
+    assert!(n_path > 150, "{n_path}");
+}
+
+/// Without merges: path by path what `git log -1` prints.
+#[test]
+fn dates_along_one_line_are_those_of_git_log() {
+    for seed in 0..3 {
+        let mut history = wild_history(seed, 40, Clocks::Wrong);
+        for (idx, commit) in history.iter_mut().enumerate() {
+            commit.parents = (0..idx).rev().take(1).collect();
+        }
+        let Some(folder) = repository(&format!("line-{seed}"), &history) else { return };
+        let dates = git::dates(&folder.0).unwrap();
+        for path in history[39].files.keys() {
+            let log = folder.git(&["log", "-1", "--format=%ct", "--", path], b"").unwrap();
+            assert_eq!(dates.get(path), Some(log.trim().parse().unwrap()), "{path} of {seed}");
+        }
+    }
+}
+
+/// Names that a list in lines, or one that is quoted, gets wrong; in a merge too.
+#[test]
+fn odd_names_have_their_dates() {
+    let Some(folder) = repository("odd", &plain_history(2)) else { return };
+    let commit = |names: &[&str], date: &str| {
+        names.iter().for_each(|name| folder.write(name, date));
+        folder.git(&["add", "."], b"").unwrap();
+        let tree = folder.git(&["write-tree"], b"").unwrap();
+        let mut parents = vec!["-p", "HEAD"];
+        if date == "3000" {
+            parents.extend(["-p", "HEAD~1"]);
+        }
+        let args = [&["commit-tree", "-m", "c"], &parents[..], &[tree.trim()]].concat();
+        let id = folder.git_at(date, &args, b"").unwrap();
+        folder.git(&["reset", "-q", "--hard", id.trim()], b"").unwrap();
+    };
+    let names = ["\n", "\nline\nbreak", "\ttab\t", "caf\u{e9} \"quoted\"", "-n1", "1234", " /a"];
+    let names = if cfg!(windows) { &names[4..6] } else { &names[..] };
+    commit(names, "2000");
+    commit(&names[..2], "3000");
+    let dates = git::dates(&folder.0).unwrap();
+    for (idx, name) in names.iter().enumerate() {
+        assert_eq!(dates.get(name), Some(if idx < 2 { 3000 } else { 2000 }), "{name:?}");
+    }
 }
 
 /// Files of one line of commits: each commit changes `f` of its own number.
@@ -229,18 +317,16 @@ fn a_shallow_clone_dates_what_it_cannot_see_at_its_edge() {
 fn a_walk_cut_short_dates_the_rest_as_the_oldest_seen() {
     let Some(folder) = repository("short", &plain_history(30)) else { return };
     let dates = git::dates_within(&folder.0, 20).unwrap();
-    assert_eq!(dates.get("f29.rs"), Some(1029));
-    let oldest = dates.get("f0.rs").unwrap();
-    assert!(oldest > 1000 && oldest < 1029, "{oldest}");
-    assert!((0..30).all(|n| dates.get(&format!("f{n}.rs")).unwrap() >= oldest));
-    assert!(git::dates_within(&folder.0, 1).is_none());
-    let history = wild_history(3, 40);
+    let found: Vec<_> = [29, 11, 10, 9, 0].map(|n| dates.get(&format!("f{n}.rs")).unwrap()).into();
+    assert_eq!(found, [1029, 1011, 1010, 1010, 1010]);
+    let history = wild_history(3, 40, Clocks::Wrong);
     let Some(folder) = repository("short-wild", &history) else { return };
-    for n_read_max in 10..300 {
-        let dates = git::dates_within(&folder.0, n_read_max).unwrap();
+    for n_commit_max in 1..40 {
+        let dates = git::dates_within(&folder.0, n_commit_max).unwrap();
         for path in history[39].files.keys() {
             let date = dates.get(path).unwrap();
-            assert!(history.iter().any(|commit| commit.date == date), "{n_read_max} {path} {date}");
+            let is_known = history.iter().any(|commit| commit.date == date);
+            assert!(is_known, "{n_commit_max} {path} {date}");
         }
     }
 }
@@ -259,7 +345,7 @@ fn files_of_a_submodule_have_the_date_it_was_moved() {
 
 #[test]
 fn without_a_history_that_can_be_read_there_are_no_dates() {
-    let none = |path: &Path| git::dates(path).as_ref().map(Dates::len).is_none();
+    let none = |path: &Path| git::dates(path).is_none();
     let Some(folder) = repository("none", &plain_history(4)) else { return };
     folder.git(&["clone", "-q", "--bare", ".", "bare.git"], b"").unwrap();
     folder.git(&["init", "-q", "unborn"], b"").unwrap();

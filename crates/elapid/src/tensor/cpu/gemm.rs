@@ -1,9 +1,10 @@
 //! Matrix products: `c = alpha * a @ b + beta * c`, on views with any strides.
 //!
-//! The work is done by the `gemm` crate. It cuts m and n among threads but never k, so the bits of
-//! a result do not depend on how many there are.
+//! The work is done by the crate `gemm-f32`. It cuts m and n among threads but never k, so the bits
+//! of a result do not depend on how many there are.
 
 use super::Cpu;
+use gemm_common::Parallelism;
 
 /// A matrix to read: element (i, j) is at `i * row + j * col`.
 #[derive(Clone, Copy)]
@@ -76,6 +77,12 @@ impl Cpu {
         if m == 0 || n == 0 {
             return;
         }
+        // The kernels are faster where columns of the result lie together: a result in rows is
+        // computed as its transpose.
+        let (m, n, a, b, row, col) = match c.row {
+            0 | 1 => (m, n, a, b, c.row, 1),
+            _ => (n, m, b.t(), a.t(), 1, c.row),
+        };
         let n_threads = self.n_threads();
         let mut product = |parallelism| {
             // SAFETY: `Mat` and `MatMut` checked at construction that every index their strides
@@ -83,13 +90,13 @@ impl Cpu {
             // neither `a` nor `b`, and its rows do not overlap each other. All strides fit isize
             // because they index slices.
             unsafe {
-                gemm::gemm(
+                gemm_f32::gemm::f32::get_gemm_fn()(
                     m,
                     n,
                     k,
                     c.data.as_mut_ptr(),
-                    1,
-                    c.row as isize,
+                    col as isize,
+                    row as isize,
                     beta != 0.0,
                     a.data.as_ptr(),
                     a.col as isize,
@@ -107,9 +114,9 @@ impl Cpu {
             }
         };
         if scope == Scope::Thread || n_threads == 1 {
-            product(gemm::Parallelism::None);
+            product(Parallelism::None);
         } else {
-            self.run(|| product(gemm::Parallelism::Rayon(n_threads)));
+            self.run(|| product(Parallelism::Rayon(n_threads)));
         }
     }
 }

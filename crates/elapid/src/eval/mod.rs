@@ -1,4 +1,4 @@
-//! How well a model foresees documents.
+//! How well a model predicts documents.
 //!
 //! A document of tokens `id[0..n]` is cut into windows of `context` tokens. Window `w` reads
 //!
@@ -19,7 +19,7 @@
 //! ```
 //!
 //! Only bits per byte can be compared between models of different tokenizers. The end of a document
-//! is a token that is foreseen and stands for no bytes.
+//! is a token that is predicted and stands for no bytes.
 //!
 //! Several windows are packed into one batch, in constant order: the result has the same bits on
 //! any number of threads.
@@ -45,6 +45,7 @@ pub use fim_score::{FimDoc, FimReport, FimSettings, Subject, fim_exact_match};
 pub use interval::{Comparison, Interval, Resampled, Verdict, compare};
 
 use crate::data::Encoded;
+use crate::data::split::BLOCK_BYTES;
 use crate::error::{Error, Result};
 use crate::model::weights::Weights;
 use crate::model::{ForwardOptions, Model};
@@ -71,9 +72,6 @@ impl EvalSettings {
     }
 }
 
-/// Bytes of a block: parts of documents that are drawn where there are few documents.
-const BLOCK_BYTES: usize = 512;
-
 /// What a model made of one document.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DocScore {
@@ -81,7 +79,7 @@ pub struct DocScore {
     pub name: String,
     /// Its language.
     pub language: &'static str,
-    /// Tokens foreseen.
+    /// Tokens predicted.
     pub n_tok: usize,
     /// Bytes that they stand for.
     pub n_bytes: usize,
@@ -117,7 +115,7 @@ impl DocScore {
         self.n_tok += 1;
     }
 
-    /// Bits per byte; infinite where no byte was foreseen.
+    /// Bits per byte; infinite where no byte was predicted.
     pub fn bits_per_byte(&self) -> f64 {
         Score::of(&[self]).bits_per_byte()
     }
@@ -185,7 +183,7 @@ pub fn measure(
     let (mut done, mut rest) = (0, &list[..]);
     while !rest.is_empty() {
         let (batch, after) = rest.split_at(n_together(rest, settings.n_tok_batch));
-        let found = device.run(|| foresee(model, weights, docs, batch))?;
+        let found = device.run(|| predict(model, weights, docs, batch))?;
         for (doc_idx, nll, top1) in found {
             scores[doc_idx].add(n_learned[doc_idx], nll, top1);
         }
@@ -221,7 +219,7 @@ fn n_together(list: &[Window], n_tok: usize) -> usize {
 
 /// The scored tokens of some windows in order: document, negative log-likelihood, whether it was
 /// thought likeliest.
-fn foresee(
+fn predict(
     model: &Model,
     weights: &Weights,
     docs: &[Encoded],
@@ -252,9 +250,9 @@ fn foresee(
 /// Several documents together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Score {
-    /// Documents with at least one token foreseen.
+    /// Documents with at least one token predicted.
     pub n_docs: usize,
-    /// Tokens foreseen.
+    /// Tokens predicted.
     pub n_tok: usize,
     /// Bytes that they stand for.
     pub n_bytes: usize,
@@ -304,18 +302,18 @@ impl Score {
 pub struct Summary {
     /// All of them.
     pub total: Score,
-    /// 95% interval of the bits per byte of all.
-    pub interval: Interval,
+    /// 95% interval of the bits per byte of all, unless there is too little text.
+    pub interval: Option<Interval>,
     /// By language, that of the most bytes first.
     pub languages: Vec<(&'static str, Score)>,
 }
 
 impl Summary {
-    /// Sums up; there must be a token that was foreseen and a byte that it stands for.
+    /// Sums up; there must be a token that was predicted and a byte that it stands for.
     pub fn of(docs: &[DocScore]) -> Result<Summary> {
         let total = Score::of(&docs.iter().collect::<Vec<_>>());
         if total.n_tok == 0 || total.n_bytes == 0 {
-            let problem = format!("there is nothing to foresee in {} documents", docs.len());
+            let problem = format!("there is nothing to predict in {} documents", docs.len());
             return Err(Error::input(problem, "give a text of at least two tokens"));
         }
         let mut by_language: BTreeMap<&'static str, Vec<&DocScore>> = BTreeMap::new();

@@ -283,7 +283,7 @@ struct Answer {
 }
 
 impl Answer {
-    /// Goes on as long as the hole may still come.
+    /// Continues as long as the hole may still come.
     fn add(&mut self, bytes: &[u8], hole: &[u8]) -> ControlFlow<()> {
         // A line may end with a carriage return, which is not in the hole.
         let end = bytes.iter().position(|byte| matches!(byte, b'\n' | b'\r'));

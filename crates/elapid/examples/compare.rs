@@ -18,7 +18,6 @@ pub fn main() -> Result<()> {
     let after = tiny::session(30)?.score(&held_out, &settings, &mut |_, _| {})?;
     let found = compare(&after, &before)?;
     println!("{:.3} bits per byte", Summary::of(&after)?.total.bits_per_byte());
-    println!("{}: {:.3} fewer than before", found.verdict.name(), found.gain);
-    println!("95% interval {:.3} to {:.3}", found.interval.low, found.interval.high);
+    println!("{}", found.describe("before"));
     Ok(())
 }

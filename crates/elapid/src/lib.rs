@@ -103,7 +103,7 @@ pub use data::filter::{
 pub use data::language::of_path as language_of_path;
 pub use data::near::{CopyOf, Likeness, compare as near_copies};
 pub use data::records::{ChatStyle, documents as documents_of_jsonl};
-pub use data::split::{Split, SplitBy, SplitItem, hash as name_hash, split, split_single};
+pub use data::split::{Split, SplitBy, SplitItem, hash as name_hash, split};
 pub use data::{Document, Encoded, Ends, Part};
 pub use error::{Error, Result};
 #[cfg(feature = "fs")]

@@ -15,13 +15,14 @@ use std::process::ExitCode;
 /// Evaluate a model on text: loss, perplexity, bits per byte, top-1 accuracy.
 ///
 /// Each file is cut into overlapping windows; each token is scored once. Prints a 95% confidence
-/// interval, bootstrapped over files.
+/// interval, bootstrapped over files, or over runs of text where there are fewer than 8.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid eval model.gguf notes.txt\n  \
     elapid eval SmolLM2-135M src --context 256 --files\n  \
     elapid eval runs/a1 . --held-out --compare runs/a0\n  \
     elapid eval base src --adapter runs/lora --compare base --fim 4\n\n\
-    With --compare the exit code is 0 when MODEL is better than OTHER, 3 when it is not.")]
+    With --compare the exit code is 0 when MODEL is better than OTHER, 3 when it is not or when \
+    there is too little text to tell.")]
 pub struct Eval {
     /// Model: directory, .gguf or .elapid file
     model: PathBuf,
@@ -58,7 +59,7 @@ pub struct Eval {
 /// Default tokens per window.
 const CONTEXT: usize = 512;
 
-/// Share of the files that `elapid train` holds out.
+/// Share of the text that `elapid train` holds out.
 const HELD_OUT: f64 = 0.1;
 
 /// What to measure on.
@@ -122,6 +123,9 @@ impl Eval {
             return Ok(Source { documents: collected.documents, noun, held_out: None });
         }
         let divided = divide(collected, HELD_OUT)?;
+        if let Some(note) = divided.note() {
+            eprintln!("note    {note}");
+        }
         let held_out = Some(divided.by.describe());
         Ok(Source { documents: divided.held_out, noun, held_out })
     }
@@ -196,13 +200,12 @@ impl Eval {
                 "all"
             }
         };
-        row(label, total, Some(interval));
+        row(label, total, interval.as_ref());
         if let Some(fim) = &model.fim {
             print_fim(fim, "");
         }
-        let weakest = other.map_or(interval, |(found, _)| &found.interval);
-        if let Some(note) = note(weakest, source) {
-            eprintln!("note    {note}");
+        if interval.is_none() {
+            eprintln!("note    too little for an interval");
         }
         let Some((found, other)) = other else { return };
         let bits = other.summary.total.bits_per_byte();
@@ -210,7 +213,7 @@ impl Eval {
         if let Some(fim) = &other.fim {
             print_fim(fim, " by the other");
         }
-        line(format!("compare {}", sentence(found, &other.name, &source.n(total.n_docs))));
+        line(format!("compare {}", found.describe(&other.name)));
     }
 
     fn to_json(&self, model: &Measured, other: Option<&(Comparison, Measured)>) -> Value {
@@ -222,8 +225,8 @@ impl Eval {
             fields(&Score::of(&[doc]), names)
         });
         let more = json!({
-            "model": model.name, "interval": ends_of(&summary.interval),
-            "resampled": drawn(&summary.interval), "context": settings.context,
+            "model": model.name, "interval": ends_of(summary.interval),
+            "resampled": drawn(summary.interval), "context": settings.context,
             "overlap": settings.overlap, "begin": ends.begin, "end": ends.end,
             "languages": languages.collect::<Value>(), "files": files.collect::<Value>(),
         });
@@ -234,8 +237,8 @@ impl Eval {
         if let Some((found, other)) = other {
             out["compare"] = json!({
                 "other": other.name, "bits_per_byte": other.summary.total.bits_per_byte(),
-                "gain": found.gain, "interval": ends_of(&found.interval),
-                "resampled": drawn(&found.interval), "verdict": found.verdict.name(),
+                "gain": found.gain, "interval": ends_of(found.interval),
+                "resampled": drawn(found.interval), "verdict": found.verdict.name(),
                 "fim": other.fim.as_ref().map(fim_json),
             });
         }
@@ -245,10 +248,7 @@ impl Eval {
 
 /// The figures of a line.
 fn figures(score: &Score, interval: Option<&Interval>) -> String {
-    let interval = interval.map_or(String::new(), |interval| match interval.resampled {
-        Resampled::Nothing => " (too little text for an interval)".into(),
-        _ => format!(" (95% interval {:.4} to {:.4})", interval.low, interval.high),
-    });
+    let interval = interval.map_or(String::new(), |interval| format!(" ({interval:.4})"));
     let (n_tok, loss, perplexity) = (score.n_tok, score.loss(), score.perplexity());
     let (bits, percent) = (score.bits_per_byte(), 100.0 * score.top1());
     format!(
@@ -270,37 +270,6 @@ fn print_fim(fim: &FimReport, whose: &str) {
     }
 }
 
-/// What is to be known of a weak interval.
-fn note(interval: &Interval, source: &Source) -> Option<String> {
-    let files = source.n(interval.n_docs);
-    let like = interval.n_equal;
-    match interval.resampled {
-        Resampled::Docs => None,
-        Resampled::DocsAndBlocks => {
-            Some(format!("the interval is wide: {files} that weigh like {like:.1} of equal size"))
-        }
-        Resampled::Blocks => {
-            let noun = source.noun;
-            Some(format!("the interval is over blocks of 1 {noun}, and holds for it alone"))
-        }
-        Resampled::Nothing => Some(format!("{files} with too little text for a verdict")),
-    }
-}
-
-fn sentence(found: &Comparison, other: &str, files: &str) -> String {
-    let Comparison { gain, interval, verdict } = found;
-    let name = verdict.name();
-    let (amount, word, low, high) = match *gain >= 0.0 {
-        true => (*gain, "fewer", interval.low, interval.high),
-        false => (-gain, "more", -interval.high, -interval.low),
-    };
-    let interval = match interval.resampled {
-        Resampled::Nothing => "too little text for an interval".to_string(),
-        _ => format!("95% interval {low:.3} to {high:.3}"),
-    };
-    format!("{name}: {amount:.3} {word} bits per byte than {other} ({interval}, {files})")
-}
-
 fn fields(score: &Score, more: Value) -> Value {
     let mut fields = json!({
         "n_files": score.n_docs, "n_tok": score.n_tok, "n_bytes": score.n_bytes,
@@ -313,17 +282,15 @@ fn fields(score: &Score, more: Value) -> Value {
     fields
 }
 
-fn ends_of(interval: &Interval) -> Value {
-    json!([interval.low, interval.high])
+fn ends_of(interval: Option<Interval>) -> Value {
+    json!(interval.map(|interval| [interval.low, interval.high]))
 }
 
-fn drawn(interval: &Interval) -> &'static str {
-    match interval.resampled {
+fn drawn(interval: Option<Interval>) -> Value {
+    json!(interval.map(|interval| match interval.resampled {
         Resampled::Docs => "files",
-        Resampled::DocsAndBlocks => "files and blocks",
         Resampled::Blocks => "blocks",
-        Resampled::Nothing => "nothing",
-    }
+    }))
 }
 
 fn fim_json(fim: &FimReport) -> Value {

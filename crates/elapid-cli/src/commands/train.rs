@@ -16,11 +16,11 @@ use std::process::ExitCode;
 /// Train a model on the files under PATH, or fine-tune one, and measure what it learned.
 ///
 /// Without --model a small model is trained from scratch, with its own vocabulary. With --model
-/// that model is fine-tuned: a LoRA adapter unless --method says otherwise. A tenth of the files is
-/// held out for evaluation: the newest by commit date if PATH is in a git repository. Memory and
-/// time are estimated first. Ctrl-C saves and stops; `--resume RUN` continues, with the same
-/// weights as an uninterrupted run. Everything is written to the run directory; its report.html
-/// shows the result.
+/// that model is fine-tuned: a LoRA adapter unless --method says otherwise. Of each
+/// language a tenth of the text or more is held out for evaluation: the newest files by commit date
+/// if PATH is in a git repository. Memory and time are estimated first. Ctrl-C saves and stops;
+/// `--resume RUN` continues, with the same weights as an uninterrupted run. Everything is written
+/// to the run directory; its report.html shows the result.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  elapid train .\n  elapid train src --minutes 30 --preset small\n  \
@@ -202,7 +202,7 @@ struct Flags {
     /// Fraction of that in the order suffix, prefix, middle
     #[arg(long, value_name = "X", default_value_t = 0.5)]
     spm: f64,
-    /// Fraction of the files held out for evaluation
+    /// Fraction of the text held out for evaluation
     #[arg(long, value_name = "X", default_value_t = 0.1)]
     held_out: f64,
     /// Steps between evaluations

@@ -59,6 +59,8 @@ pub struct HeldOut {
     pub after: Option<f64>,
     /// Bootstrap interval of `after`.
     pub after_interval: Option<(f64, f64)>,
+    /// After against before, as it was printed.
+    pub verdict: String,
     /// `gzip -9` on the files one by one.
     pub gzip: Option<f64>,
     /// `zstd -19` with a dictionary of the training files.

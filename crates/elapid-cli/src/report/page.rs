@@ -259,6 +259,7 @@ mod tests {
             n_files: 41,
             n_bytes: 1 << 20,
             split: words(text),
+            verdict: words(text),
             gzip: Some(2.4),
             zstd: Some(1.9),
             ..HeldOut::default()
@@ -440,6 +441,9 @@ mod tests {
         let (before, after) = (Some(2.0), Some(3.0));
         let worse = verdict(HeldOut { before, after, ..HeldOut::default() });
         assert!(worse.contains("up from 2.000 (+50%)"), "{worse}");
+        let told = "too little to tell: 1.000 more bits per byte than before (and why)";
+        let words = verdict(HeldOut { before, after, verdict: told.into(), ..HeldOut::default() });
+        assert!(words.ends_with(&format!("Verdict: {told}.")), "{words}");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::report::samples::{self, Sample};
 use crate::report::{Done, Failure, mebibytes};
 use elapid::Method;
 use elapid::Special;
-use elapid::{Comparison, DocScore, Verdict, compare};
+use elapid::{Comparison, DocScore, compare};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -144,7 +144,7 @@ pub fn finish(
     write_json(&run.dir.join(SUMMARY), &summary)?;
     let report = ReportData::gather(&run.dir, summary.clone())?;
     files::write_bytes(&run.dir.join(page::FILE), page::html(&report)?.as_bytes())?;
-    say(run, &summary, comparison.as_ref(), taken);
+    say(run, &summary, taken);
     // From here on the record alone says how long it was.
     run.config.budget = Budget::Steps(run.config.settings.end());
     run.config.write(&run.dir)?;
@@ -245,7 +245,7 @@ fn summarise(
     let time = super::plan::minutes(taken.seconds);
     let interval = match after.is_empty() {
         true => None,
-        false => Some(elapid::Summary::of(after)?.interval),
+        false => elapid::Summary::of(after)?.interval,
     };
     let bits = |scores: &[DocScore]| {
         let all: Vec<&DocScore> = scores.iter().collect();
@@ -258,18 +258,17 @@ fn summarise(
         before: bits(before),
         after: bits(after),
         after_interval: interval.map(|interval| (interval.low, interval.high)),
+        verdict: comparison.map_or_else(String::new, |found| found.describe("before")),
         gzip: run.data.facts.gzip,
         zstd: run.data.facts.zstd,
     };
     let model = run.prepared.session.model().info()?;
-    let verdict = comparison.map_or_else(String::new, in_words);
     let facts = vec![
         fact("model", format!("{}, {} layers", model.family, model.n_layer)),
         fact("method", format!("{}, {}", config.method.name(), run.prepared.coverage)),
         fact("data", format!("{} documents", run.data.training.len())),
         fact("held out", &run.data.facts.split),
         fact("device", run.device.describe()),
-        fact("verdict", verdict),
         fact("time", time_in_words(taken)),
         fact("zstd", &run.data.facts.zstd_dictionary),
     ];
@@ -294,24 +293,6 @@ fn summarise(
     })
 }
 
-/// The verdict as people say it.
-fn in_words(comparison: &Comparison) -> String {
-    let Comparison { gain, interval, verdict } = comparison;
-    let (low, high) = (interval.low, interval.high);
-    match verdict {
-        Verdict::Better => format!(
-            "better than before: {gain:.3} fewer bits per byte (95% interval {low:.3} to {high:.3})"
-        ),
-        Verdict::Worse => format!(
-            "worse than before: {:.3} more bits per byte (95% interval {:.3} to {:.3})",
-            -gain, -high, -low
-        ),
-        Verdict::NoDifference => {
-            format!("no difference: {gain:.3} bits per byte (95% interval {low:.3} to {high:.3})")
-        }
-    }
-}
-
 /// Where the time went.
 fn time_in_words(taken: Taken) -> String {
     let Spent { prepare_s, steps_s, eval_s, save_s } = taken.spent;
@@ -327,8 +308,8 @@ fn time_in_words(taken: Taken) -> String {
     format!("{}: {}", super::plan::minutes(taken.seconds), parts.join(", "))
 }
 
-fn say(run: &mut Run, summary: &Summary, comparison: Option<&Comparison>, taken: Taken) {
-    let HeldOut { before, after, gzip, zstd, .. } = &summary.held_out;
+fn say(run: &mut Run, summary: &Summary, taken: Taken) {
+    let HeldOut { before, after, gzip, zstd, verdict, .. } = &summary.held_out;
     let number = |x: &Option<f64>| x.map_or("none".into(), |x| format!("{x:.3}"));
     let text = format!(
         "held-out {} bits per byte, before {}; gzip -9 {}, zstd -19 with a dictionary {}",
@@ -338,8 +319,8 @@ fn say(run: &mut Run, summary: &Summary, comparison: Option<&Comparison>, taken:
         number(zstd)
     );
     run.live.line("result", &text);
-    if let Some(comparison) = comparison {
-        run.live.line("verdict", &in_words(comparison));
+    if !verdict.is_empty() {
+        run.live.line("verdict", verdict);
     }
     let off = 100.0 * (taken.peak as f64 / run.plan.peak.max(1) as f64 - 1.0);
     let whose = if run.plan.host_peak.is_some() { "GPU peak" } else { "peak" };

@@ -24,7 +24,7 @@ use elapid::Document;
 use elapid::Model;
 use elapid::Unwanted as Reason;
 use elapid::{ChatOptions, ChatTemplate};
-use elapid::{SplitBy, SplitItem};
+use elapid::{Split, SplitItem};
 use ignore::{DirEntry, WalkBuilder};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -64,42 +64,6 @@ pub struct Collected {
     pub clusters: Vec<usize>,
     /// What is not to be learned, by name.
     pub left_out: Vec<LeftOut>,
-}
-
-/// Two sides.
-#[derive(Debug)]
-pub struct Divided {
-    /// To learn from.
-    pub train: Vec<Document>,
-    /// To measure on.
-    pub held_out: Vec<Document>,
-    /// What decided.
-    pub by: Division,
-}
-
-/// What decided which documents are held out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Division {
-    /// The newest by their last commit.
-    Date,
-    /// A hash of the name.
-    Hash,
-    /// A hash of the name, though all resemble each other.
-    Alike,
-    /// The end of the only document.
-    End,
-}
-
-impl Division {
-    /// As in "41 files held out by commit date".
-    pub fn describe(self) -> &'static str {
-        match self {
-            Division::Date => "by commit date",
-            Division::Hash => "by a hash of the name",
-            Division::Alike => "by a hash of the name; all are near copies of each other",
-            Division::End => "at the end of the text",
-        }
-    }
 }
 
 /// A run directory of ours has these files, and is nothing to learn from.
@@ -357,45 +321,12 @@ pub fn chat_of(checkpoint: &Model) -> Done<(Option<ChatTemplate>, ChatOptions)> 
     Ok((template, ChatOptions { bos_token, eos_token, ..ChatOptions::default() }))
 }
 
-/// Holds out about `fraction` of the documents, or of the only one.
-///
-/// Files that are not committed are the newest of all. A fault only when there is too little text
-/// for two sides.
-pub fn divide(collected: Collected, fraction: f64) -> Done<Divided> {
-    let Collected { mut documents, dates, clusters, .. } = collected;
-    if documents.len() < 2 {
-        let sides = documents.pop().and_then(|only| elapid::split_single(&only, fraction));
-        let Some((train, held_out)) = sides else {
-            let hint = "give more text: one document to train on and one to evaluate on";
-            return Err(Failure::new("too little text to hold some of it out", hint));
-        };
-        return Ok(Divided { train: vec![train], held_out: vec![held_out], by: Division::End });
-    }
-    let is_dated = 2 * dates.iter().flatten().count() >= dates.len();
-    let date = |date: Option<i64>| date.or(is_dated.then_some(i64::MAX));
-    let item = |idx: usize| SplitItem {
-        name: &documents[idx].name,
-        n_bytes: documents[idx].n_bytes(),
-        cluster: clusters[idx],
-        date: date(dates[idx]),
-    };
-    let mut items: Vec<SplitItem<'_>> = (0..documents.len()).map(item).collect();
-    // Where all resemble each other, as records under one instruction do, likeness says nothing.
-    let are_alike = clusters.iter().all(|cluster| *cluster == clusters[0]);
-    if are_alike {
-        items.iter_mut().enumerate().for_each(|(idx, item)| item.cluster = idx);
-    }
-    let split = elapid::split(&items, fraction);
-    let by = match split.by {
-        _ if are_alike => Division::Alike,
-        SplitBy::Date => Division::Date,
-        SplitBy::Hash => Division::Hash,
-    };
-    let held: HashSet<usize> = split.held_out.into_iter().collect();
-    let (mut train, mut held_out) = (Vec::new(), Vec::new());
-    for (idx, document) in documents.into_iter().enumerate() {
-        let side = if held.contains(&idx) { &mut held_out } else { &mut train };
-        side.push(document);
-    }
-    Ok(Divided { train, held_out, by })
+/// Holds out at least `fraction` of the text. Files that are not committed are the newest of all.
+pub fn divide(collected: Collected, fraction: f64) -> Done<Split> {
+    let facts = collected.clusters.into_iter().zip(collected.dates);
+    let items: Vec<SplitItem> = facts.map(|(cluster, date)| SplitItem { cluster, date }).collect();
+    elapid::split(collected.documents, &items, fraction).ok_or_else(|| {
+        let hint = "give more text: one document to train on and one to evaluate on";
+        Failure::new("too little text to hold some of it out", hint)
+    })
 }

@@ -117,7 +117,7 @@ fn the_exit_code_says_whether_the_model_is_better() {
     let last = text.lines().last().unwrap();
     assert!(last.starts_with("compare better: "), "{text}");
     assert!(last.contains(&format!("fewer bits per byte than {} (95% interval ", w.old)));
-    assert!(last.ends_with(", 15 files)"), "{last}");
+    assert!(last.ends_with(" for documents like these 15)"), "{last}");
     let (worse, code) = json(&["eval", &w.old, &w.data, "--compare", &w.new]);
     assert_eq!((code, &worse["compare"]["verdict"]), (3, &json!("worse")));
     assert!(worse["compare"]["gain"].as_f64().unwrap() < 0.0);
@@ -187,10 +187,20 @@ fn one_file_records_and_what_is_held_out_are_measured() {
     let file = format!("{}/code11.rs", w.data);
     let (one, _) = json(&["eval", &w.new, &file]);
     assert_eq!((&one["n_files"], &one["files"][0]["name"]), (&json!(1), &json!("code11.rs")));
-    assert_eq!(one["resampled"], "blocks");
+    assert_eq!((&one["resampled"], &one["interval"]), (&Value::Null, &Value::Null));
+    let (compared, code) = json(&["eval", &w.new, &file, "--compare", &w.old]);
+    assert_eq!((code, &compared["compare"]["verdict"]), (3, &json!("too little to tell")));
+    assert!(compared["compare"]["gain"].as_f64().unwrap() > 0.0);
+    let long: String = texts().into_iter().map(|(_, text)| text).collect();
+    let long = w.dir.file("long.rs", long.as_bytes());
+    let (whole, _) = json(&["eval", &w.new, long.to_str().unwrap()]);
+    assert_eq!(whole["resampled"], "blocks");
+    assert!(whole["interval"][0].as_f64().unwrap() > 0.0);
     let (held, _) = json(&["eval", &w.new, &w.data, "--held-out"]);
     let n_held = held["n_files"].as_u64().unwrap();
-    assert!((1..=4).contains(&n_held), "{n_held}");
+    assert!((3..=5).contains(&n_held), "{n_held}");
+    let languages = held["languages"].as_array().unwrap();
+    assert_eq!(languages.len(), 2, "each language gives its share");
     let (tail, _) = json(&["eval", &w.new, &file, "--held-out"]);
     assert!(tail["n_bytes"].as_u64().unwrap() < one["n_bytes"].as_u64().unwrap() / 4);
     let lines =

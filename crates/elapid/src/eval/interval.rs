@@ -1,36 +1,51 @@
 //! How sure a figure is, and whether one model is better than another.
 //!
-//! Documents differ far more than tokens of one document do, so that documents are what is drawn:
-//! a resample takes as many as there are, with replacement, and its figure is
+//! A figure is a sum over text per byte of it,
 //!
 //! ```text
-//! r* = sum of x  /  (sum of bytes  ln 2)        over the documents drawn
+//! r = sum of x  /  (sum of bytes  ln 2)
 //! ```
 //!
-//! with x the negative log-likelihood of a document, or for two models the difference of theirs on
-//! the same document (a paired comparison: what makes a document hard for both falls out). The
-//! interval is from the 2.5th to the 97.5th percentile of r*, its arms stretched by
+//! with x the negative log-likelihood, or for two models the difference of theirs on the same text
+//! (a paired comparison: what makes a text hard for both falls out). A bootstrap draws text with
+//! replacement, as much as there is, and its figure is r*.
+//!
+//! | documents, by weight | what is drawn                          | the interval speaks of       |
+//! |----------------------|----------------------------------------|------------------------------|
+//! | 8 and more           | documents, with all their blocks       | documents like these         |
+//! | fewer                | runs of blocks of about 512 bytes      | text like these documents    |
+//! | less than 3 runs     | nothing: there is no interval          |                              |
+//!
+//! Documents differ more than blocks of one document do, so that documents are drawn where there
+//! are enough. What differs between their blocks is in their sums already; to draw blocks of each
+//! once more would count it twice (Davison and Hinkley, Bootstrap Methods, 3.8). Of three documents
+//! nobody learns how documents differ, but there may be much text in them.
+//!
+//! Neighbouring blocks are alike, so that runs of them are drawn (the circular block bootstrap:
+//! behind the last block of a document comes its first), of
 //!
 //! ```text
-//! k = t(n - 1) / 1.96  sqrt(n / (n - 1))        n = (sum of bytes)^2 / sum of bytes^2
+//! run = max(n^(1/3), deff)                          n blocks
+//! deff = sum over documents of e^2  /  sum over blocks of e^2  /  (1 - 1 / n_equal)
 //! ```
 //!
-//! because a bootstrap of few units is too sure of itself: t is Student's 97.5% quantile, and n is
-//! how many documents of equal size would weigh as much. k is 1.04 for 50 documents, 1.4 for 6,
-//! 9 for 2. The interval then holds the figure of documents like these, drawn from the same place,
-//! in about 95 of 100 cases.
+//! blocks, with e = x - r bytes. deff is 1 where a block is no more like those of its document than
+//! like any, and the size of a document where all of its blocks say the same; then the runs are few
+//! and the interval is wide.
 //!
-//! | n             | what is drawn                                                           |
-//! |---------------|-------------------------------------------------------------------------|
-//! | 8 and more    | documents                                                               |
-//! | fewer         | documents, and in each its blocks of about 512 bytes: a little wider    |
-//! | one document  | its blocks: the interval then speaks of text like this one document     |
-//! | one block     | nothing: the interval is infinite                                       |
+//! The interval is from the 2.5th to the 97.5th percentile of r*, its arms stretched by
 //!
-//! Neighbouring blocks are alike, so that the third kind is somewhat too narrow. A caller shows
-//! `n_docs`, and says so where `resampled` is not `Docs`.
+//! ```text
+//! k = t(n - 1) / 1.96  sqrt(n / (n - 1))
+//! ```
 //!
-//! The first model is better when the whole interval of the difference lies on its side.
+//! because a bootstrap of few units is too sure of itself: t is Student's 97.5% quantile, n is the
+//! number of runs, or `n_equal` = (sum of bytes)^2 / sum of bytes^2: documents of equal size that
+//! would weigh as much. k is 1.04 for 50 units, 1.3 for 8, 2.7 for 3. A difference is stretched by
+//! adding, a cost, which is never below zero, by multiplying: r (r* / r)^k.
+//!
+//! The first model is better when the whole interval of the difference lies on its side. Where zero
+//! lies inside, there is no difference if both ends are small, and otherwise too little to tell.
 //!
 //! Not here: many comparisons at once, which would ask for a stricter level.
 
@@ -38,31 +53,34 @@ use super::{DocScore, Score};
 use crate::error::{Error, Result};
 use crate::tensor::rng::Rng;
 use std::f64::consts::LN_2;
+use std::fmt;
+use std::ops::Range;
 
-const N_RESAMPLE: usize = 2000;
+const N_RESAMPLE: u64 = 2000;
 
-/// Fewer documents than this, by weight, are not drawn alone.
+/// Fewer documents than this, by weight, are not drawn.
 const N_FEW: f64 = 8.0;
+
+/// There is no interval of fewer units. With runs of two blocks at least, these are six blocks.
+const N_UNITS_MIN: f64 = 3.0;
+
+/// A difference below this share of the other model's bits per byte is none.
+const SMALL: f64 = 0.02;
 
 /// The draws of a bootstrap are always the same.
 const SEED: u64 = 0;
-/// Streams of documents and blocks.
-const STREAMS: [u64; 2] = [0x626f_6f74_646f_6373, 0x626f_6f74_626c_6f63];
+const STREAM: u64 = 0x626f_6f74_646f_6373;
 
 /// What was drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resampled {
-    /// Documents.
+    /// Documents: the interval speaks of documents like these.
     Docs,
-    /// Documents, and blocks of each: there are few documents.
-    DocsAndBlocks,
-    /// Blocks of the one document.
+    /// Runs of blocks, for there are few documents: it speaks of text like theirs.
     Blocks,
-    /// Nothing: there is too little text for an interval.
-    Nothing,
 }
 
-/// A 95% interval, in bits per byte.
+/// A 95% interval, in bits per byte; both ends are finite.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
     /// Lower end.
@@ -71,18 +89,30 @@ pub struct Interval {
     pub high: f64,
     /// Documents it rests on.
     pub n_docs: usize,
-    /// Documents of equal size that would weigh as much.
-    pub n_equal: f64,
     /// What was drawn.
     pub resampled: Resampled,
 }
 
 impl Interval {
-    /// Of the bits per byte of these documents.
-    pub(super) fn of(docs: &[DocScore]) -> Interval {
-        let units: Vec<Unit> =
-            docs.iter().filter(|doc| doc.n_bytes > 0).map(|doc| Unit::new(doc, None)).collect();
-        bootstrap(&units, SEED)
+    /// Of the bits per byte of these documents, unless there is too little text.
+    pub(super) fn of(docs: &[DocScore]) -> Option<Interval> {
+        let by_blocks =
+            |doc: &DocScore| Doc { n_bytes: doc.n_bytes as f64, blocks: doc.blocks.clone() };
+        let docs: Vec<Doc> = docs.iter().filter(|doc| doc.n_bytes > 0).map(by_blocks).collect();
+        bootstrap(&docs, |middle, drawn, k| middle * (drawn / middle).powf(k))
+    }
+}
+
+/// "95% interval 1.250 to 1.360 for documents like these 32".
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (digits, n) = (f.precision().unwrap_or(3), self.n_docs);
+        write!(f, "95% interval {:.digits$} to {:.digits$} for ", self.low, self.high)?;
+        match (self.resampled, n) {
+            (Resampled::Docs, _) => write!(f, "documents like these {n}"),
+            (Resampled::Blocks, 1) => write!(f, "text like this document"),
+            (Resampled::Blocks, _) => write!(f, "text like these {n} documents"),
+        }
     }
 }
 
@@ -93,8 +123,10 @@ pub enum Verdict {
     Better,
     /// It needs more, and chance alone would not show it.
     Worse,
-    /// Neither.
+    /// The difference is zero or small.
     NoDifference,
+    /// It may be large, to either side.
+    TooLittle,
 }
 
 impl Verdict {
@@ -104,6 +136,7 @@ impl Verdict {
             Verdict::Better => "better",
             Verdict::Worse => "worse",
             Verdict::NoDifference => "no difference",
+            Verdict::TooLittle => "too little to tell",
         }
     }
 }
@@ -113,10 +146,25 @@ impl Verdict {
 pub struct Comparison {
     /// Bits per byte of the other, less those of the model: positive where the model is better.
     pub gain: f64,
-    /// Of the gain.
-    pub interval: Interval,
+    /// Of the gain; `None` where there is too little text.
+    pub interval: Option<Interval>,
     /// What follows from it.
     pub verdict: Verdict,
+}
+
+impl Comparison {
+    /// As in "better: 0.930 fewer bits per byte than before (95% interval ...)".
+    pub fn describe(&self, other: &str) -> String {
+        let turned = |of: Interval| Interval { low: 0.0 - of.high, high: 0.0 - of.low, ..of };
+        let (amount, word, interval) = match self.gain >= 0.0 {
+            true => (self.gain, "fewer", self.interval),
+            false => (-self.gain, "more", self.interval.map(turned)),
+        };
+        let interval = interval.map(|interval| interval.to_string());
+        let interval = interval.unwrap_or("too little for an interval".into());
+        let name = self.verdict.name();
+        format!("{name}: {amount:.3} {word} bits per byte than {other} ({interval})")
+    }
 }
 
 /// Compares a model with another on the same documents, in the same order. Their tokenizers may
@@ -124,20 +172,27 @@ pub struct Comparison {
 pub fn compare(model: &[DocScore], other: &[DocScore]) -> Result<Comparison> {
     check(model, other)?;
     let pairs = model.iter().zip(other).filter(|(doc, _)| doc.n_bytes > 0);
-    let units: Vec<Unit> = pairs.map(|(doc, other)| Unit::new(doc, Some(other))).collect();
-    if units.is_empty() {
-        let hint = "give a text of at least two tokens";
-        return Err(Error::input("there is nothing to foresee in the documents", hint));
-    }
-    let interval = bootstrap(&units, SEED);
-    let verdict = match (interval.low > 0.0, interval.high < 0.0) {
-        (true, _) => Verdict::Better,
-        (_, true) => Verdict::Worse,
-        _ => Verdict::NoDifference,
+    let difference = |(doc, other): (&DocScore, &DocScore)| {
+        let blocks = doc.blocks.iter().zip(&other.blocks).map(|(a, b)| b - a);
+        Doc { n_bytes: doc.n_bytes as f64, blocks: blocks.collect() }
     };
-    let [model, other] = [model, other].map(|docs| Score::of(&docs.iter().collect::<Vec<_>>()));
-    let gain = other.bits_per_byte() - model.bits_per_byte();
-    Ok(Comparison { gain, interval, verdict })
+    let docs: Vec<Doc> = pairs.map(difference).collect();
+    if docs.is_empty() {
+        let hint = "give a text of at least two tokens";
+        return Err(Error::input("there is nothing to predict in the documents", hint));
+    }
+    let [cost, of_other] =
+        [model, other].map(|docs| Score::of(&docs.iter().collect::<Vec<_>>()).bits_per_byte());
+    let interval = bootstrap(&docs, |middle, drawn, k| middle + (drawn - middle) * k);
+    let verdict = match interval {
+        Some(interval) if interval.low > 0.0 => Verdict::Better,
+        Some(interval) if interval.high < 0.0 => Verdict::Worse,
+        Some(Interval { low, high, .. }) if high.max(-low) <= SMALL * of_other => {
+            Verdict::NoDifference
+        }
+        _ => Verdict::TooLittle,
+    };
+    Ok(Comparison { gain: of_other - cost, interval, verdict })
 }
 
 fn check(model: &[DocScore], other: &[DocScore]) -> Result<()> {
@@ -164,80 +219,112 @@ fn check(model: &[DocScore], other: &[DocScore]) -> Result<()> {
     Ok(())
 }
 
-/// A document that can be drawn.
-struct Unit {
+/// A document by its blocks: how much each costs, or how much more it costs the other model.
+struct Doc {
     n_bytes: f64,
-    sum: f64,
     blocks: Vec<f64>,
 }
 
-impl Unit {
-    /// A document, or how much more the other model needed for it.
-    fn new(doc: &DocScore, other: Option<&DocScore>) -> Unit {
-        let n_bytes = doc.n_bytes as f64;
-        match other {
-            None => Unit { n_bytes, sum: doc.nll, blocks: doc.blocks.clone() },
-            Some(other) => {
-                let blocks = doc.blocks.iter().zip(&other.blocks).map(|(a, b)| b - a);
-                Unit { n_bytes, sum: other.nll - doc.nll, blocks: blocks.collect() }
-            }
-        }
+impl Doc {
+    fn cost(&self) -> f64 {
+        self.blocks.iter().sum()
     }
 
-    /// The sum of blocks drawn as often as there are blocks; `first` is the counter of the draws.
-    fn drawn(&self, rng: &Rng, first: u64) -> f64 {
-        let n = self.blocks.len() as u64;
-        (0..n).map(|k| self.blocks[rng.below(first + k, n) as usize]).sum()
+    /// As one block.
+    fn whole(&self) -> Doc {
+        Doc { n_bytes: self.n_bytes, blocks: vec![self.cost()] }
+    }
+
+    /// Bytes and cost of each block.
+    fn each(&self) -> impl Iterator<Item = (f64, f64)> + Clone {
+        let n_bytes = self.n_bytes / self.blocks.len() as f64;
+        self.blocks.iter().map(move |cost| (n_bytes, *cost))
     }
 }
 
-/// The interval of the sum over units per byte, in bits.
-fn bootstrap(units: &[Unit], seed: u64) -> Interval {
-    let (n_docs, n_blocks) = (units.len(), units.iter().map(|unit| unit.blocks.len()).sum());
-    let n_bytes: f64 = units.iter().map(|unit| unit.n_bytes).sum();
-    let squares: f64 = units.iter().map(|unit| unit.n_bytes * unit.n_bytes).sum();
-    let n_equal = if n_docs == 0 { 0.0 } else { n_bytes * n_bytes / squares };
-    let resampled = match (n_docs, n_blocks) {
-        (_, 0 | 1) => Resampled::Nothing,
-        (1, _) => Resampled::Blocks,
-        _ if n_equal < N_FEW => Resampled::DocsAndBlocks,
-        _ => Resampled::Docs,
-    };
-    let n_drawn = match resampled {
-        Resampled::Nothing => {
-            let (low, high) = (f64::NEG_INFINITY, f64::INFINITY);
-            return Interval { low, high, n_docs, n_equal, resampled };
+/// The interval of the sum over documents per byte, in bits. `stretch_to` says where an end lies:
+/// from the figure, the percentile and the factor.
+fn bootstrap(docs: &[Doc], stretch_to: fn(f64, f64, f64) -> f64) -> Option<Interval> {
+    let n_bytes: f64 = docs.iter().map(|doc| doc.n_bytes).sum();
+    let squares: f64 = docs.iter().map(|doc| doc.n_bytes * doc.n_bytes).sum();
+    let n_equal = n_bytes * n_bytes / squares;
+    let rate = docs.iter().map(Doc::cost).sum::<f64>() / n_bytes;
+    let (urn, n_units, resampled) = match n_equal >= N_FEW {
+        true => {
+            let docs: Vec<Doc> = docs.iter().map(Doc::whole).collect();
+            (Urn::new(&docs, 1), n_equal, Resampled::Docs)
         }
-        Resampled::Blocks => n_blocks as f64,
-        _ => n_equal,
+        false => {
+            let urn = Urn::new(docs, run_length(docs, rate, n_equal));
+            let n_units = urn.units.len() as f64 / urn.run as f64;
+            (urn, n_units, Resampled::Blocks)
+        }
     };
-    let mut figures: Vec<f64> =
-        (0..N_RESAMPLE as u64).map(|idx| figure(units, resampled, seed, idx)).collect();
+    if n_units < N_UNITS_MIN {
+        return None;
+    }
+    let mut figures: Vec<f64> = (0..N_RESAMPLE).map(|idx| urn.draw(idx)).collect();
     figures.sort_unstable_by(f64::total_cmp);
-    let middle = units.iter().map(|unit| unit.sum).sum::<f64>() / n_bytes / LN_2;
-    let arm = |share: f64| (percentile(&figures, share) - middle) * stretch(n_drawn);
-    let (low, high) = (middle + arm(0.025), middle + arm(0.975));
-    Interval { low, high, n_docs, n_equal, resampled }
+    let (middle, k) = (rate / LN_2, stretch(n_units));
+    let [low, high] =
+        [0.025, 0.975].map(|share| stretch_to(middle, percentile(&figures, share), k));
+    let is_finite = low.is_finite() && high.is_finite();
+    is_finite.then_some(Interval { low, high, n_docs: docs.len(), resampled })
 }
 
-/// The figure of one resample.
-fn figure(units: &[Unit], resampled: Resampled, seed: u64, idx: u64) -> f64 {
-    let [docs, blocks] = STREAMS.map(|stream| Rng::new(seed, stream));
-    let n_docs = units.len() as u64;
-    let (mut sum, mut n_bytes, mut n_drawn) = (0.0, 0.0, 0);
-    for k in 0..n_docs {
-        let unit = &units[docs.below(idx * n_docs + k, n_docs) as usize];
-        n_bytes += unit.n_bytes;
-        sum += match resampled {
-            Resampled::Docs | Resampled::Nothing => unit.sum,
-            Resampled::DocsAndBlocks | Resampled::Blocks => {
-                let first = idx << 32 | n_drawn;
-                n_drawn += unit.blocks.len() as u64;
-                unit.drawn(&blocks, first)
-            }
-        };
+/// Blocks of a run, for a cost of `rate` per byte.
+fn run_length(docs: &[Doc], rate: f64, n_equal: f64) -> usize {
+    let (mut of_docs, mut of_blocks, mut n_blocks) = (0.0, 0.0, 0);
+    for doc in docs {
+        let residuals = doc.each().map(|(n_bytes, cost)| cost - rate * n_bytes);
+        of_docs += residuals.clone().sum::<f64>().powi(2);
+        of_blocks += residuals.map(|e| e * e).sum::<f64>();
+        n_blocks += doc.blocks.len();
     }
-    sum / n_bytes / LN_2
+    let deff = match docs.len() > 1 && of_blocks > 0.0 {
+        true => of_docs / of_blocks / (1.0 - 1.0 / n_equal),
+        false => 1.0,
+    };
+    (n_blocks as f64).cbrt().max(deff).ceil() as usize
+}
+
+/// What can be drawn, and how many neighbours at once.
+struct Urn {
+    /// Bytes and cost of each.
+    units: Vec<(f64, f64)>,
+    /// The units among which those behind each are: a run stays in its document.
+    ranges: Vec<Range<usize>>,
+    run: usize,
+}
+
+impl Urn {
+    fn new(docs: &[Doc], run: usize) -> Urn {
+        let mut urn = Urn { units: Vec::new(), ranges: Vec::new(), run };
+        for doc in docs {
+            let begin = urn.units.len();
+            urn.units.extend(doc.each());
+            urn.ranges.resize(urn.units.len(), begin..urn.units.len());
+        }
+        urn
+    }
+
+    /// The figure of one resample.
+    fn draw(&self, idx: u64) -> f64 {
+        let (rng, n) = (Rng::new(SEED, STREAM), self.units.len());
+        let n_runs = n.div_ceil(self.run);
+        let (mut n_bytes, mut cost) = (0.0, 0.0);
+        for k in 0..n_runs {
+            let mut at = rng.below(idx * n_runs as u64 + k as u64, n as u64) as usize;
+            let Range { start, end } = self.ranges[at];
+            // The last run is as long as is missing.
+            for _ in 0..self.run.min(n - k * self.run) {
+                n_bytes += self.units[at].0;
+                cost += self.units[at].1;
+                at = if at + 1 < end { at + 1 } else { start };
+            }
+        }
+        cost / n_bytes / LN_2
+    }
 }
 
 /// Between the two nearest of a sorted list.
@@ -250,7 +337,6 @@ fn percentile(sorted: &[f64], share: f64) -> f64 {
 
 /// How much too narrow a percentile interval of `n` units is.
 fn stretch(n: f64) -> f64 {
-    let n = n.max(2.0);
     student(n - 1.0) / student(f64::INFINITY) * (n / (n - 1.0)).sqrt()
 }
 
@@ -284,6 +370,7 @@ fn student(freedom: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::split::N_BLOCKS_MIN;
 
     /// A document whose blocks have these sums.
     fn doc(name: usize, n_bytes: usize, blocks: Vec<f64>) -> DocScore {
@@ -299,32 +386,53 @@ mod tests {
     }
 
     /// `n` documents of sizes that differ up to `spread` times, whose nats per byte are normal
-    /// around `mean`: a part by the document, a part by the block.
-    fn docs(n: usize, spread: f64, mean: f64, seed: u64) -> Vec<DocScore> {
+    /// around `mean`: a part by the document, a part by the block, which keeps `likeness` of its
+    /// neighbour's. With them the mean of all possible blocks of these documents.
+    fn drawn(n: usize, spread: f64, likeness: f64, mean: f64, seed: u64) -> (Vec<DocScore>, f64) {
         let (of_docs, of_blocks) = (Rng::new(seed, 0), Rng::new(seed, 1));
-        let one = |idx: usize| {
+        let (mut sum, mut n_bytes) = (0.0, 0);
+        let mut one = |idx: usize| {
             let n_blocks = (4.0 * spread.powf(of_docs.uniform(2 * idx as u64))) as usize;
             let level = mean + 0.1 * of_docs.normal(2 * idx as u64 + 1);
-            let block = |k: usize| (level + 0.2 * of_blocks.normal((idx << 20 | k) as u64)) * 512.0;
+            let mut state = of_blocks.normal((idx << 20 | 1 << 19) as u64);
+            let block = |k: usize| {
+                let fresh = of_blocks.normal((idx << 20 | k) as u64);
+                state = likeness * state + (1.0 - likeness * likeness).sqrt() * fresh;
+                (level + 0.2 * state) * 512.0
+            };
+            sum += level * 512.0 * n_blocks as f64;
+            n_bytes += 512 * n_blocks;
             doc(idx, 512 * n_blocks, (0..n_blocks).map(block).collect())
         };
-        (0..n).map(one).collect()
+        let list = (0..n).map(&mut one).collect();
+        (list, sum / n_bytes as f64)
     }
 
-    /// Share of seeds whose interval holds the truth of one bit per byte.
-    fn coverage(n_docs: usize, spread: f64) -> f64 {
-        let n_seeds = 300;
-        let holds = |seed: &u64| {
-            let Interval { low, high, .. } = Interval::of(&docs(n_docs, spread, LN_2, *seed));
-            low <= 1.0 && 1.0 <= high
+    fn docs(n: usize, spread: f64, mean: f64, seed: u64) -> Vec<DocScore> {
+        drawn(n, spread, 0.0, mean, seed).0
+    }
+
+    /// Share of the intervals that hold what they speak of: one bit per byte, or where blocks are
+    /// drawn the level of these documents.
+    fn coverage(n_docs: usize, spread: f64, likeness: f64) -> f64 {
+        let holds = |seed: u64| {
+            let (docs, level) = drawn(n_docs, spread, likeness, LN_2, seed);
+            let found = Interval::of(&docs)?;
+            let truth = match found.resampled {
+                Resampled::Docs => 1.0,
+                Resampled::Blocks => level / LN_2,
+            };
+            Some(found.low <= truth && truth <= found.high)
         };
-        (0..n_seeds).filter(holds).count() as f64 / n_seeds as f64
+        let found: Vec<bool> = (0..300).filter_map(holds).collect();
+        assert!(found.len() >= 150, "{n_docs} x{spread}: only {} intervals", found.len());
+        found.iter().filter(|holds| **holds).count() as f64 / found.len() as f64
     }
 
     #[test]
     fn the_interval_holds_the_truth_in_about_95_of_100_cases() {
         for (n_docs, spread) in [(2, 1.0), (3, 4.0), (5, 4.0), (10, 1.0), (16, 30.0), (60, 30.0)] {
-            let share = coverage(n_docs, spread);
+            let share = coverage(n_docs, spread, 0.0);
             // Three deviations of 300 trials are 0.04; few documents may be on the safe side.
             let most = if n_docs < 8 { 1.0 } else { 0.98 };
             assert!((0.91..=most).contains(&share), "{n_docs} x{spread}: {share}");
@@ -333,7 +441,7 @@ mod tests {
 
     #[test]
     fn equal_models_are_rarely_told_apart() {
-        for n_docs in [3, 6, 12, 40] {
+        for n_docs in [2, 3, 6, 12, 40] {
             let n_seeds = 200;
             let is_told = |seed: &u64| {
                 let (a, b) = (docs(n_docs, 8.0, 1.0, *seed), docs(n_docs, 8.0, 1.0, *seed));
@@ -344,7 +452,7 @@ mod tests {
                     doc(idx, a.n_bytes, a.blocks.iter().map(|x| x * factor).collect())
                 });
                 let found = compare(&changed.collect::<Vec<_>>(), &b).unwrap();
-                found.verdict != Verdict::NoDifference
+                matches!(found.verdict, Verdict::Better | Verdict::Worse)
             };
             let n_told = (0..n_seeds).filter(is_told).count();
             assert!(n_told <= 20, "{n_docs}: {n_told} of {n_seeds}");
@@ -364,41 +472,117 @@ mod tests {
         let found = compare(&less(0.1), &old).unwrap();
         assert!((found.gain - 0.1 / LN_2).abs() < 1e-9, "{found:?}");
         assert_eq!(found.verdict, Verdict::Better);
-        assert!(
-            (found.interval.high - found.interval.low).abs() < 1e-9,
-            "paired: no noise is left"
-        );
+        let interval = found.interval.unwrap();
+        assert!((interval.high - interval.low).abs() < 1e-9, "paired: no noise is left");
         let back = compare(&old, &less(0.1)).unwrap();
         assert_eq!((back.gain, back.verdict), (-found.gain, Verdict::Worse));
         let same = compare(&old, &old).unwrap();
         assert_eq!((same.gain, same.verdict), (0.0, Verdict::NoDifference));
-        assert_eq!((same.interval.low, same.interval.high), (0.0, 0.0));
+        assert_eq!(same.interval.map(|found| (found.low, found.high)), Some((0.0, 0.0)));
     }
 
     #[test]
-    fn few_documents_are_drawn_with_their_blocks_and_say_so() {
-        let kind = |docs: &[DocScore]| Interval::of(docs).resampled;
-        assert_eq!(kind(&docs(20, 1.0, 1.0, 0)), Resampled::Docs);
-        assert_eq!(kind(&docs(7, 1.0, 1.0, 0)), Resampled::DocsAndBlocks);
-        assert_eq!(kind(&docs(1, 1.0, 1.0, 0)), Resampled::Blocks);
+    fn few_documents_are_drawn_by_blocks_and_say_so() {
+        let of = |docs: &[DocScore]| Interval::of(docs).unwrap();
+        let twenty = of(&docs(20, 1.0, 1.0, 0));
+        assert_eq!(twenty.resampled, Resampled::Docs);
+        assert!(twenty.to_string().ends_with(" for documents like these 20"), "{twenty}");
+        let seven = of(&docs(7, 1.0, 1.0, 0));
+        assert_eq!(seven.resampled, Resampled::Blocks);
+        assert!(seven.to_string().ends_with(" for text like these 7 documents"), "{seven}");
+        let one = of(&docs(1, 30.0, 1.0, 0));
+        assert_eq!(one.resampled, Resampled::Blocks);
+        assert!(one.to_string().ends_with(" for text like this document"), "{one}");
         // One that outweighs all others is as good as alone.
         let mut heavy = docs(20, 1.0, 1.0, 0);
-        heavy.push(doc(20, 1 << 20, vec![1e6; 2048]));
-        assert_eq!(kind(&heavy), Resampled::DocsAndBlocks);
-        assert!(Interval::of(&heavy).n_equal < 2.0);
-        let short = [doc(0, 100, vec![50.0])];
-        let interval = Interval::of(&short);
-        assert_eq!(interval.resampled, Resampled::Nothing);
-        assert_eq!((interval.low, interval.high), (f64::NEG_INFINITY, f64::INFINITY));
-        let better = [doc(0, 100, vec![10.0])];
-        assert_eq!(compare(&better, &short).unwrap().verdict, Verdict::NoDifference);
+        heavy.push(doc(20, 1 << 20, vec![500.0; 2048]));
+        assert_eq!(of(&heavy).resampled, Resampled::Blocks);
+    }
+
+    #[test]
+    fn too_little_text_has_no_interval_and_no_verdict_but_its_gain_is_told() {
+        let alone = |n_blocks: usize, cost: f64| [doc(0, 512 * n_blocks, vec![cost; n_blocks])];
+        for n_blocks in 0..20 {
+            let found = compare(&alone(n_blocks, 300.0), &alone(n_blocks, 400.0));
+            let Ok(found) = found else { continue };
+            let is_enough = n_blocks >= N_BLOCKS_MIN;
+            assert_eq!(found.interval.is_some(), is_enough, "{n_blocks}");
+            let want = if is_enough { Verdict::Better } else { Verdict::TooLittle };
+            assert_eq!(found.verdict, want, "{n_blocks}");
+        }
+        let found = compare(&alone(3, 300.0), &alone(3, 400.0)).unwrap();
+        let want = "too little to tell: 0.282 fewer bits per byte than before \
+                    (too little for an interval)";
+        assert_eq!(found.describe("before"), want);
+        // Zero inside of a wide interval is not the same as no difference.
+        let mixed: Vec<f64> = (0..20).map(|n| 400.0 + 90.0 * f64::from(n % 4) - 100.0).collect();
+        let found = compare(&[doc(0, 512 * 20, mixed)], &alone(20, 400.0)).unwrap();
+        assert_eq!(found.verdict, Verdict::TooLittle, "{found:?}");
+        assert!(found.interval.is_some_and(|found| found.low < 0.0 && found.high > 0.0));
+        // A cost that is not finite has no interval either.
+        assert_eq!(Interval::of(&alone(20, f64::INFINITY)), None);
+        assert_eq!(Interval::of(&alone(20, f64::NAN)), None);
+    }
+
+    #[test]
+    fn two_files_that_gain_everywhere_are_better() {
+        // 2.94 and 2.01 bits per byte on two files of 4 and 8 KiB: blocks differ, all gain.
+        let noise = Rng::new(9, 0);
+        let sides = |bits: f64, spread: f64| -> Vec<DocScore> {
+            let block = |n: u64| (bits + spread * noise.normal(n)) * LN_2 * 512.0;
+            let file = |(idx, range): (usize, std::ops::Range<u64>)| {
+                doc(idx, 512 * range.clone().count(), range.map(block).collect())
+            };
+            [0..8, 8..24].into_iter().enumerate().map(file).collect()
+        };
+        let found = compare(&sides(2.01, 0.5), &sides(2.94, 0.7)).unwrap();
+        assert_eq!(found.verdict, Verdict::Better, "{found:?}");
+        let Interval { low, high, .. } = found.interval.unwrap();
+        assert!(0.6 < low && low < found.gain && found.gain < high && high < 1.3, "{found:?}");
+        let back = compare(&sides(2.94, 0.7), &sides(2.01, 0.5)).unwrap().describe("it");
+        assert!(
+            back.starts_with("worse: 0.9") && back.contains(" more bits per byte than it (95%")
+        );
+    }
+
+    #[test]
+    fn a_cost_is_never_below_zero() {
+        for n_docs in [1, 3, 12] {
+            for seed in 0..50 {
+                // A few blocks cost nearly all.
+                let noise = Rng::new(seed, 3);
+                let block = |n: u64| (2.0 * noise.normal(n)).exp() * 100.0;
+                let one = |idx: usize| {
+                    let blocks = (0..8).map(|n| block(idx as u64 * 8 + n)).collect();
+                    doc(idx, 512 * 8, blocks)
+                };
+                let list: Vec<DocScore> = (0..n_docs).map(one).collect();
+                let Some(found) = Interval::of(&list) else { continue };
+                let bits = Score::of(&list.iter().collect::<Vec<_>>()).bits_per_byte();
+                assert!(0.0 < found.low && found.low < bits && bits < found.high, "{found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_like_their_neighbours_widen_the_interval() {
+        let width = |likeness: f64| -> f64 {
+            let of = |seed| Interval::of(&drawn(1, 100.0, likeness, 1.0, seed).0);
+            (0..40).filter_map(of).map(|found| found.high - found.low).sum()
+        };
+        assert!(width(0.5) > 1.2 * width(0.0), "{} {}", width(0.5), width(0.0));
+        let share = coverage(3, 60.0, 0.3);
+        assert!((0.91..=1.0).contains(&share), "{share}");
+        // Where all blocks of a file say the same, files are what counts.
+        let flat = |idx: usize| doc(idx, 512 * 50, vec![100.0 * idx as f64 + 300.0; 50]);
+        assert_eq!(Interval::of(&[flat(0), flat(1)]), None);
     }
 
     #[test]
     fn the_interval_of_one_document_is_that_of_the_mean_of_its_blocks() {
         let noise = Rng::new(4, 0);
         let blocks: Vec<f64> = (0..100).map(|n| (1.0 + 0.2 * noise.normal(n)) * 512.0).collect();
-        let Interval { low, high, .. } = Interval::of(&[doc(0, 512 * 100, blocks)]);
+        let Interval { low, high, .. } = Interval::of(&[doc(0, 512 * 100, blocks)]).unwrap();
         // Twice two deviations of a mean of a hundred, in bits.
         let want = 2.0 * 1.984 * 0.2 / 10.0 / LN_2;
         assert!(((high - low) / want - 1.0).abs() < 0.2, "{} for {want}", high - low);

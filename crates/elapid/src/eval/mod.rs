@@ -38,6 +38,7 @@ pub use fim_score::{FimDoc, FimReport, FimSettings, Subject, fim_exact_match};
 pub use interval::{Comparison, Interval, Resampled, Verdict, compare};
 
 use crate::data::Encoded;
+use crate::data::split::BLOCK_BYTES;
 use crate::error::{Error, Result};
 use crate::model::weights::Weights;
 use crate::model::{ForwardOptions, Model};
@@ -63,9 +64,6 @@ impl EvalSettings {
         EvalSettings { context, overlap: context / 2, n_tok_batch: 4096 }
     }
 }
-
-/// Bytes of a block: parts of documents that are drawn where there are few documents.
-const BLOCK_BYTES: usize = 512;
 
 /// What a model made of one document.
 #[derive(Clone, Debug, PartialEq)]
@@ -294,8 +292,8 @@ impl Score {
 pub struct Summary {
     /// All of them.
     pub total: Score,
-    /// 95% interval of the bits per byte of all.
-    pub interval: Interval,
+    /// 95% interval of the bits per byte of all, unless there is too little text.
+    pub interval: Option<Interval>,
     /// By language, that of the most bytes first.
     pub languages: Vec<(&'static str, Score)>,
 }

@@ -51,6 +51,11 @@ fn pieces_of(x: Option<&mut Tensor>, len: usize) -> impl Iterator<Item = Option<
     pieces.map(Some).chain(std::iter::repeat_with(|| None))
 }
 
+/// Cuts the front of `data` into pieces of these lengths.
+fn split<const N: usize>(mut data: &mut [f32], lengths: [usize; N]) -> [&mut [f32]; N] {
+    lengths.map(|length| data.split_off_mut(..length).expect("the buffer holds every piece"))
+}
+
 /// Cuts the first `width` columns of rows of `stride` numbers into pieces of `len`: for each piece,
 /// its part of every row.
 fn columns(rows: &mut [f32], (stride, width): (usize, usize), len: usize) -> Vec<Vec<&mut [f32]>> {

@@ -78,25 +78,26 @@ pub fn muon(p: &mut Tensor, g: &Tensor, mu: &mut Tensor, config: &AdamW) {
 /// Moves the momentum, and returns where it would be one step later.
 fn look_ahead(g: &Tensor, mu: &mut Tensor, grad_scale: f64) -> Tensor {
     let mut n = Tensor::uninit(g.device(), g.shape());
-    let cpu = match g.device() {
-        Device::Cpu(cpu) => cpu,
+    let (momentum, new, scale) = (MOMENTUM as f32, (1.0 - MOMENTUM) as f32, grad_scale as f32);
+    match g.device() {
+        Device::Cpu(cpu) => {
+            let pieces = mu.f32_mut().chunks_mut(PIECE).zip(n.f32_mut().chunks_mut(PIECE));
+            let pieces = pieces.zip(g.f32().chunks(PIECE)).collect();
+            cpu.map(pieces, |((mu, n), g): ((&mut [f32], &mut [f32]), &[f32])| {
+                for ((mu, n), g) in mu.iter_mut().zip(n).zip(g) {
+                    let g = g * scale;
+                    *mu += new * (g - *mu);
+                    *n = *mu + (1.0 - momentum) * (g - *mu);
+                }
+            });
+        }
         Device::Gpu(gpu) => {
-            let (n_elem, new) = (g.n_elem(), (1.0 - MOMENTUM) as f32);
-            let params = [n_elem.into(), new.into(), (grad_scale as f32).into()];
-            gpu.launch(&LOOK_AHEAD, Work::each(n_elem), &[], &mut bind([g], [mu, &mut n]), &params);
-            return n;
+            let n_elem = g.n_elem();
+            let params = [n_elem.into(), new.into(), scale.into()];
+            let mut args = bind([g], [mu, &mut n]);
+            gpu.launch(&LOOK_AHEAD, Work::each(n_elem), &[], &mut args, &params);
         }
-    };
-    let pieces = mu.f32_mut().chunks_mut(PIECE).zip(n.f32_mut().chunks_mut(PIECE));
-    let pieces = pieces.zip(g.f32().chunks(PIECE)).collect();
-    let (momentum, new) = (MOMENTUM as f32, (1.0 - MOMENTUM) as f32);
-    cpu.map(pieces, |((mu, n), g): ((&mut [f32], &mut [f32]), &[f32])| {
-        for ((mu, n), g) in mu.iter_mut().zip(n).zip(g) {
-            let g = g * grad_scale as f32;
-            *mu += new * (g - *mu);
-            *n = *mu + (1.0 - momentum) * (g - *mu);
-        }
-    });
+    }
     n
 }
 

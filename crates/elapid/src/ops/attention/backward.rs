@@ -98,10 +98,9 @@ pub(super) fn backward_share(saved: &Saved, dy: &Tensor, share: Share) {
     let cpu = dy.device().expect_cpu();
     let (d_head, n_group) = (config.d_head, config.n_group());
     let n_sum = chunk.keys.len() * d_head;
-    let mut scratch = Tensor::uninit(dy.device(), &[2 * N_KEY * N_QUERY + 2 * n_sum]);
-    let (scores, sums) = scratch.f32_mut().split_at_mut(2 * N_KEY * N_QUERY);
-    let (p, ds) = scores.split_at_mut(N_KEY * N_QUERY);
-    let (dk_sum, dv_sum) = sums.split_at_mut(n_sum);
+    let lengths = [N_KEY * N_QUERY, N_KEY * N_QUERY, n_sum, n_sum];
+    let mut scratch = Tensor::uninit(dy.device(), &[lengths.iter().sum()]);
+    let [p, ds, dk_sum, dv_sum] = split(scratch.f32_mut(), lengths);
     dq.fill(0.0);
     dk_sum.fill(0.0);
     dv_sum.fill(0.0);

@@ -45,7 +45,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-use super::columns;
+use super::{columns, split};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use crate::tensor::cpu::{Cpu, Dot, F32s, Mat, MatMut, Scope};
@@ -393,10 +393,9 @@ fn forward_block(q: &Tensor, mut block: Block) {
     let Attention { d_head, .. } = *block.queries.config;
     let n_query = block.queries.n_query;
     let sequence = block.queries.sequence;
-    let n_scratch = N_KEY * N_QUERY + N_QUERY * d_head + sequence.n_scratch(d_head);
-    let mut scratch = Tensor::uninit(q.device(), &[n_scratch]);
-    let (scores, rest) = scratch.f32_mut().split_at_mut(N_KEY * N_QUERY);
-    let (sums, decoded) = rest.split_at_mut(N_QUERY * d_head);
+    let lengths = [N_KEY * N_QUERY, N_QUERY * d_head, sequence.n_scratch(d_head)];
+    let mut scratch = Tensor::uninit(q.device(), &[lengths.iter().sum()]);
+    let [scores, sums, decoded] = split(scratch.f32_mut(), lengths);
     for h in 0..block.queries.config.n_group() {
         let queries = Queries { head: block.queries.head + h, ..block.queries };
         let mut softmax = Softmax::default();

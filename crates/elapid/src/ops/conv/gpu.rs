@@ -19,8 +19,8 @@ pub(super) const N_ROWS: usize = 32;
 const N_ROWS_MANY: usize = 128;
 const N_TOK_MANY: usize = 8192;
 
-/// `flags`: whether there are a bias, windows and an activation, and whether dx and the gradients by
-/// w and bias are wanted.
+/// `flags`: whether there are a bias, windows and an activation, and whether the gradients by x and
+/// by w and bias are wanted.
 fn consts(w: &Tensor, flags: [bool; 5]) -> [Const; 8] {
     let (channels, d_conv) = w.dims2();
     let [bias, windows, silu, dx, sums] = flags.map(usize::from);

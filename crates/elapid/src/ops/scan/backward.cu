@@ -1,7 +1,7 @@
-// The backward pass of the selective scan; goes with scan.cu. In scan_backward_all a block walks its
-// piece from the last sub-chunk to the first: it makes the states of SUB rows again from those in
-// `held`, all in registers, then takes the rows from behind. A row past the end has a step of zero,
-// which changes nothing.
+// The backward pass of the selective scan; goes with scan.cu. In scan_backward_all a block walks
+// its piece from the last sub-chunk to the first: it makes the states of SUB rows again from those
+// in `held`, all in registers, then takes the rows from behind. A row past the end has a step of
+// zero, which changes nothing.
 //
 // Sums over channels: each thread has N terms of db and N of dc; lanes of a warp fold them by
 // halves (a lane keeps one half and sends the other), warps are added in shared memory, blocks in

@@ -44,15 +44,14 @@ impl WithSimd for Backward<'_> {
     type Output = ();
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Backward { source, dy, mut grads, mut scratch } = self;
+        let Backward { source, dy, mut grads, scratch } = self;
         let (width, n_state) = (source.width, source.n_state());
         let n_tok = source.segment.n_tok;
-        let steps = Steps::new(source, &mut scratch);
-        let starts = take(&mut scratch, n_state * n_tok.div_ceil(CHUNK));
-        let g = take(&mut scratch, n_state);
-        let da = take(&mut scratch, n_state);
-        let sums = take(&mut scratch, 2 * width);
-        let mut held = Held::new(source, &mut scratch);
+        let pieces = split(scratch, source.backward_lengths());
+        let [rates, delta, u, slope, starts, g, da, sums, held @ ..] = pieces;
+        let [dout, dsilu, out, g_b, q_rate, h, decay, db, dc] = held;
+        let steps = Steps { rates, delta, u, slope };
+        let mut held = Held { dout, dsilu, out, g_b, q_rate, h, decay, db, dc };
         source.piece(Some(source.all.rates), steps.rates);
         source.piece(source.entry, &mut starts[..n_state]);
         for sum in [&mut *g, &mut *da, &mut *sums] {
@@ -103,17 +102,7 @@ pub(super) struct Steps<'a> {
     pub slope: &'a mut [f32],
 }
 
-impl<'a> Steps<'a> {
-    pub fn new(source: &Source, scratch: &mut &'a mut [f32]) -> Steps<'a> {
-        let len = source.segment.n_tok.min(CHUNK) * source.width;
-        Steps {
-            rates: take(scratch, source.n_state()),
-            delta: take(scratch, len),
-            u: take(scratch, len),
-            slope: take(scratch, len),
-        }
-    }
-
+impl Steps<'_> {
     #[inline(always)]
     pub fn walk<'t>(
         &'t self,
@@ -122,23 +111,6 @@ impl<'a> Steps<'a> {
         at: (usize, usize),
     ) -> Walk<'t> {
         Walk::new(source, toks, (self.rates, self.delta, self.u), at)
-    }
-}
-
-impl<'a> Held<'a> {
-    pub fn new(source: &Source, scratch: &mut &'a mut [f32]) -> Held<'a> {
-        let n_tok = source.segment.n_tok.min(CHUNK);
-        Held {
-            dout: take(scratch, n_tok * source.width),
-            dsilu: take(scratch, n_tok * source.width),
-            out: take(scratch, n_tok * source.width),
-            g_b: take(scratch, n_tok * source.width),
-            q_rate: take(scratch, n_tok * source.width),
-            h: take(scratch, (n_tok + 1) * TILE * LANES_MAX),
-            decay: take(scratch, n_tok * TILE * LANES_MAX),
-            db: take(scratch, n_tok * source.all.n_pad * LANES_MAX),
-            dc: take(scratch, n_tok * source.all.n_pad * LANES_MAX),
-        }
     }
 }
 

@@ -49,16 +49,22 @@ impl Source<'_> {
         self.all.n_pad * self.width
     }
 
-    pub fn forward_scratch(&self) -> usize {
-        2 * self.n_state() + 3 * CHUNK_FORWARD * self.width
+    /// Of the scratch of forward: rates and h, then `delta`, `u` and `out` of a chunk.
+    pub fn forward_lengths(&self) -> [usize; 5] {
+        let (states, wide) = (self.n_state(), CHUNK_FORWARD * self.width);
+        [states, states, wide, wide, wide]
     }
 
-    pub fn backward_scratch(&self) -> usize {
-        let n_tok = self.segment.n_tok.min(CHUNK);
-        let n_starts = self.segment.n_tok.div_ceil(CHUNK);
-        (3 + n_starts) * self.n_state()
-            + (8 * n_tok + 2) * self.width
-            + ((2 * n_tok + 1) * TILE + 2 * n_tok * self.all.n_pad) * LANES_MAX
+    /// Of the scratch of backward: `Steps`, the states before the chunks, g, da and sums, `Held`.
+    pub fn backward_lengths(&self) -> [usize; 17] {
+        let (n_tok, states) = (self.segment.n_tok.min(CHUNK), self.n_state());
+        let (wide, starts) = (n_tok * self.width, states * self.segment.n_tok.div_ceil(CHUNK));
+        let (tile, sums) = (TILE * LANES_MAX, n_tok * self.all.n_pad * LANES_MAX);
+        let (h, decay, pair) = (tile + n_tok * tile, n_tok * tile, 2 * self.width);
+        [
+            states, wide, wide, wide, starts, states, states, pair, wide, wide, wide, wide, wide,
+            h, decay, sums, sums,
+        ]
     }
 
     /// The group's piece of (d_state, d_inner) numbers, and zeros around it: (n_pad, width).
@@ -110,12 +116,6 @@ pub(super) fn put_row<S: Simd>(row: &mut [f32], ch: usize, v: F32s<S>) {
     v.store(row.get_mut(ch..).unwrap_or_default());
 }
 
-/// Cuts `len` numbers from the front of the scratch.
-#[inline(always)]
-pub(super) fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
-    scratch.split_off_mut(..len).expect("the scratch was counted")
-}
-
 pub(super) struct Forward<'a> {
     pub source: &'a Source<'a>,
     pub y: Vec<&'a mut [f32]>,
@@ -127,13 +127,9 @@ impl WithSimd for Forward<'_> {
     type Output = ();
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Forward { source, mut y, exit, mut scratch } = self;
+        let Forward { source, mut y, exit, scratch } = self;
         let width = source.width;
-        let rates = take(&mut scratch, source.n_state());
-        let h = take(&mut scratch, source.n_state());
-        let delta = take(&mut scratch, CHUNK_FORWARD * width);
-        let u = take(&mut scratch, CHUNK_FORWARD * width);
-        let out = take(&mut scratch, CHUNK_FORWARD * width);
+        let [rates, h, delta, u, out] = split(scratch, source.forward_lengths());
         source.piece(Some(source.all.rates), rates);
         source.piece(source.entry, h);
         for first in (0..source.segment.n_tok).step_by(CHUNK_FORWARD) {

@@ -51,7 +51,7 @@ mod step;
 mod tests;
 
 use super::norm::sum_rows;
-use super::{columns, own, transpose};
+use super::{columns, own, split, transpose};
 use crate::tape::{Tape, Var};
 use crate::tensor::cpu::{Cpu, F32s};
 use crate::tensor::device::Device;
@@ -277,7 +277,7 @@ fn forward(job: &Job, exit: &mut [&mut Tensor], keeps: bool) -> (Tensor, Option<
     exits.resize_with(sources.len(), Vec::new);
     let tasks = sources.iter().zip(job.columns(y.f32_mut())).zip(exits).collect();
     job.run(cpu, tasks, |((source, y), exit)| {
-        let mut scratch = Tensor::uninit(device, &[source.forward_scratch()]);
+        let mut scratch = Tensor::uninit(device, &[source.forward_lengths().iter().sum()]);
         cpu.simd(Forward { source, y, exit, scratch: scratch.f32_mut() });
     });
     (y, None)
@@ -322,7 +322,7 @@ fn backward(job: &Job, dy: &Tensor) -> Vec<Option<Tensor>> {
     let outs = outs.map(grads);
     let tasks: Vec<_> = sources.iter().zip(outs).collect();
     job.run(cpu, tasks, |(source, grads)| {
-        let mut scratch = Tensor::uninit(device, &[source.backward_scratch()]);
+        let mut scratch = Tensor::uninit(device, &[source.backward_lengths().iter().sum()]);
         cpu.simd(Backward { source, dy: dy.f32(), grads, scratch: scratch.f32_mut() });
     });
 

@@ -78,7 +78,7 @@ mod kernels;
 #[cfg(test)]
 mod tests;
 
-use super::{columns, own, transpose};
+use super::{columns, own, split, transpose};
 use crate::tape::{Tape, Var};
 use crate::tensor::cpu::{AddInto, Cpu, Dot, F32s, Mat, MatMut, Scope};
 use crate::tensor::device::Device;
@@ -264,11 +264,6 @@ impl Inputs {
     }
 }
 
-/// Cuts the front of `data` into pieces of these lengths.
-fn split<const N: usize>(mut data: &mut [f32], lengths: [usize; N]) -> [&mut [f32]; N] {
-    lengths.map(|length| data.split_off_mut(..length).expect("the buffer holds every piece"))
-}
-
 /// The same few columns of consecutive tokens.
 #[derive(Clone, Copy)]
 struct Rows<'a> {
@@ -420,13 +415,9 @@ fn forward_by(
     let (n_block, d_inner) = (dims.n_head / n_heads, dims.d_inner());
     let mut y = Tensor::uninit(inputs.xbc.device(), &[segments.n_tok(), d_inner]);
     let ys = deal_columns(y.f32_mut(), segments, n_block, (d_inner, d_inner));
-    let states: Vec<Option<&mut [f32]>> = match states {
-        Some(states) => {
-            let states = states.iter_mut().map(|state| state.f32_mut());
-            states.flat_map(|state| state.chunks_mut(n_heads * dims.n_state())).map(Some).collect()
-        }
-        None => ys.iter().map(|_| None).collect(),
-    };
+    let states = states.unwrap_or_default().iter_mut();
+    let states = states.flat_map(|state| state.f32_mut().chunks_mut(n_heads * dims.n_state()));
+    let states = states.map(Some).chain(std::iter::repeat_with(|| None));
     let tasks = ys.into_iter().zip(states).enumerate().map(|(idx, (y, states))| {
         let first = idx % n_block * n_heads;
         ForwardTask { segment: segments[idx / n_block], heads: first..first + n_heads, y, states }

@@ -60,7 +60,7 @@ pub(crate) use self::failure::{Failure, Fault};
 pub(crate) use self::many::Row;
 use self::opaque::Opaque;
 pub use self::wgpu::list as list_wgpu;
-pub use self::work::{Const, N_ROUNDS_MAX, Word, Work};
+pub use self::work::{Const, N_ROUNDS_MAX, Word, Work, bind};
 
 /// A kernel of an op, in both languages.
 pub struct Kernel {
@@ -90,14 +90,6 @@ pub enum Arg<'a> {
     /// Some bytes of a tensor, written or read and written: for what is larger than a binding. The
     /// first is at a multiple of `Gpu::offset_align`.
     Window(&'a mut Tensor, Range<usize>),
-}
-
-/// The arguments of a kernel that reads some tensors and, behind them, writes others.
-pub fn bind<'a, const N: usize, const M: usize>(
-    ins: [&'a Tensor; N],
-    outs: [&'a mut Tensor; M],
-) -> Vec<Arg<'a>> {
-    ins.into_iter().map(Arg::In).chain(outs.into_iter().map(Arg::Out)).collect()
 }
 
 /// What products and activations are computed in.
@@ -240,7 +232,6 @@ impl Gpu {
         self.0.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What it can do.
     pub fn caps(&self) -> &Caps {
         &self.0.caps
     }
@@ -263,7 +254,6 @@ impl Gpu {
         self.0.failure.set(problem);
     }
 
-    /// Threads for what only the host can do.
     pub fn host(&self) -> &Arc<Cpu> {
         &self.0.host
     }

@@ -1,4 +1,15 @@
-//! How a launch is laid out, and the numbers it is given.
+//! How a launch is laid out, and the tensors and numbers it is given.
+
+use super::Arg;
+use crate::tensor::Tensor;
+
+/// The arguments of a kernel that reads some tensors and, behind them, writes others.
+pub fn bind<'a, const N: usize, const M: usize>(
+    ins: [&'a Tensor; N],
+    outs: [&'a mut Tensor; M],
+) -> Vec<Arg<'a>> {
+    ins.into_iter().map(Arg::In).chain(outs.into_iter().map(Arg::Out)).collect()
+}
 
 /// How many groups of how many threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

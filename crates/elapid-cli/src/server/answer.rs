@@ -183,8 +183,8 @@ async fn drive(mut growing: Growing, shape: impl Shape, sender: &Sender<Event>) 
     Ok(())
 }
 
-/// Tokens with their logarithms of probability and those of the likeliest, as llama.cpp and chats of
-/// OpenAI have them. JSON has no minus infinity: `never` stands for it.
+/// Tokens with their log probabilities and those of the likeliest, as llama.cpp and chats of OpenAI
+/// have them. JSON has no minus infinity: `never` stands for it.
 pub fn probabilities(tokenizer: &Tokenizer, tokens: &[Token], never: f32) -> Value {
     let entry = |id: u32, logprob: f32| {
         let bytes = tokenizer.bytes(id).unwrap_or_default();

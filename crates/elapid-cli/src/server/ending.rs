@@ -41,8 +41,8 @@ impl Ending {
         Ending { line, next_line, ..Ending::default() }
     }
 
-    /// Takes new text, `time` after the prompt was read: what may be given out, and why nothing more
-    /// comes.
+    /// Takes new text, `time` after the prompt was read: what may be given out, and why nothing
+    /// more comes.
     pub fn push(&mut self, text: &str, time: Duration) -> (String, Option<Reason>) {
         if self.n_indent == 0 && self.next_line.is_none() && self.time_max.is_none() {
             return (text.to_string(), None);

@@ -42,7 +42,7 @@ impl Guard {
         }
     }
 
-    /// The origin that may read the answer besides this server's own, or why the request is refused.
+    /// The origin besides the server's own that may read the answer, or why it is refused.
     pub fn check(
         &self,
         method: &Method,

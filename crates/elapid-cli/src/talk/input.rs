@@ -65,7 +65,7 @@ impl Input {
         match editor.readline("> ") {
             Ok(text) => {
                 let _ = editor.add_history_entry(text.as_str());
-                // After each message: a chat may end in any way. That it cannot be kept stops nobody.
+                // After each message: a chat may end in any way. A failure stops nobody.
                 if let Some(path) = history_path() {
                     let _ = path.parent().map(std::fs::create_dir_all);
                     let _ = editor.save_history(&path);

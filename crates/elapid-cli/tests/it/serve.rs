@@ -331,7 +331,7 @@ fn adapters_are_models_of_their_own_and_have_scales() {
     assert_eq!(ask(json!({})), base);
     let answer = client.post("/v1/completions", &json!({"prompt": "a", "model": "other"}));
     assert_eq!(answer.status, 404);
-    assert!(words(&answer.json()).contains("there is `base`, `style`"));
+    assert!(words(&answer.json()).contains("this server has `base`, `style`"));
     assert_eq!(client.post("/lora-adapters", &json!([{"id": 1, "scale": 1}])).status, 400);
 }
 

@@ -1,4 +1,4 @@
-//! `POST /completion`: what follows a prompt; and what its answers and those of `/infill` look like.
+//! `POST /completion`: what follows a prompt; how its answers and those of `/infill` look.
 //!
 //! A prompt is a text, a list of tokens, or texts and tokens mixed; a list of prompts is answered
 //! by a list.

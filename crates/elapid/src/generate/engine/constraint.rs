@@ -105,7 +105,7 @@ impl Grammars {
             None => Ok(Rule { matcher, ends: self.ends.clone() }),
             Some(words) => {
                 let problem = format!("the {} cannot be used: {words}", name(constraint));
-                Err(Error::input(first_lines(&problem), HINT))
+                Err(Error::input(words_of(&problem), HINT))
             }
         }
     }
@@ -182,11 +182,8 @@ fn failed(error: &impl std::fmt::Display) -> Error {
     Error::input(format!("the constraint failed: {}", words_of(error)), "give a simpler one")
 }
 
-fn words_of(error: &impl std::fmt::Display) -> String {
-    first_lines(&error.to_string())
-}
-
 /// Without the trace that a caught panic carries.
-fn first_lines(text: &str) -> String {
+fn words_of(error: &impl std::fmt::Display) -> String {
+    let text = error.to_string();
     text.split("\n<backtrace>").next().unwrap_or_default().trim().to_string()
 }

@@ -34,7 +34,7 @@ pub use self::snapshots::PIECE;
 
 use self::adapters::Adapters;
 use self::constraint::Grammars;
-use self::slot::{Phase, Slot};
+use self::slot::Slot;
 use self::snapshots::Snapshots;
 use crate::tensor::batch::Batch;
 
@@ -67,18 +67,12 @@ pub struct Engine {
     running: Vec<Slot>,
     waiting: VecDeque<Slot>,
     n_taken: u64,
-    /// What the last step did.
-    last: Turn,
+    /// Whether the last step read a prompt.
+    has_read: bool,
     /// Pieces that were read since the start.
     n_pieces: u64,
     /// The counters of it.
     totals: Stats,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
-    Read,
-    Answer,
 }
 
 /// Tokens in a pass whose tasks are short, and sequences that are answered in one: as many as
@@ -113,7 +107,7 @@ impl Engine {
             running: Vec::new(),
             waiting: VecDeque::new(),
             n_taken: 0,
-            last: Turn::Answer,
+            has_read: false,
             n_pieces: 0,
             totals: Stats::default(),
         })
@@ -243,14 +237,12 @@ impl Engine {
             self.running.push(slot);
         }
         let mut events = Vec::new();
-        let is_answering = |slot: &&Slot| slot.phase() == Phase::Answers;
-        let n_answering = self.running.iter().filter(is_answering).count();
+        let n_answering = self.running.iter().filter(|slot| slot.n_left() == 0).count();
         let n_reading = self.running.len() - n_answering;
-        if n_reading > 0 && (n_answering == 0 || self.last == Turn::Answer) {
-            self.last = Turn::Read;
+        self.has_read = n_reading > 0 && (n_answering == 0 || !self.has_read);
+        if self.has_read {
             self.read(&mut events);
         } else {
-            self.last = Turn::Answer;
             self.answer(&mut events);
         }
         let n_tok = events.iter().filter(|event| matches!(event.1, Event::Token(_))).count();
@@ -271,7 +263,7 @@ impl Engine {
             slot.restore(n_pieces, state);
             self.totals.n_cached_tok += (slot.n_seen() - n_seen) as u64;
         }
-        if slot.phase() == Phase::Answers {
+        if slot.n_left() == 0 {
             return;
         }
         let (range, n_rows) = slot.piece();
@@ -298,7 +290,7 @@ impl Engine {
 
     /// Advances all answers, those with the same adapters together.
     fn answer(&mut self, events: &mut Vec<(RequestId, Event)>) {
-        let is_answering = |slot: &&mut Slot| slot.phase() == Phase::Answers && !slot.is_over();
+        let is_answering = |slot: &&mut Slot| slot.n_left() == 0 && !slot.is_over();
         let mut left: Vec<&mut Slot> = self.running.iter_mut().filter(is_answering).collect();
         while let Some(first) = left.first() {
             let weights = first.weights.clone();
@@ -312,10 +304,7 @@ impl Engine {
     }
 
     fn sweep(&mut self, events: &mut Vec<(RequestId, Event)>) {
-        let (over, running) =
-            std::mem::take(&mut self.running).into_iter().partition(|slot| slot.is_over());
-        self.running = running;
-        let over: Vec<Slot> = over;
+        let over: Vec<Slot> = self.running.extract_if(.., |slot| slot.is_over()).collect();
         if over.iter().any(Slot::is_out_of_memory) {
             self.snapshots.clear();
         }
@@ -388,13 +377,9 @@ fn new_state(model: &Model, slot: &Slot, cache: CacheType) -> Result<State> {
 
 /// The prompt to read next: the one with the least left, or the oldest.
 fn next_prompt(running: &mut [Slot], is_for_oldest: bool) -> Option<&mut Slot> {
-    let running = running.iter_mut().filter(|slot| !slot.is_over());
-    let reading = running.filter_map(|slot| match slot.phase() {
-        Phase::Reads(_) if is_for_oldest => Some((0, slot)),
-        Phase::Reads(n_left) => Some((n_left.div_ceil(PIECE), slot)),
-        Phase::Answers => None,
-    });
-    reading.min_by_key(|(n_pieces, slot)| (*n_pieces, slot.id)).map(|it| it.1)
+    let n_pieces = |slot: &Slot| if is_for_oldest { 0 } else { slot.n_left().div_ceil(PIECE) };
+    let reading = running.iter_mut().filter(|slot| !slot.is_over() && slot.n_left() > 0);
+    reading.min_by_key(|slot| (n_pieces(slot), slot.id))
 }
 
 /// What `work` gives; a panic in it is an error of the request that it is for.

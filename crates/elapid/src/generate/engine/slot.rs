@@ -49,13 +49,6 @@ pub(super) struct Slot {
     pub(super) is_second_try: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// Reads the prompt: this many tokens are left.
-    Reads(usize),
-    Answers,
-}
-
 impl Slot {
     /// A request that was checked; `context` bounds prompt and answer together.
     pub(super) fn new(
@@ -102,19 +95,14 @@ impl Slot {
         if self.n_max == 0 { self.keys.len() * PIECE } else { self.n_prompt }
     }
 
-    pub(super) fn phase(&self) -> Phase {
-        match self.n_goal().saturating_sub(self.n_seen()) {
-            0 => Phase::Answers,
-            n_left => Phase::Reads(n_left),
-        }
+    /// Tokens of the prompt that are left to read; with none left it answers.
+    pub(super) fn n_left(&self) -> usize {
+        self.n_goal().saturating_sub(self.n_seen())
     }
 
     /// Tokens of the prompt that are behind it.
-    pub(super) fn n_read(&self) -> usize {
-        match self.phase() {
-            Phase::Reads(_) => self.n_seen(),
-            Phase::Answers => self.n_prompt,
-        }
+    fn n_read(&self) -> usize {
+        if self.n_left() > 0 { self.n_seen() } else { self.n_prompt }
     }
 
     pub(super) fn running(&self) -> Running {
@@ -124,7 +112,7 @@ impl Slot {
 
     /// Whether nothing is left to do; where no answer is wanted that is when the prompt is read.
     pub(super) fn is_over(&self) -> bool {
-        self.ended.is_some() || self.n_max == 0 && self.phase() == Phase::Answers
+        self.ended.is_some() || self.n_max == 0 && self.n_left() == 0
     }
 
     pub(super) fn fail(&mut self, error: &Arc<Error>) {

@@ -113,13 +113,10 @@ impl ChatTemplate {
             return Err(Error::format(&self.file, "the chat template cannot be run", HINT));
         };
         result.map_err(|error| {
-            let mut cause = error.source();
-            while let Some(inner) = cause {
-                if let Some(Refusal(words)) = inner.downcast_ref::<Refusal>() {
-                    let hint = "the chat template refuses these messages; change roles or order";
-                    return Error::input(words.clone(), hint);
-                }
-                cause = inner.source();
+            let mut causes = std::iter::successors(error.source(), |cause| (*cause).source());
+            if let Some(Refusal(words)) = causes.find_map(|cause| cause.downcast_ref()) {
+                let hint = "the chat template refuses these messages; change roles or order";
+                return Error::input(words.clone(), hint);
             }
             let line = error.line().map_or(String::new(), |line| format!(", line {line}"));
             let words = match (error.kind(), error.detail()) {

@@ -76,7 +76,6 @@ struct Work {
     memory: Memory,
     scratch: Scratch,
     symbols: Vec<u32>,
-    escaped: String,
     out: Vec<u32>,
 }
 
@@ -97,7 +96,6 @@ impl Encoder {
             memory: Memory::for_text(text.len()),
             scratch: Scratch::default(),
             symbols: Vec::new(),
-            escaped: String::new(),
             out: Vec::new(),
         };
         for part in parts(self.raw.as_ref(), text, special) {
@@ -180,8 +178,7 @@ impl Encoder {
 
     /// A piece between special tokens that begins at `offset` of the text.
     fn spaces_piece(&self, piece: &str, offset: usize, spaces: &Spaces, work: &mut Work) {
-        let mut escaped = std::mem::take(&mut work.escaped);
-        escaped.clear();
+        let mut escaped = piece.replace(' ', SPACE_MARK.encode_utf8(&mut [0; 4]));
         let begins = piece.starts_with([' ', SPACE_MARK]);
         let prefixed = match spaces.prefix {
             Prefix::Never => false,
@@ -190,13 +187,7 @@ impl Encoder {
             Prefix::FirstWithout => !begins && offset == 0,
         };
         if prefixed {
-            escaped.push(SPACE_MARK);
-        }
-        let mut words = piece.split(' ');
-        escaped.push_str(words.next().unwrap_or(""));
-        for word in words {
-            escaped.push(SPACE_MARK);
-            escaped.push_str(word);
+            escaped.insert(0, SPACE_MARK);
         }
         let spaces_word = |word: &str, work: &mut Work| {
             self.word(word.as_bytes(), work, |work| self.spaces_word(word, spaces, work));
@@ -210,7 +201,6 @@ impl Encoder {
             last = letter;
         }
         spaces_word(&escaped[from..], work);
-        work.escaped = escaped;
     }
 
     fn spaces_word(&self, word: &str, spaces: &Spaces, work: &mut Work) {

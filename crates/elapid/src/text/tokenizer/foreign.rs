@@ -28,8 +28,8 @@ fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Resu
 }
 
 impl Foreign {
-    /// Ids of a text, with what the file's post-processor adds or without.
-    fn encode_by(&self, text: &str, special: Special, whole: Whole) -> Result<Vec<u32>> {
+    /// Ids of a text, without what the file's post-processor adds.
+    pub(super) fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>> {
         let tokenizer = match special {
             Special::Parse => &self.parse,
             Special::Plain => self.plain.get_or_init(|| {
@@ -38,16 +38,11 @@ impl Foreign {
                 Box::new(plain)
             }),
         };
-        let encode = || tokenizer.encode_fast(text, whole == Whole::WithEnds);
-        let encoding = guarded(encode).map_err(|problem| {
+        let encoding = guarded(|| tokenizer.encode_fast(text, false)).map_err(|problem| {
             let hint = "look at the tokenizer.json: it may lack a token for what is unknown";
             Error::input(format!("the text cannot be encoded: {problem}"), hint)
         })?;
         Ok(encoding.get_ids().to_vec())
-    }
-
-    pub(super) fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>> {
-        self.encode_by(text, special, Whole::TextOnly)
     }
 
     /// Text of ids; what cannot be decoded is nothing.
@@ -57,21 +52,15 @@ impl Foreign {
 
     /// What the post-processor puts before and after a text.
     fn ends(&self) -> [Vec<u32>; 2] {
-        let both = |text: &str| {
-            let whole = self.encode_by(text, Special::Parse, Whole::WithEnds).ok()?;
-            let text = self.encode_by(text, Special::Parse, Whole::TextOnly).ok()?;
+        let both = || {
+            let whole = guarded(|| self.parse.encode_fast("a", true)).ok()?.get_ids().to_vec();
+            let text = self.encode("a", Special::Parse).ok()?;
             let at = (0..=whole.len().checked_sub(text.len())?)
                 .find(|at| whole[*at..].starts_with(&text) && !text.is_empty())?;
             Some([whole[..at].to_vec(), whole[at + text.len()..].to_vec()])
         };
-        both("a").unwrap_or_default()
+        both().unwrap_or_default()
     }
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Whole {
-    WithEnds,
-    TextOnly,
 }
 
 pub(super) fn read(file: &str, json: &str) -> Result<Tokenizer> {

@@ -223,8 +223,7 @@ pub(super) fn finder(file: &str, tokens: &Tokens) -> Result<Option<Finder>> {
             id,
             text: text.into(),
             is_special,
-            lstrip: false,
-            rstrip: false,
+            ..AddedToken::default()
         })
     };
     Finder::new(file, Order::Longest, (0..tokens.len() as u32).filter_map(added).collect())

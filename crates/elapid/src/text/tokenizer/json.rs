@@ -31,22 +31,11 @@ use super::{Codec, Tokenizer};
 #[derive(Deserialize)]
 struct File {
     #[serde(default)]
-    added_tokens: Vec<Added>,
+    added_tokens: Vec<AddedToken>,
     model: Model,
     /// `normalizer`, `pre_tokenizer` and so on.
     #[serde(flatten)]
     parts: Value,
-}
-
-#[derive(Deserialize)]
-struct Added {
-    id: u32,
-    content: String,
-    single_word: bool,
-    lstrip: bool,
-    rstrip: bool,
-    normalized: bool,
-    special: bool,
 }
 
 #[derive(Deserialize)]
@@ -192,13 +181,13 @@ fn tokens(name: &str, file: &File, alphabet: Alphabet) -> Option<Tokens> {
     }
     let mut next = vocab.len() as u32;
     for added in &file.added_tokens {
-        let kind = if added.special { Kind::Control } else { Kind::UserDefined };
-        match vocab.get(&added.content) {
+        let kind = if added.is_special { Kind::Control } else { Kind::UserDefined };
+        match vocab.get(&added.text) {
             Some(id) if *id == added.id => {}
             None if added.id == next => next += 1,
             _ => return None,
         }
-        pairs.push((added.id, &added.content, kind));
+        pairs.push((added.id, &added.text, kind));
     }
     Tokens::from_pairs(name, alphabet, &pairs).ok()
 }
@@ -207,20 +196,14 @@ fn tokens(name: &str, file: &File, alphabet: Alphabet) -> Option<Tokens> {
 fn finders(name: &str, file: &File, is_nfc: bool) -> Option<[Option<Finder>; 2]> {
     let mut lists = [Vec::new(), Vec::new()];
     for added in &file.added_tokens {
-        if added.single_word || !(1..=LEN_MAX).contains(&added.content.len()) {
+        if added.single_word || !(1..=LEN_MAX).contains(&added.text.len()) {
             return None;
         }
-        let text = match added.normalized && is_nfc {
-            true => added.content.nfc().collect(),
-            false => added.content.clone(),
-        };
-        lists[usize::from(added.normalized)].push(AddedToken {
-            id: added.id,
-            text,
-            is_special: added.special,
-            lstrip: added.lstrip,
-            rstrip: added.rstrip,
-        });
+        let mut added = added.clone();
+        if added.normalized && is_nfc {
+            added.text = added.text.nfc().collect();
+        }
+        lists[usize::from(added.normalized)].push(added);
     }
     let [raw, normalized] = lists.map(|list| Finder::new(name, Order::Leftmost, list));
     Some([raw.ok()?, normalized.ok()?])

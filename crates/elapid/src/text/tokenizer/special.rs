@@ -13,7 +13,8 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
+use aho_corasick::{AhoCorasick, AhoCorasickKind, Match, MatchKind};
+use serde::Deserialize;
 
 use super::Special;
 use crate::error::{Error, Result};
@@ -23,11 +24,16 @@ pub(super) const LEN_MAX: usize = 4096;
 /// Bytes of all tokens up to which their automaton may be large.
 const LEN_FAST_MAX: usize = 1 << 14;
 
-#[derive(Clone, Debug)]
+/// A token to look for, as tokenizer.json describes it.
+#[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct AddedToken {
     pub(super) id: u32,
+    #[serde(rename = "content")]
     pub(super) text: String,
+    #[serde(rename = "special")]
     pub(super) is_special: bool,
+    pub(super) single_word: bool,
+    pub(super) normalized: bool,
     pub(super) lstrip: bool,
     pub(super) rstrip: bool,
 }
@@ -51,15 +57,6 @@ pub(super) struct Finder {
     search: AhoCorasick,
     tokens: Vec<AddedToken>,
     order: Order,
-    len_max: usize,
-}
-
-/// A place where a token could stand.
-#[derive(Clone, Copy)]
-struct Found {
-    start: usize,
-    end: usize,
-    token: usize,
 }
 
 impl Finder {
@@ -89,8 +86,7 @@ impl Finder {
             let problem = format!("{} special tokens cannot be indexed: {error}", tokens.len());
             Error::format(file, problem, "the file is damaged, or its special tokens are too long")
         })?;
-        let len_max = tokens.iter().map(|token| token.text.len()).max().unwrap_or(0);
-        Ok(Some(Finder { search, tokens, order, len_max }))
+        Ok(Some(Finder { search, tokens, order }))
     }
 
     /// Cuts `text` into tokens and what is between them.
@@ -135,18 +131,17 @@ impl Finder {
     fn longest(&self, text: &str, special: Special) -> Vec<Part> {
         let mut parts = Vec::new();
         let mut done = 0;
-        let mut batch: Vec<Found> = Vec::new();
+        let mut batch: Vec<Match> = Vec::new();
         let mut batch_end = 0;
         for found in self.search.find_overlapping_iter(text) {
-            let token = found.pattern().as_usize();
-            if self.is_text(&self.tokens[token], special) {
+            if self.is_text(&self.tokens[found.pattern()], special) {
                 continue;
             }
             // Matches come by their ends: from here on none begins before the batch's end.
-            if found.end() >= batch_end + self.len_max {
+            if found.end() >= batch_end + self.search.max_pattern_len() {
                 self.settle(&mut batch, &mut done, &mut parts);
             }
-            batch.push(Found { start: found.start(), end: found.end(), token });
+            batch.push(found);
             batch_end = found.end();
         }
         self.settle(&mut batch, &mut done, &mut parts);
@@ -157,21 +152,21 @@ impl Finder {
     }
 
     /// Takes the longest of a batch first, and of equals the one with the lower id.
-    fn settle(&self, batch: &mut Vec<Found>, done: &mut usize, parts: &mut Vec<Part>) {
-        batch.sort_by_key(|found| (Reverse(found.end - found.start), found.token, found.start));
-        let mut taken: BTreeMap<usize, Found> = Default::default();
+    fn settle(&self, batch: &mut Vec<Match>, done: &mut usize, parts: &mut Vec<Part>) {
+        batch.sort_by_key(|found| (Reverse(found.len()), found.pattern(), found.start()));
+        let mut taken: BTreeMap<usize, Match> = Default::default();
         for found in batch.drain(..) {
-            let before = taken.range(..found.end).next_back();
-            if before.is_none_or(|(_, before)| before.end <= found.start) {
-                taken.insert(found.start, found);
+            let before = taken.range(..found.end()).next_back();
+            if before.is_none_or(|(_, before)| before.end() <= found.start()) {
+                taken.insert(found.start(), found);
             }
         }
         for found in taken.into_values() {
-            if *done < found.start {
-                parts.push(Part::Text(*done, found.start));
+            if *done < found.start() {
+                parts.push(Part::Text(*done, found.start()));
             }
-            parts.push(Part::Token(self.tokens[found.token].id));
-            *done = found.end;
+            parts.push(Part::Token(self.tokens[found.pattern()].id));
+            *done = found.end();
         }
     }
 }
@@ -181,7 +176,7 @@ mod tests {
     use super::*;
 
     fn token(id: u32, text: &str) -> AddedToken {
-        AddedToken { id, text: text.into(), is_special: false, lstrip: false, rstrip: false }
+        AddedToken { id, text: text.into(), ..AddedToken::default() }
     }
 
     fn finder(order: Order, tokens: Vec<AddedToken>) -> Finder {

@@ -61,13 +61,11 @@ impl Tokens {
             kinds: list.iter().map(|token| token.1).collect(),
             slots: vec![NONE; n_slots],
         };
-        for (text, _) in list {
+        for (id, (text, kind)) in list.iter().enumerate() {
             tokens.text.extend_from_slice(text);
             tokens.ends.push(tokens.text.len());
-        }
-        for (id, token) in list.iter().enumerate() {
-            if token.1 != Kind::Absent {
-                let slot = tokens.slot(token.0);
+            if *kind != Kind::Absent {
+                let slot = tokens.slot(text);
                 tokens.slots[slot] = id as u32;
             }
         }

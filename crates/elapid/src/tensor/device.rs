@@ -46,7 +46,13 @@ impl Device {
                 Some(adapter) if adapter.kind.as_deref() == Some("discrete") => wgpu(0),
                 _ => Device::cpu(n_threads),
             }),
-            ("gpu", Some(index)) => cuda(index).or_else(|_| wgpu(index)),
+            ("gpu", Some(index)) => cuda(index).or_else(|_| match list_wgpu().get(index) {
+                Some(adapter) if adapter.kind.as_deref() == Some("software") => {
+                    let problem = format!("{} computes in software: it is no GPU", adapter.name);
+                    Err(Error::Device { problem, hint: "use `cpu`; `wgpu` takes it as it is".into() })
+                }
+                _ => wgpu(index),
+            }),
             ("cuda", Some(index)) => cuda(index),
             ("wgpu", Some(index)) => wgpu(index),
             _ => Err(Error::Device {
@@ -97,6 +103,11 @@ impl Device {
             Device::Cpu(_) => None,
             Device::Gpu(gpu) => Some(gpu),
         }
+    }
+
+    /// Whether it is a GPU that a driver emulates: slower than the CPU.
+    pub fn is_software(&self) -> bool {
+        self.gpu().is_some_and(Gpu::is_software)
     }
 
     /// Whether tensors of one can be used with tensors of the other.

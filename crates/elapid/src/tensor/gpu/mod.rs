@@ -532,6 +532,11 @@ impl Gpu {
         });
     }
 
+    /// Whether a driver computes for it on the CPU.
+    pub fn is_software(&self) -> bool {
+        matches!(&self.0.backend, Backend::Wgpu(wgpu) if wgpu.is_software())
+    }
+
     /// Bytes of its memory that nobody uses, where the driver tells.
     pub fn free_bytes(&self) -> Option<u64> {
         match &self.0.backend {

@@ -222,8 +222,12 @@ impl Wgpu {
         format!("{} ({:?})", self.info.name, self.info.backend)
     }
 
+    pub(super) fn is_software(&self) -> bool {
+        self.info.device_type == wgpu::DeviceType::Cpu
+    }
+
     pub(super) fn caps(&self) -> Caps {
-        let is_software = self.info.device_type == wgpu::DeviceType::Cpu;
+        let is_software = self.is_software();
         Caps {
             wide_loads: false,
             warps: false,

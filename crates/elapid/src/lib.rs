@@ -97,13 +97,12 @@ mod tests;
 mod text;
 mod train;
 
-pub use data::filter::{
-    BYTE_MAX, Reason as Unwanted, unwanted_content, unwanted_path, unwanted_size,
-};
+pub use data::corpus::Corpus;
+pub use data::filter::{BYTE_MAX, Reason as Unwanted, unwanted_content, unwanted_path};
 pub use data::language::of_path as language_of_path;
-pub use data::near::{CopyOf, Likeness, compare as near_copies};
-pub use data::records::{ChatStyle, documents as documents_of_jsonl};
-pub use data::split::{Split, SplitBy, SplitItem, hash as name_hash, split};
+pub use data::near::{CopyOf, Likeness, Signature, compare as near_copies};
+pub use data::records::{ChatStyle, record as document_of_record};
+pub use data::split::{Divisible, Split, SplitBy, SplitItem, hash as name_hash, split};
 pub use data::{Document, Encoded, Ends, Part};
 pub use error::{Error, Result};
 #[cfg(feature = "fs")]

@@ -3,6 +3,7 @@
 //! A session is a few calls of the modules below it. `Generator` takes over where several requests
 //! run at once, `Training` where a program wants its own loop.
 
+use crate::data::corpus::Corpus;
 use crate::data::fim_training::FimTraining;
 use crate::data::pack::{LoadSettings, Loader, Order};
 use crate::data::{Document, Encoded, Ends, encode};
@@ -174,6 +175,19 @@ impl Session {
         batches: &Batches,
         settings: &Settings,
     ) -> Result<Training> {
+        let items: Vec<_> = documents.iter().map(|it| (it.n_bytes(), Some(1.0))).collect();
+        let document = |idx: usize| Ok(documents[idx].clone());
+        let corpus = Corpus::hold(&items, &document, &self.tokenizer)?;
+        self.begin_on(Arc::new(corpus), batches, settings)
+    }
+
+    /// The same on a corpus that this model's tokenizer has encoded.
+    pub fn begin_on(
+        &mut self,
+        corpus: Arc<Corpus>,
+        batches: &Batches,
+        settings: &Settings,
+    ) -> Result<Training> {
         train::check(settings)?;
         if self.method.is_none() {
             self.adapt(&Method::Full, None, settings.seed)?;
@@ -188,8 +202,7 @@ impl Session {
             ends,
             shuffle: Order::Shuffled,
         };
-        let encoded = documents.iter().map(|document| encode(document, &self.tokenizer, ends));
-        let loader = Loader::new(encoded.collect::<Result<_>>()?, load, self.tokenizer.clone())?;
+        let loader = Loader::new(corpus, load, self.tokenizer.clone())?;
         self.generator = None;
         let learner = self.learner.take().expect("it was just made");
         let Learner { model, weights, lens, optimizer } = learner;
@@ -376,7 +389,7 @@ impl Session {
     }
 
     /// The tokens of a document, as they are measured.
-    pub fn encode(&self, document: &Document) -> Result<Encoded> {
+    fn encode(&self, document: &Document) -> Result<Encoded> {
         // Nothing follows the end of a text: it is not measured.
         let ends = Ends { end: None, ..Ends::of(&self.tokenizer) };
         encode(document, &self.tokenizer, ends)

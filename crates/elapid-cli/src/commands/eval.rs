@@ -3,6 +3,7 @@
 use crate::compute::Compute;
 use crate::report::live::progress;
 use crate::report::{Done, between, count, line};
+use crate::source::entry::Entry;
 use crate::source::walk::{Walk, chat_of, collect, divide};
 use elapid::{
     Adapter, Comparison, Device, DocScore, Document, Ends, EvalSettings, FimDoc, FimReport,
@@ -115,19 +116,22 @@ impl Eval {
 
     fn source(&self, checkpoint: &Model) -> Done<Source> {
         let (template, options) = chat_of(checkpoint)?;
-        let walk = Walk { template: template.as_ref(), options, ..Walk::default() };
+        let walk = Walk { template, options, ..Walk::default() };
         let collected = collect(&self.path, &walk)?;
         let is_records = collected.documents.iter().all(|doc| doc.name.contains(".jsonl:"));
         let noun = if is_records { "record" } else { "file" };
+        let load = |entries: Vec<Entry>| -> elapid::Result<Vec<Document>> {
+            entries.iter().map(|entry| entry.load(&walk)).collect()
+        };
         if !self.held_out {
-            return Ok(Source { documents: collected.documents, noun, held_out: None });
+            return Ok(Source { documents: load(collected.documents)?, noun, held_out: None });
         }
-        let divided = divide(collected, HELD_OUT)?;
+        let divided = divide(collected, HELD_OUT, &walk)?;
         if let Some(note) = divided.note() {
             eprintln!("note    {note}");
         }
         let held_out = Some(divided.by.describe());
-        Ok(Source { documents: divided.held_out, noun, held_out })
+        Ok(Source { documents: load(divided.held_out)?, noun, held_out })
     }
 
     /// What `--compare` names: an adapter on MODEL, or a model.

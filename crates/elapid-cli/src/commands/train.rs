@@ -10,7 +10,7 @@ use elapid::Schedule;
 use elapid::Settings;
 use elapid::{Arch, Size};
 use elapid::{LoraForm as Form, LoraSettings, Method, Scaling};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Train a model on the files under PATH, or fine-tune one, and measure what it learned.
@@ -53,8 +53,9 @@ pub struct Plan {
 }
 
 /// Flags that a run has decided when it is resumed.
-const DECIDED: [&str; 39] = [
+const DECIDED: [&str; 40] = [
     "path",
+    "data",
     "out",
     "model",
     "method",
@@ -99,6 +100,9 @@ const DECIDED: [&str; 39] = [
 struct Flags {
     /// Directory, text file, or .jsonl file with `text`, `prompt` and `completion`, or `messages`
     path: Option<PathBuf>,
+    /// Another PATH, drawn WEIGHT times per epoch [default weight: 1]; can be repeated
+    #[arg(long, value_name = "PATH[=WEIGHT]", value_parser = weighted)]
+    data: Vec<(PathBuf, f64)>,
     /// Model to fine-tune: directory, .gguf or .elapid file
     #[arg(long, value_name = "M")]
     model: Option<PathBuf>,
@@ -308,6 +312,16 @@ fn amount(text: &str) -> Result<u64, String> {
     number.map(|x| (x * factor) as u64).ok_or_else(|| format!("{text} is not a number of tokens"))
 }
 
+/// A path, and after the last `=` how often it is drawn in an epoch.
+fn weighted(text: &str) -> Result<(PathBuf, f64), String> {
+    match text.rsplit_once('=') {
+        Some((path, weight)) if !Path::new(text).exists() => {
+            Ok((path.into(), positive(weight).map_err(|problem| format!("weight: {problem}"))?))
+        }
+        _ => Ok((text.into(), 1.0)),
+    }
+}
+
 /// Bytes with a unit: 800M, 4G, 1.5GiB.
 fn size(text: &str) -> Result<u64, String> {
     let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -440,9 +454,15 @@ impl Flags {
     fn config(&self) -> Done<RunConfig> {
         let name = self.method_name();
         self.check(name)?;
-        let source = self.path.clone().ok_or_else(|| {
-            Failure::new("no training data given", "add a PATH, as in `elapid train .`")
-        })?;
+        let path = self.path.iter().map(|path| (path.clone(), 1.0));
+        let mut sources: Vec<(PathBuf, f64)> = path.chain(self.data.iter().cloned()).collect();
+        let Some((source, weight)) = sources.first().cloned() else {
+            let hint = "add a PATH, as in `elapid train .`";
+            return Err(Failure::new("no training data given", hint));
+        };
+        if sources.len() == 1 && weight == 1.0 {
+            sources.clear();
+        }
         let is_scratch = name == MethodName::Scratch;
         // The rest of the defaults of a new model follows from its size, once that is known.
         let size = self.preset.map_or(Size::Tiny, Size::from);
@@ -463,6 +483,7 @@ impl Flags {
         Ok(RunConfig {
             version: env!("CARGO_PKG_VERSION").into(),
             source,
+            sources,
             held_out: self.held_out_share()?,
             origin,
             method: self.method_settings(name)?,

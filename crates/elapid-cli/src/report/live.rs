@@ -27,7 +27,7 @@ use std::time::Duration;
 const LINE_EVERY_MIN: Duration = Duration::from_secs(5);
 const LINE_EVERY_MAX: Duration = Duration::from_secs(60);
 
-fn bar(target: ProgressDrawTarget, template: &str) -> ProgressBar {
+pub(super) fn bar(target: ProgressDrawTarget, template: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(template).expect("templates are ours and parse");
     ProgressBar::with_draw_target(None, target)
         .with_style(style.progress_chars("█▉▊▋▌▍▎▏░"))

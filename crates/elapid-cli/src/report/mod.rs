@@ -8,6 +8,7 @@ pub mod events;
 pub mod live;
 pub mod metrics;
 pub mod page;
+pub mod reading;
 pub mod samples;
 pub mod text;
 

@@ -17,6 +17,9 @@ pub struct RunConfig {
     pub version: String,
     /// What is learned from.
     pub source: PathBuf,
+    /// The same with weights, where there are several or their weight is not 1.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<(PathBuf, f64)>,
     /// Share of the files that is held out.
     pub held_out: f64,
     /// What is trained.
@@ -93,6 +96,14 @@ pub enum Origin {
 const FILE: &str = "config.json";
 
 impl RunConfig {
+    /// What is learned from, and how often in an epoch.
+    pub fn sources(&self) -> Vec<(PathBuf, f64)> {
+        match self.sources.is_empty() {
+            true => vec![(self.source.clone(), 1.0)],
+            false => self.sources.clone(),
+        }
+    }
+
     /// Of the run in `dir`.
     pub fn read(dir: &Path) -> Done<RunConfig> {
         let path = dir.join(FILE);

@@ -266,7 +266,7 @@ fn summarise(
     let facts = vec![
         fact("model", format!("{}, {} layers", model.family, model.n_layer)),
         fact("method", format!("{}, {}", config.method.name(), run.prepared.coverage)),
-        fact("data", format!("{} documents", run.data.training.len())),
+        fact("data", format!("{} documents", run.data.facts.n_training)),
         fact("held out", &run.data.facts.split),
         fact("device", run.device.describe()),
         fact("time", time_in_words(taken)),

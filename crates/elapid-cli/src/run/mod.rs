@@ -4,7 +4,7 @@
 //! The directory of a run:
 //!
 //!     config.json              everything that decides its numbers, and what the clock decided
-//!     data.elapid              the documents, as they were
+//!     data.elapid  tokens.bin  the documents, as they were: index and tokens
 //!     plan.json  before.json   the estimate; how the model measured before
 //!     tokenizer.json           of a new model
 //!     checkpoints/             to resume from
@@ -29,12 +29,12 @@ use crate::report::{Done, Failure, count, line};
 use crate::source::left_out;
 use crate::source::walk::{self, Walk};
 use config::{Budget, Origin, RunConfig};
-use data::{Data, Facts};
+use data::{Data, Gathered};
 use elapid::Device;
 use elapid::Model;
 use elapid::Size;
 use plan::Plan;
-use prepare::Prepared;
+use prepare::{Prepared, Texts};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -100,6 +100,7 @@ pub fn begin(config: RunConfig, out: Option<&Path>, wishes: &Wishes) -> Done<Exi
         Ok(run) => run.start(),
         Err(failure) => {
             // Only what this run has written; a directory with anything else in it stays.
+            Data::remove(&dir);
             let _ = std::fs::remove_file(dir.join(".gitignore"));
             let _ = std::fs::remove_dir(&dir);
             Err(failure)
@@ -115,11 +116,11 @@ fn prepare_run(
     begin: Instant,
 ) -> Done<drive::Run> {
     let mut live = wishes.live();
-    let data = collect(&mut config, Some(&dir), wishes, &mut live)?;
+    let gathered = collect(&mut config, Some(&dir), wishes, &mut live)?;
     let device = wishes.device()?;
     config.place = Some(wishes.compute.place(&device));
-    let (mut prepared, plan) = set_up(&mut config, &data, (&device, &dir), wishes, &mut live)?;
-    data.write(&dir)?;
+    let (data, mut prepared, plan) =
+        set_up(&mut config, gathered, (&device, &dir), wishes, &mut live)?;
     prepare::keep_texts(prepared.session.model(), &config, &dir)?;
     write_json(&dir.join("plan.json"), &plan)?;
     prepared.follow(&config);
@@ -136,7 +137,7 @@ pub fn resume(dir: &Path, wishes: &Wishes) -> Done<ExitCode> {
     let data = Data::read(dir)?;
     let plan: Plan = read_json(&dir.join("plan.json"))?;
     let device = wishes.compute.open_again(config.place.as_ref())?;
-    let opened = prepare::open(&config, &data, Some(dir))?;
+    let opened = prepare::open(&config, Texts::Run(dir))?;
     let prepared = prepare::prepare(&config, &data, opened, &device)?;
     let dir = dir.into();
     drive::Run { dir, config, data, plan, prepared, device, live, begin }.resume(wishes.budget)
@@ -145,10 +146,10 @@ pub fn resume(dir: &Path, wishes: &Wishes) -> Done<ExitCode> {
 /// `elapid plan PATH`.
 pub fn plan_only(mut config: RunConfig, wishes: &Wishes) -> Done<ExitCode> {
     let mut live = wishes.live();
-    let data = collect(&mut config, None, wishes, &mut live)?;
+    let gathered = collect(&mut config, None, wishes, &mut live)?;
     let device = wishes.device()?;
     let place = (&device, Path::new("."));
-    let (_, plan) = set_up(&mut config, &data, place, wishes, &mut live)?;
+    let (_, _, plan) = set_up(&mut config, gathered, place, wishes, &mut live)?;
     if wishes.json {
         line(json!({ "kind": "plan", "plan": plan, "config": config }));
     }
@@ -161,15 +162,21 @@ fn collect(
     out: Option<&Path>,
     wishes: &Wishes,
     live: &mut Live,
-) -> Done<Data> {
+) -> Done<Gathered> {
     let chat = match &config.origin {
         Origin::Base { model, .. } => Some(walk::chat_of(&Model::open(model)?)?),
         Origin::Scratch { .. } => None,
     };
     let (template, options) = chat.unwrap_or_default();
     let out = out.map(Path::to_path_buf);
-    let settings = Walk { out, template: template.as_ref(), options, ..Walk::default() };
-    let collected = walk::collect(&config.source, &settings)?;
+    let walk = Walk { out, template, options, ..Walk::default() };
+    let listing = walk::list(&config.sources(), &walk)?;
+    let key = prepare::key(config, &listing)?;
+    if let Some(gathered) = key.as_ref().and_then(|key| Gathered::again(key, &walk)) {
+        choose_vocab(config, &gathered);
+        return Ok(gathered);
+    }
+    let collected = listing.read(&walk)?;
     let table = match wishes.verbose {
         true => left_out::left_out_list(&collected.left_out),
         false => left_out::left_out_table(&collected.left_out),
@@ -178,19 +185,23 @@ fn collect(
         live.line("skip", text);
     }
     let left_out = left_out::left_out_json(&collected.left_out);
-    let divided = walk::divide(collected, config.held_out)?;
-    let split = divided.by.describe().to_string();
-    let facts = Facts { split, left_out, ..Facts::default() };
-    let mut data = Data { training: divided.train, held_out: divided.held_out, facts };
-    if let Origin::Scratch { size, n_vocab, .. } = &mut config.origin {
-        let n_bytes: usize = data.training.iter().map(|document| document.n_bytes()).sum();
-        if *n_vocab == 0 {
-            *n_vocab = default_vocab(*size, n_bytes);
-        }
+    let divided = walk::divide(collected, config.held_out, &walk)?;
+    if let Some(note) = divided.note() {
+        live.line("note", &note);
     }
+    let mut gathered = Gathered::new(divided, left_out, key, walk)?;
+    choose_vocab(config, &gathered);
     // Before anything else is held: at level 19 it takes more memory than a small model.
-    data.compress(plan::host_limit(wishes));
-    Ok(data)
+    gathered.compress(plan::host_limit(wishes))?;
+    Ok(gathered)
+}
+
+fn choose_vocab(config: &mut RunConfig, gathered: &Gathered) {
+    if let Origin::Scratch { size, n_vocab, .. } = &mut config.origin
+        && *n_vocab == 0
+    {
+        *n_vocab = default_vocab(*size, gathered.facts.n_bytes);
+    }
 }
 
 /// An editor's request wants about a thousand tokens of the model that was trained.
@@ -211,21 +222,29 @@ fn default_vocab(size: Size, n_bytes: usize) -> usize {
 /// Model, method and plan, each said.
 fn set_up(
     config: &mut RunConfig,
-    data: &Data,
+    gathered: Gathered,
     (device, dir): (&Device, &Path),
     wishes: &Wishes,
     live: &mut Live,
-) -> Done<(Prepared, Plan)> {
+) -> Done<(Data, Prepared, Plan)> {
     config.context = wishes.context.unwrap_or_else(|| default_context(&config.origin, device));
-    let opened = prepare::open(config, data, None)?;
+    let from = match &gathered.same {
+        Some(run) => {
+            live.line("data", &format!("the same files as in {}: taken from there", run.display()));
+            Texts::Run(run)
+        }
+        None => Texts::Sources(&gathered),
+    };
+    let opened = prepare::open(config, from)?;
     prepare::check_least(config, &opened, plan::host_limit(wishes))?;
-    let mut prepared = prepare::prepare(config, data, opened, device)?;
-    say_model(config, data, &prepared, device, live)?;
+    let data = gathered.encode(&opened.tokenizer()?)?;
+    let mut prepared = prepare::prepare(config, &data, opened, device)?;
+    say_model(config, &data, &prepared, device, live)?;
     let plan = plan::plan(config, &mut prepared, (device, dir), wishes, live)?;
     for (kind, text) in plan.lines(config.budget) {
         live.line(kind, &text);
     }
-    Ok((prepared, plan))
+    Ok((data, prepared, plan))
 }
 
 fn say_model(
@@ -235,16 +254,15 @@ fn say_model(
     device: &Device,
     live: &mut Live,
 ) -> Done<()> {
-    let n_tok = prepared.training.n_tok_epoch();
-    let n_bytes: usize = data.training.iter().map(|document| document.n_bytes()).sum();
+    let n_tok = prepared.training.n_tok_epoch() as f64 / data.facts.share;
     live.line(
         "data",
         &format!(
             "{} documents, {} bytes, {} tokens; {} held out {}",
-            data.training.len(),
-            count(n_bytes as f64),
-            count(n_tok as f64),
-            data.held_out.len(),
+            data.facts.n_training,
+            count(data.facts.n_bytes as f64),
+            count(n_tok),
+            data.facts.n_held_out,
             data.facts.split,
         ),
     );

@@ -2,12 +2,14 @@
 //! what of it is trained, and rows of tokens.
 
 use super::config::{Origin, RunConfig};
-use super::data::Data;
+use super::data::{Data, Gathered};
 use crate::files;
 use crate::report::{Done, Failure, mebibytes};
+use crate::source::walk::Listing;
 use elapid::Device;
 use elapid::Encoded;
 use elapid::Model;
+use elapid::Tokenizer;
 use elapid::Training;
 use elapid::{Batches, Session};
 use elapid::{Coverage, Method};
@@ -37,17 +39,30 @@ impl Prepared {
     }
 }
 
+/// Where a new model finds its vocabulary, unless a donor has one.
+#[derive(Clone, Copy)]
+pub enum Texts<'a> {
+    /// It is made from the documents.
+    Sources(&'a Gathered),
+    /// In this run directory.
+    Run(&'a Path),
+}
+
 const TEXTS: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
 
 /// The new model of a run: with the vocabulary that the run directory holds, that of a donor, or
 /// one made from the documents.
-fn scratch(config: &RunConfig, data: &Data, dir: Option<&Path>) -> Done<Opened> {
+fn scratch(config: &RunConfig, from: Texts<'_>) -> Done<Opened> {
     let Origin::Scratch { size, arch, n_vocab, donor } = &config.origin else {
         return Err(Failure::new("the run has a base model", "this is a bug in Elapid"));
     };
     let donor = donor.as_deref().map(Model::open).transpose()?;
     let shape = Shape { size: *size, arch: *arch, context: config.context };
-    let model = if let Some(dir) = dir.filter(|dir| dir.join(TEXTS[0]).exists()) {
+    let dir = match from {
+        Texts::Run(dir) if dir.join(TEXTS[0]).exists() => Some(dir),
+        _ => None,
+    };
+    let model = if let Some(dir) = dir {
         let read = |name: &'static str| Ok((name, files::read_text(&dir.join(name))?.into_bytes()));
         let texts = TEXTS.into_iter().map(read).collect::<Done<Vec<_>>>()?;
         let n_vocab = donor.as_ref().map(|donor| donor.info().map(|info| info.n_vocab));
@@ -55,11 +70,42 @@ fn scratch(config: &RunConfig, data: &Data, dir: Option<&Path>) -> Done<Opened> 
     } else if let Some(donor) = &donor {
         Model::scratch(shape, Vocabulary::Of(donor))?
     } else {
-        let texts: Vec<_> = data.training.iter().map(|document| document.text()).collect();
-        let mut texts = texts.iter().map(|text| text.as_ref());
+        let Texts::Sources(gathered) = from else {
+            let problem = format!("the run has no {}", TEXTS[0]);
+            return Err(Failure::new(problem, "start a new run"));
+        };
+        let texts = gathered.texts()?;
+        let mut texts = texts.iter().map(String::as_str);
         Model::scratch(shape, Vocabulary::New(*n_vocab, &mut texts))?
     };
     Ok(Opened { model, donor })
+}
+
+/// Changes with what is left out, with the split, and with how texts are encoded.
+const DATA_VERSION: u32 = 1;
+
+/// What the tokens of a run depend on, as a hash; none where it cannot be told before reading.
+pub fn key(config: &RunConfig, listing: &Listing) -> Done<Option<String>> {
+    let vocabulary = match &config.origin {
+        Origin::Scratch { donor: Some(_), .. } => return Ok(None),
+        Origin::Scratch { size, n_vocab, .. } => format!("{size:?} {n_vocab}"),
+        Origin::Base { model, .. } => {
+            let model = Model::open(model)?;
+            let tokenizer = tokenizer_of(&model)?;
+            let special = [tokenizer.bos(), tokenizer.eos(), tokenizer.begin().first().copied()];
+            format!("{} {special:?} {:?}", tokenizer.to_json()?, model.chat_template()?)
+        }
+    };
+    let (files, held_out) = (listing.key(), config.held_out);
+    let text = format!("{DATA_VERSION} {files} {held_out} {vocabulary}");
+    Ok(Some(blake3::hash(text.as_bytes()).to_string()))
+}
+
+fn tokenizer_of(model: &Model) -> Done<Tokenizer> {
+    model.tokenizer()?.ok_or_else(|| {
+        let problem = format!("{} holds no tokenizer", model.name());
+        Failure::new(problem, "put its tokenizer.json beside the weights")
+    })
 }
 
 /// Keeps the small files of a new model in the run directory.
@@ -79,11 +125,18 @@ pub struct Opened {
     donor: Option<Model>,
 }
 
+impl Opened {
+    /// What the documents are encoded with.
+    pub fn tokenizer(&self) -> Done<Tokenizer> {
+        tokenizer_of(&self.model)
+    }
+}
+
 /// Opens or makes the model.
-pub fn open(config: &RunConfig, data: &Data, dir: Option<&Path>) -> Done<Opened> {
+pub fn open(config: &RunConfig, from: Texts<'_>) -> Done<Opened> {
     match &config.origin {
         Origin::Base { model, .. } => Ok(Opened { model: Model::open(model)?, donor: None }),
-        Origin::Scratch { .. } => scratch(config, data, dir),
+        Origin::Scratch { .. } => scratch(config, from),
     }
 }
 
@@ -105,11 +158,10 @@ pub fn prepare(config: &RunConfig, data: &Data, opened: Opened, device: &Device)
         spm: config.spm,
         seed: config.seed,
     };
-    let mut training = session.begin(&data.training, &batches, &config.settings)?;
+    let mut training = session.begin_on(data.corpus.clone(), &batches, &config.settings)?;
     training.set_checkpointing(config.checkpointing);
     let frozen_hash = training.frozen_hash();
-    let held_out = data.held_out.iter().map(|document| session.encode(document));
-    let held_out = held_out.collect::<Result<Vec<_>, _>>()?;
+    let held_out = data.held_out()?;
     Ok(Prepared { session, training, held_out, coverage, frozen_hash })
 }
 

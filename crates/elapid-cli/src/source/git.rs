@@ -54,6 +54,12 @@ impl Dates {
     }
 }
 
+/// The commit that [`dates`] are of.
+pub fn head(directory: &Path) -> Option<String> {
+    let line = Records::of_git(directory, &["rev-parse", "HEAD"])?.next()?;
+    String::from_utf8(line).ok().map(|line| line.trim().to_string())
+}
+
 /// Dates of the files under `directory` at HEAD. None where there is no git program, no work tree of
 /// git, no commit, nothing committed under `directory`, or a repository that git does not read.
 pub fn dates(directory: &Path) -> Option<Dates> {

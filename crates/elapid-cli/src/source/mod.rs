@@ -3,7 +3,8 @@
 //!
 //! | file          | is                                                                      |
 //! |---------------|-------------------------------------------------------------------------|
-//! | `walk.rs`     | a path to documents, and documents to training and held-out ones        |
+//! | `walk.rs`     | paths to documents, and documents to training and held-out ones         |
+//! | `entry.rs`    | a document that stays in its file until it is needed                    |
 //! | `left_out.rs` | what was left out and why, for people and for machines                  |
 //! | `git.rs`      | the last commit of every file                                           |
 //! | `compress.rs` | gzip and zstd, the marks to pass                                        |
@@ -12,6 +13,7 @@
 //! `data` knows.
 
 pub mod compress;
+pub mod entry;
 pub mod git;
 pub mod left_out;
 #[cfg(test)]

@@ -2,10 +2,11 @@
 //! the `git` command; without one those tests say that they were skipped.
 
 use super::compress::{gzip_bits_per_byte, zstd_bits_per_byte};
+use super::entry::{Entry, sample};
 use super::git;
 use super::left_out::{LeftOut, Why, left_out_json, left_out_list, left_out_table};
-use super::walk::{Collected, Walk, collect, divide};
-use elapid::{Document, SplitBy};
+use super::walk::{Collected, Walk, collect, divide, list};
+use elapid::SplitBy;
 #[path = "../../tests/it/common/rng.rs"]
 mod rng;
 
@@ -75,7 +76,7 @@ impl Drop for Folder {
     }
 }
 
-fn names(documents: &[Document]) -> Vec<&str> {
+fn names(documents: &[Entry]) -> Vec<&str> {
     documents.iter().map(|document| document.name.as_str()).collect()
 }
 
@@ -506,17 +507,101 @@ fn one_file_is_read_whatever_its_size_and_its_end_is_held_out() {
     let collected = collect(&folder.0.join("book.txt"), &Walk::default()).unwrap();
     assert_eq!(names(&collected.documents), ["book.txt"]);
     assert!(collected.documents[0].n_bytes() > 1 << 20);
-    let whole = collected.documents[0].text().into_owned();
-    let divided = divide(collected, 0.1).unwrap();
+    let text = |entry: &Entry| entry.load(&Walk::default()).unwrap().text().into_owned();
+    let whole = text(&collected.documents[0]);
+    let divided = divide(collected, 0.1, &Walk::default()).unwrap();
     assert_eq!(divided.by, SplitBy::End);
-    let sides = [divided.train[0].text(), divided.held_out[0].text()];
+    let sides = [text(&divided.train[0]), text(&divided.held_out[0])];
     assert_eq!(sides.concat(), whole);
     let share = sides[1].len() as f64 / whole.len() as f64;
     assert!((0.1..0.1001).contains(&share), "{share}");
     // The same for a directory with one file.
     let folder = Folder::new("single-directory");
     folder.write("a.txt", prose(1, 100));
-    assert_eq!(divide(folder.collect(), 0.1).unwrap().by, SplitBy::End);
+    assert_eq!(divide(folder.collect(), 0.1, &Walk::default()).unwrap().by, SplitBy::End);
+}
+
+#[test]
+fn a_long_text_is_several_documents_cut_at_ends_of_lines() {
+    let folder = Folder::new("long");
+    let whole = prose(1, 220_000);
+    assert!(whole.len() > 9 << 20);
+    folder.write("long.txt", &whole);
+    let walk = Walk::default();
+    let collected = collect(&folder.0.join("long.txt"), &walk).unwrap();
+    assert_eq!(names(&collected.documents), ["long.txt"]);
+    assert_eq!(collected.documents[0].n_bytes(), whole.len());
+    let divided = divide(collected, 0.1, &walk).unwrap();
+    assert_eq!(divided.by, SplitBy::End);
+    let share = divided.held_out[0].n_bytes() as f64 / whole.len() as f64;
+    assert!((share - 0.1).abs() < 0.001, "{share}");
+    let blocks = [&divided.train[0], &divided.held_out[0]];
+    let blocks = blocks.map(|entry| entry.clone().blocks().unwrap());
+    assert_eq!(names(&blocks[0])[..2], ["long.txt (part 1)", "long.txt (part 2)"]);
+    assert_eq!(names(&blocks[1]), ["long.txt (its end)"]);
+    let texts = blocks.concat().into_iter().map(|block| {
+        let text = block.load(&walk).unwrap().text().into_owned();
+        assert!(text.ends_with('\n') && text.len() <= 4 << 20);
+        text
+    });
+    assert_eq!(texts.collect::<String>(), whole);
+    // What is no text is seen wherever it stands.
+    folder.write("long.txt", [whole.as_bytes(), b"\xff\n", whole.as_bytes()].concat());
+    assert!(collect(&folder.0.join("long.txt"), &walk).is_err());
+}
+
+#[test]
+fn several_sources_have_names_and_weights_of_their_own_and_copies_are_found_between_them() {
+    let folder = Folder::new("sources");
+    folder.write("one/a.txt", prose(0, 20));
+    folder.write("two/a.txt", prose(1, 20));
+    folder.write("two/b.txt", prose(0, 20));
+    folder.write("three.jsonl", "{\"text\": \"a\"}\n\n{\"text\": \"b\"}\n");
+    let sources = ["one", "two", "three.jsonl"].map(|name| folder.0.join(name));
+    let sources: Vec<(PathBuf, f64)> = sources.into_iter().zip([1.0, 0.5, 3.0]).collect();
+    let walk = Walk::default();
+    let collected = list(&sources, &walk).unwrap().read(&walk).unwrap();
+    let want = ["one/a.txt", "two/a.txt", "three.jsonl:1", "three.jsonl:3"];
+    assert_eq!(names(&collected.documents), want);
+    let weights: Vec<f64> = collected.documents.iter().map(|entry| entry.weight).collect();
+    assert_eq!(weights, [1.0, 0.5, 3.0, 3.0]);
+    let of = Reason::Duplicate { of: "one/a.txt".into() };
+    assert_eq!(left(&collected, "two/b.txt"), &Why::Unwanted(of));
+    let text = |n: usize| collected.documents[n].load(&walk).unwrap().text().into_owned();
+    assert_eq!((text(0), text(3)), (prose(0, 20), "b".into()));
+}
+
+#[test]
+fn the_key_of_a_listing_changes_with_every_file_and_weight() {
+    let folder = Folder::new("key");
+    folder.write("a.txt", prose(0, 20));
+    folder.write("b.txt", prose(1, 20));
+    let key = |weight| list(&[(folder.0.clone(), weight)], &Walk::default()).unwrap().key();
+    let before = key(1.0);
+    assert_eq!(key(1.0), before);
+    assert_ne!(key(2.0), before);
+    folder.write("b.txt", prose(2, 20) + "x");
+    let changed = key(1.0);
+    assert_ne!(changed, before);
+    std::fs::rename(folder.0.join("b.txt"), folder.0.join("c.txt")).unwrap();
+    assert_ne!(key(1.0), changed);
+}
+
+#[test]
+fn a_sample_is_a_part_of_all_documents_in_their_order_and_a_changed_file_is_an_error() {
+    let folder = Folder::new("sample");
+    (0..40).for_each(|n| folder.write(&format!("{n:02}.txt"), prose(n, 20)));
+    let (walk, entries) = (Walk::default(), folder.collect().documents);
+    let all = sample(&entries, usize::MAX, &walk).unwrap();
+    assert_eq!(all.len(), 40);
+    let n_bytes: usize = entries.iter().map(Entry::n_bytes).sum();
+    let some = sample(&entries, n_bytes / 4, &walk).unwrap();
+    assert!((8..=10).contains(&some.len()), "{}", some.len());
+    assert!(some.is_sorted_by_key(|document| document.name.clone()));
+    // Not the first of the alphabet.
+    assert!(some.iter().any(|document| *document.name > *"20"));
+    folder.write("07.txt", prose(7, 19) + &"x".repeat(200));
+    assert!(sample(&entries, usize::MAX, &walk).unwrap_err().report().contains("07.txt"));
 }
 
 #[test]
@@ -546,7 +631,12 @@ fn what_cannot_be_learned_is_an_error_that_says_what_to_do() {
     }
     folder.write("one/a.txt", "x");
     let collected = collect(&folder.0.join("one"), &Walk::default()).unwrap();
-    assert!(divide(collected, 0.1).unwrap_err().to_string().contains("too little text"));
+    assert!(
+        divide(collected, 0.1, &Walk::default())
+            .unwrap_err()
+            .to_string()
+            .contains("too little text")
+    );
 }
 
 #[test]
@@ -562,8 +652,8 @@ fn records_lose_exact_copies_only_and_near_ones_stay_on_one_side() {
     assert_eq!(names(&collected.documents)[..2], ["r.jsonl:1", "r.jsonl:3"]);
     let of = Reason::Duplicate { of: "r.jsonl:1".into() };
     assert_eq!(left(&collected, "r.jsonl:2"), &Why::Unwanted(of));
-    let pairs: Vec<_> = collected.documents.chunks(2).map(<[Document]>::to_vec).collect();
-    let divided = divide(collected, 0.5).unwrap();
+    let pairs: Vec<_> = collected.documents.chunks(2).map(<[Entry]>::to_vec).collect();
+    let divided = divide(collected, 0.5, &Walk::default()).unwrap();
     assert_eq!(divided.by, SplitBy::Hash);
     assert_eq!(divided.train.len() + divided.held_out.len(), 80);
     assert!(divided.held_out.len() > 4);
@@ -576,7 +666,7 @@ fn records_lose_exact_copies_only_and_near_ones_stay_on_one_side() {
     let text: String = (0..20).map(|n| line(&format!("{ask} {n}"))).collect();
     folder.write("alike.jsonl", text);
     let collected = collect(&folder.0.join("alike.jsonl"), &Walk::default()).unwrap();
-    let divided = divide(collected, 0.1).unwrap();
+    let divided = divide(collected, 0.1, &Walk::default()).unwrap();
     assert!(!divided.held_out.is_empty() && divided.train.len() > 9);
 }
 
@@ -589,7 +679,7 @@ fn the_newest_files_are_held_out_and_those_not_committed_are_the_newest() {
     history[39].files.insert("b-copy.rs".into(), ("100644", 999));
     let Some(folder) = repository("newest", &history) else { return };
     let held = || {
-        let divided = divide(folder.collect(), 0.1).unwrap();
+        let divided = divide(folder.collect(), 0.1, &Walk::default()).unwrap();
         assert!(divided.by == SplitBy::Date, "{:?}", divided.by);
         divided.held_out.into_iter().map(|document| document.name).collect::<Vec<_>>()
     };
@@ -611,7 +701,7 @@ fn the_newest_files_are_held_out_and_those_not_committed_are_the_newest() {
     assert_eq!(held(), with_new);
     // With most files not committed the dates say little.
     (0..60).for_each(|n| folder.write(&format!("more/{n}.rs"), format!("fn more_{n}() {{}}\n")));
-    assert_eq!(divide(folder.collect(), 0.1).unwrap().by, SplitBy::Hash);
+    assert_eq!(divide(folder.collect(), 0.1, &Walk::default()).unwrap().by, SplitBy::Hash);
 }
 
 #[test]

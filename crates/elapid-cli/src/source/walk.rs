@@ -1,4 +1,4 @@
-//! A path to documents, and documents to training and held-out ones.
+//! Paths to documents, and documents to training and held-out ones.
 //!
 //! | path              | documents                                                            |
 //! |-------------------|----------------------------------------------------------------------|
@@ -13,51 +13,61 @@
 //! are: prompts that share their instructions look alike and differ in what matters; near ones stay
 //! on one side of the split, unless all records are alike.
 //!
+//! Texts are read by all cores, looked at and dropped: what stays is a list of entries and, until
+//! copies are found, a signature of each text.
+//!
 //! Not here: why a file is unwanted, what a near copy is, how the split is drawn (the engine).
 
+use super::entry::{Entry, Form};
 use super::git;
 use super::left_out::{LeftOut, Why};
+use crate::report::reading::Reading;
 use crate::report::{Done, Failure};
 use elapid::ChatStyle;
 use elapid::CopyOf;
-use elapid::Document;
 use elapid::Model;
+use elapid::Signature;
 use elapid::Unwanted as Reason;
 use elapid::{ChatOptions, ChatTemplate};
-use elapid::{Split, SplitItem};
+use elapid::{Divisible, Split, SplitItem};
 use ignore::{DirEntry, WalkBuilder};
+use rayon::prelude::*;
 use std::collections::{BTreeMap, HashSet};
+use std::fs::Metadata;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
 /// How a path is read.
-pub struct Walk<'a> {
+pub struct Walk {
     /// Largest file of a directory, in bytes.
     pub n_bytes_max: u64,
     /// The directory this run writes to, if it exists or is about to.
     pub out: Option<PathBuf>,
     /// Renders the conversations of JSONL, if the model has one.
-    pub template: Option<&'a ChatTemplate>,
+    pub template: Option<ChatTemplate>,
     /// What the template is given besides.
     pub options: ChatOptions,
 }
 
-impl Default for Walk<'_> {
+impl Default for Walk {
     fn default() -> Self {
         let options = ChatOptions::default();
         Walk { n_bytes_max: elapid::BYTE_MAX, out: None, template: None, options }
     }
 }
 
-impl Walk<'_> {
-    fn chat(&self) -> ChatStyle<'_> {
-        ChatStyle { template: self.template, options: &self.options }
+impl Walk {
+    pub fn chat(&self) -> ChatStyle<'_> {
+        ChatStyle { template: self.template.as_ref(), options: &self.options }
     }
 }
 
 /// What was found.
 pub struct Collected {
     /// To learn from, by name; records in the order of the file.
-    pub documents: Vec<Document>,
+    pub documents: Vec<Entry>,
     /// When each document, or the oldest of its copies, was last committed.
     pub dates: Vec<Option<i64>>,
     /// Documents with equal numbers are near copies.
@@ -66,43 +76,112 @@ pub struct Collected {
     pub left_out: Vec<LeftOut>,
 }
 
+const HINT: &str = "give a directory, a text file or a .jsonl file";
+
 /// A run directory of ours has these files, and is nothing to learn from.
 const RUN_FILES: [&str; 2] = ["metrics.jsonl", "config.json"];
 
 /// Documents under `path`.
-pub fn collect(path: &Path, walk: &Walk<'_>) -> Done<Collected> {
-    let hint = "give a directory, a text file or a .jsonl file";
-    let cannot = |error| Failure::new(format!("cannot read {}: {error}", path.display()), hint);
-    let root = path.canonicalize().map_err(cannot)?;
-    let facts = root.metadata().map_err(cannot)?;
-    if facts.is_dir() {
-        return collect_directory(path, &root, walk);
-    }
-    if !facts.is_file() {
-        return Err(Failure::new(format!("{} is not a plain file", path.display()), hint));
-    }
-    let bytes = std::fs::read(&root).map_err(cannot)?;
-    let name = root.file_name().map_or("text".into(), |name| name.to_string_lossy());
-    if is_records(&name) {
-        let documents = elapid::documents_of_jsonl(&name, &bytes, walk.chat())?;
-        return Ok(without_copies(documents));
-    }
-    // Whoever names a file wants it: neither its size nor what it is for counts.
-    match elapid::unwanted_content(&name, &bytes) {
-        Some(reason @ (Reason::Binary | Reason::NotUtf8 | Reason::Empty | Reason::Secret)) => {
-            let problem = format!("no text to train on: {}: {}", path.display(), reason.describe());
-            Err(Failure::new(problem, hint))
+pub fn collect(path: &Path, walk: &Walk) -> Done<Collected> {
+    list(&[(path.to_path_buf(), 1.0)], walk)?.read(walk)
+}
+
+/// Files under several paths; none is read yet.
+pub struct Listing(Vec<Listed>);
+
+/// Files under one path.
+struct Listed {
+    path: PathBuf,
+    /// The same, without links.
+    root: PathBuf,
+    /// How often its documents are drawn in an epoch.
+    weight: f64,
+    files: Files,
+}
+
+enum Files {
+    Directory(Tree),
+    /// A file of so many bytes.
+    One(u64),
+}
+
+/// Lists the files under several paths, each with its weight.
+pub fn list(sources: &[(PathBuf, f64)], walk: &Walk) -> Done<Listing> {
+    let one = |(path, weight): &(PathBuf, f64)| {
+        let cannot = |error| Failure::new(format!("cannot read {}: {error}", path.display()), HINT);
+        let root = path.canonicalize().map_err(cannot)?;
+        let facts = root.metadata().map_err(cannot)?;
+        let files = match facts.is_dir() {
+            true => Files::Directory(Tree::visit(&root, walk)),
+            false if facts.is_file() => Files::One(facts.len()),
+            false => {
+                return Err(Failure::new(format!("{} is not a plain file", path.display()), HINT));
+            }
+        };
+        Ok(Listed { path: path.clone(), root, weight: *weight, files })
+    };
+    Ok(Listing(sources.iter().map(one).collect::<Done<_>>()?))
+}
+
+impl Listing {
+    /// A hash of names, sizes, times of change and weights, and of the commit that dates are of:
+    /// another one as soon as one of them is.
+    pub fn key(&self) -> String {
+        let facts = |facts: std::io::Result<Metadata>| {
+            let facts = facts.ok()?;
+            let time = facts.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+            Some((facts.len(), time.as_nanos()))
+        };
+        let mut hasher = blake3::Hasher::new();
+        for Listed { root, weight, files, .. } in &self.0 {
+            let head = git::head(root);
+            hasher.update(format!("{root:?} {weight} {head:?}\n").as_bytes());
+            let line = |(name, entry): (&String, &DirEntry)| {
+                let facts = facts(entry.metadata().map_err(std::io::Error::other));
+                format!("{name:?} {facts:?}\n")
+            };
+            let lines: Vec<String> = match files {
+                Files::Directory(tree) => tree.files.par_iter().map(line).collect(),
+                Files::One(_) => vec![format!("{:?}", facts(root.metadata()))],
+            };
+            lines.iter().for_each(|line| {
+                hasher.update(line.as_bytes());
+            });
         }
-        _ => {
-            let text = String::from_utf8_lossy(&bytes).into_owned();
-            Ok(Collected {
-                documents: vec![Document::whole(name, text)],
-                dates: vec![None],
-                clusters: vec![0],
-                left_out: Vec::new(),
-            })
-        }
+        hasher.finalize().to_string()
     }
+
+    /// Reads the files and leaves out what is not to be learned.
+    pub fn read(self, walk: &Walk) -> Done<Collected> {
+        let mut found = Found::default();
+        let n_sources = self.0.len();
+        for listed in self.0 {
+            let (first, left) = (found.entries.len(), found.left_out.len());
+            let (path, weight) = (listed.path.clone(), listed.weight);
+            let has_prefix = n_sources > 1 && matches!(listed.files, Files::Directory(_));
+            found.scan(listed, walk)?;
+            if found.entries.len() == first {
+                return Err(nothing(&path, &found.left_out[left..]));
+            }
+            let prefix = title(&path);
+            // Names of two sources may be the same.
+            let name = |name: &str| match has_prefix {
+                true => format!("{prefix}/{name}"),
+                false => name.to_string(),
+            };
+            for (entry, _) in &mut found.entries[first..] {
+                (entry.weight, entry.name) = (weight, name(&entry.name));
+            }
+            found.left_out[left..].iter_mut().for_each(|left| left.name = name(&left.name));
+        }
+        found.without_copies(walk)
+    }
+}
+
+/// The last part of a path.
+fn title(path: &Path) -> String {
+    let path = path.canonicalize().unwrap_or(path.into());
+    path.file_name().map_or("text".into(), |name| name.to_string_lossy().into_owned())
 }
 
 fn is_records(name: &str) -> bool {
@@ -110,60 +189,159 @@ fn is_records(name: &str) -> bool {
     name.ends_with(".jsonl") || name.ends_with(".ndjson")
 }
 
-fn collect_directory(path: &Path, root: &Path, walk: &Walk<'_>) -> Done<Collected> {
-    let mut tree = Tree::visit(root, walk);
-    let mut documents = Vec::new();
-    for (name, entry) in std::mem::take(&mut tree.files) {
-        match read(&name, &entry, walk) {
-            Ok(text) => documents.push(Document::whole(name, text)),
-            Err(why) => {
-                let facts = entry.metadata().ok().filter(|facts| facts.is_file());
-                let n_bytes = facts.map(|facts| facts.len());
-                tree.left_out.push(LeftOut { name, why, n_bytes });
+/// What was read, before copies are taken out.
+#[derive(Default)]
+struct Found {
+    entries: Vec<(Entry, Signature)>,
+    dates: Vec<Option<i64>>,
+    left_out: Vec<LeftOut>,
+}
+
+/// Lines of a file that are read at once, in bytes.
+const LINES_BYTES: usize = 32 << 20;
+
+impl Found {
+    fn scan(&mut self, listed: Listed, walk: &Walk) -> Done<()> {
+        let Listed { path, root, files, .. } = listed;
+        let name = title(&root);
+        match files {
+            Files::Directory(tree) => self.scan_directory(&root, tree, walk),
+            Files::One(_) if is_records(&name) => self.scan_records(&name, &root.into(), walk)?,
+            Files::One(n) => self.scan_text(&path, Entry::of_file(name, &root, n), walk)?,
+        }
+        self.dates.resize(self.entries.len(), None);
+        Ok(())
+    }
+
+    /// One text of any size. Whoever names a file wants it: neither its size nor what it is for
+    /// counts.
+    fn scan_text(&mut self, path: &Path, whole: Entry, walk: &Walk) -> Done<()> {
+        let blocks = whole.clone().blocks()?;
+        let reading = Reading::new("read", blocks.len());
+        blocks.par_iter().try_for_each(|block| {
+            let reason = elapid::unwanted_content(&whole.name, &block.bytes()?);
+            reading.add(block.n_bytes());
+            match reason {
+                Some(
+                    reason @ (Reason::Binary | Reason::NotUtf8 | Reason::Empty | Reason::Secret),
+                ) => {
+                    let shown = path.display();
+                    let problem = format!("no text to train on: {shown}: {}", reason.describe());
+                    Err(Failure::new(problem, HINT))
+                }
+                _ => Ok(()),
+            }
+        })?;
+        let signature = match blocks.len() {
+            1 => Signature::new(&whole.load(walk)?.text()),
+            // Not compared with others.
+            _ => Signature::new(&path.to_string_lossy()),
+        };
+        self.entries.push((whole, signature));
+        Ok(())
+    }
+
+    fn scan_records(&mut self, name: &str, path: &Arc<Path>, walk: &Walk) -> Done<()> {
+        let fail = |source| elapid::Error::Read { path: path.to_path_buf(), source };
+        let mut file = BufReader::new(std::fs::File::open(path).map_err(fail)?);
+        let (mut start, mut n_lines) = (0, 0);
+        let reading = Reading::new("read", 0);
+        loop {
+            let (mut lines, mut n_bytes) = (Vec::new(), 0);
+            while n_bytes < LINES_BYTES {
+                let mut line = Vec::new();
+                if file.read_until(b'\n', &mut line).map_err(fail)? == 0 {
+                    break;
+                }
+                n_lines += 1;
+                n_bytes += line.len();
+                lines.push((n_lines, start, line));
+                start += lines[lines.len() - 1].2.len() as u64;
+            }
+            if lines.is_empty() {
+                return Ok(());
+            }
+            let read = |(number, start, line): &(usize, u64, Vec<u8>)| {
+                reading.add(line.len());
+                Entry::of_line(&format!("{name}:{number}"), path, *start, line, walk)
+            };
+            let entries: Vec<_> = lines.par_iter().map(read).collect();
+            for entry in entries {
+                self.entries.extend(entry?);
             }
         }
     }
-    let texts: Vec<_> = documents.iter().map(Document::text).collect();
-    let alike = elapid::near_copies(&texts.iter().map(|text| &**text).collect::<Vec<_>>());
-    drop(texts);
-    let names: Vec<String> = documents.iter().map(|document| document.name.clone()).collect();
-    let dates = git::dates(root);
-    let mut oldest = BTreeMap::new();
-    for (name, alike) in names.iter().zip(&alike) {
-        let date = dates.as_ref().and_then(|dates| dates.get(name));
-        let oldest = oldest.entry(alike.cluster).or_insert(date);
-        // None is newer than any date.
-        *oldest = [*oldest, date].into_iter().flatten().min();
-    }
-    let mut collected = Collected {
-        documents: Vec::new(),
-        dates: Vec::new(),
-        clusters: Vec::new(),
-        left_out: tree.left_out,
-    };
-    for (document, alike) in documents.into_iter().zip(alike) {
-        let reason = match alike.copy_of {
-            Some(CopyOf::Exact(idx)) => Reason::Duplicate { of: names[idx].clone() },
-            Some(CopyOf::Near(idx)) => Reason::NearDuplicate { of: names[idx].clone() },
-            None => {
-                collected.documents.push(document);
-                collected.dates.push(oldest[&alike.cluster]);
-                collected.clusters.push(alike.cluster);
-                continue;
+
+    fn scan_directory(&mut self, root: &Path, tree: Tree, walk: &Walk) {
+        let Tree { files, left_out } = tree;
+        self.left_out.extend(left_out);
+        let reading = Reading::new("read", files.len());
+        let files: Vec<(String, DirEntry)> = files.into_iter().collect();
+        let read = |(name, entry): (String, DirEntry)| match read(&name, &entry, walk) {
+            Ok(text) => {
+                let found = Entry::of_text(name, entry.path(), &text);
+                reading.add(text.len());
+                Ok(found)
+            }
+            Err(why) => {
+                reading.add(0);
+                let facts = entry.metadata().ok().filter(|facts| facts.is_file());
+                let n_bytes = facts.map(|facts| facts.len());
+                Err(LeftOut { name, why, n_bytes })
             }
         };
-        let n_bytes = Some(document.n_bytes() as u64);
-        collected.left_out.push(LeftOut {
-            name: document.name,
-            why: Why::Unwanted(reason),
-            n_bytes,
-        });
+        let read: Vec<_> = files.into_par_iter().with_max_len(16).map(read).collect();
+        let dates = git::dates(root);
+        for found in read {
+            match found {
+                Ok((entry, signature)) => {
+                    let date = dates.as_ref().and_then(|dates| dates.get(&entry.name));
+                    self.dates.push(date);
+                    self.entries.push((entry, signature));
+                }
+                Err(left) => self.left_out.push(left),
+            }
+        }
     }
-    collected.left_out.sort_by(|left, right| left.name.cmp(&right.name));
-    if collected.documents.is_empty() {
-        return Err(nothing(path, &collected.left_out));
+
+    /// Leaves out copies and near copies of earlier files, and exact copies of earlier records.
+    fn without_copies(self, walk: &Walk) -> Done<Collected> {
+        let Found { entries, dates, left_out } = self;
+        let (entries, signatures): (Vec<Entry>, Vec<Signature>) = entries.into_iter().unzip();
+        let text =
+            |idx: usize| Ok::<_, elapid::Error>(entries[idx].load(walk)?.text().into_owned());
+        let alike = elapid::near_copies(&signatures, &text)?;
+        drop(signatures);
+        let mut oldest = BTreeMap::new();
+        for (date, alike) in dates.into_iter().zip(&alike) {
+            let oldest = oldest.entry(alike.cluster).or_insert(date);
+            // None is newer than any date.
+            *oldest = [*oldest, date].into_iter().flatten().min();
+        }
+        let name = |idx: usize| entries[idx].name.clone();
+        let reason = |(entry, alike): (&Entry, &elapid::Likeness)| match alike.copy_of {
+            Some(CopyOf::Exact(idx)) => Some(Reason::Duplicate { of: name(idx) }),
+            Some(CopyOf::Near(idx)) if entry.form == Form::Text => {
+                Some(Reason::NearDuplicate { of: name(idx) })
+            }
+            _ => None,
+        };
+        let reasons: Vec<_> = entries.iter().zip(&alike).map(reason).collect();
+        let (mut documents, mut dates) = (Vec::new(), Vec::new());
+        let (mut clusters, mut left_out) = (Vec::new(), left_out);
+        for ((entry, alike), reason) in entries.into_iter().zip(alike).zip(reasons) {
+            if let Some(reason) = reason {
+                let (why, n_bytes) = (Why::Unwanted(reason), Some(entry.n_bytes() as u64));
+                left_out.push(LeftOut { name: entry.name, why, n_bytes });
+                continue;
+            }
+            documents.push(entry);
+            dates.push(oldest[&alike.cluster]);
+            clusters.push(alike.cluster);
+        }
+        left_out.sort_by(|left, right| left.name.cmp(&right.name));
+        Ok(Collected { documents, dates, clusters, left_out })
     }
-    Ok(collected)
 }
 
 fn nothing(path: &Path, left_out: &[LeftOut]) -> Failure {
@@ -175,32 +353,6 @@ fn nothing(path: &Path, left_out: &[LeftOut]) -> Failure {
     Failure::new(problem, "give a directory with text, or the path of one text or .jsonl file")
 }
 
-/// Records without exact copies.
-fn without_copies(documents: Vec<Document>) -> Collected {
-    let texts: Vec<_> = documents.iter().map(Document::text).collect();
-    let alike = elapid::near_copies(&texts.iter().map(|text| &**text).collect::<Vec<_>>());
-    drop(texts);
-    let mut collected = Collected {
-        documents: Vec::new(),
-        dates: Vec::new(),
-        clusters: Vec::new(),
-        left_out: Vec::new(),
-    };
-    let names: Vec<String> = documents.iter().map(|document| document.name.clone()).collect();
-    for (document, alike) in documents.into_iter().zip(alike) {
-        if let Some(CopyOf::Exact(idx)) = alike.copy_of {
-            let why = Why::Unwanted(Reason::Duplicate { of: names[idx].clone() });
-            let n_bytes = Some(document.n_bytes() as u64);
-            collected.left_out.push(LeftOut { name: document.name, why, n_bytes });
-            continue;
-        }
-        collected.documents.push(document);
-        collected.dates.push(None);
-        collected.clusters.push(alike.cluster);
-    }
-    collected
-}
-
 /// What a walk meets.
 struct Tree {
     /// By relative name.
@@ -209,7 +361,7 @@ struct Tree {
 }
 
 impl Tree {
-    fn visit(root: &Path, walk: &Walk<'_>) -> Tree {
+    fn visit(root: &Path, walk: &Walk) -> Tree {
         let out = walk.out.as_ref().map(|out| out.canonicalize().unwrap_or(out.clone()));
         let is_run = move |path: &Path| {
             let holds = |file| path.join(file).is_file();
@@ -283,7 +435,7 @@ fn relative(root: &Path, path: &Path) -> String {
 }
 
 /// The text of a file that is to be learned, or why it is not.
-fn read(name: &str, entry: &DirEntry, walk: &Walk<'_>) -> Result<String, Why> {
+fn read(name: &str, entry: &DirEntry, walk: &Walk) -> Result<String, Why> {
     let unreadable = |error: String| Why::Unreadable(error);
     if entry.path_is_symlink() {
         return Err(Why::Link);
@@ -322,11 +474,42 @@ pub fn chat_of(checkpoint: &Model) -> Done<(Option<ChatTemplate>, ChatOptions)> 
 }
 
 /// Holds out at least `fraction` of the text. Files that are not committed are the newest of all.
-pub fn divide(collected: Collected, fraction: f64) -> Done<Split> {
+pub fn divide(collected: Collected, fraction: f64, walk: &Walk) -> Done<Split<Entry>> {
     let facts = collected.clusters.into_iter().zip(collected.dates);
     let items: Vec<SplitItem> = facts.map(|(cluster, date)| SplitItem { cluster, date }).collect();
-    elapid::split(collected.documents, &items, fraction).ok_or_else(|| {
+    let documents = collected.documents.into_iter().map(|entry| Readable { entry, walk }).collect();
+    let split = elapid::split(documents, &items, fraction).ok_or_else(|| {
         let hint = "give more text: one document to train on and one to evaluate on";
         Failure::new("too little text to hold some of it out", hint)
-    })
+    })?;
+    let entries = |side: Vec<Readable<'_>>| side.into_iter().map(|it| it.entry).collect();
+    Ok(Split { by: split.by, train: entries(split.train), held_out: entries(split.held_out) })
+}
+
+/// An entry whose text can be read.
+#[derive(Clone)]
+struct Readable<'a> {
+    entry: Entry,
+    walk: &'a Walk,
+}
+
+impl Divisible for Readable<'_> {
+    fn name(&self) -> &str {
+        &self.entry.name
+    }
+
+    fn language(&self) -> &'static str {
+        self.entry.language
+    }
+
+    fn n_bytes(&self) -> usize {
+        self.entry.n_bytes()
+    }
+
+    fn cut(&self, fraction: f64) -> Option<(Self, Self)> {
+        // What cannot be read is not cut; reading it to learn from tells why.
+        let (first, last) = self.entry.cut(fraction, self.walk).ok()??;
+        Some((Readable { entry: first, ..*self }, Readable { entry: last, ..*self }))
+    }
+}
 }

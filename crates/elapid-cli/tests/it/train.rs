@@ -23,6 +23,7 @@ fn a_run_learns_measures_and_leaves_everything_that_is_promised() {
     let names = [
         "config.json",
         "data.elapid",
+        "tokens.bin",
         "plan.json",
         "metrics.jsonl",
         "samples.jsonl",
@@ -53,6 +54,56 @@ fn a_run_learns_measures_and_leaves_everything_that_is_promised() {
     // Nor is anything else overwritten.
     let other = run(&train("src", "--steps 3"), &dir.0);
     assert!(!other.status.success() && stderr(&other).contains("not empty"));
+}
+
+#[test]
+fn a_second_run_on_the_same_files_takes_the_tokens_of_the_first() {
+    let dir = Scratch::new("train-again");
+    sources(&dir.0);
+    let first = ok(&train("first", "--steps 6"), &dir.0);
+    assert!(!stderr(&first).contains("taken from there"));
+    let second = ok(&train("second", "--steps 6"), &dir.0);
+    assert!(stderr(&second).contains("the same files as in first"), "{}", stderr(&second));
+    assert_eq!(losses(&dir.0.join("second")), losses(&dir.0.join("first")));
+    assert!(model(&dir.0.join("second")) == model(&dir.0.join("first")));
+    // It needs neither the first run nor the files from then on.
+    std::fs::remove_dir_all(dir.0.join("first")).unwrap();
+    std::fs::rename(dir.0.join("src"), dir.0.join("gone")).unwrap();
+    ok(&["train", "--resume", "second"], &dir.0);
+    std::fs::rename(dir.0.join("gone"), dir.0.join("src")).unwrap();
+    // Another vocabulary, another file: read anew.
+    let mut args = train("third", "--steps 2");
+    let at = args.iter().position(|arg| *arg == "--vocab").unwrap();
+    args[at + 1] = "350";
+    assert!(!stderr(&ok(&args, &dir.0)).contains("the same files"));
+    std::fs::write(dir.0.join("src/more.rs"), "pub fn more() {}\n").unwrap();
+    assert!(!stderr(&ok(&train("fourth", "--steps 2"), &dir.0)).contains("the same files"));
+    // Changed tokens are seen.
+    let path = dir.0.join("second/tokens.bin");
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[9] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let output = run(&["train", "--resume", "second"], &dir.0);
+    assert!(!output.status.success() && stderr(&output).contains("tokens.bin was changed"));
+}
+
+#[test]
+fn sources_are_drawn_by_their_weights() {
+    let dir = Scratch::new("train-weights");
+    sources(&dir.0);
+    std::fs::create_dir(dir.0.join("more")).unwrap();
+    std::fs::rename(dir.0.join("src/part_7.rs"), dir.0.join("more/part_7.rs")).unwrap();
+    let tokens = |data: &str, out: &str| {
+        let args = ["train", "--out", out, "--steps", "2", "--data", data, "--data", "src"];
+        let args: Vec<&str> = args.into_iter().chain(SMALL.split(' ')).collect();
+        let text = stderr(&ok(&args, &dir.0));
+        let line = text.lines().find(|line| line.starts_with("data ")).unwrap().to_string();
+        line.split(", ").nth(2).unwrap().split(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    let (once, thrice) = (tokens("more", "once"), tokens("more=3", "thrice"));
+    assert!(thrice > once + 200.0, "{once} {thrice}");
+    let output = run(&["train", "--data", "src=none"], &dir.0);
+    assert!(!output.status.success() && stderr(&output).contains("not a positive number"));
 }
 
 /// Resumes the run `killed`, or begins it where there is none yet.

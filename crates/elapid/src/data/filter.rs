@@ -162,15 +162,6 @@ fn is_secret_name(name: &str, extension: &str) -> bool {
         || is_in(SECRET_NAMES, name)
 }
 
-/// Why a file of this size is left out, so that it need not be read.
-pub fn unwanted_size(n_bytes: u64) -> Option<Reason> {
-    match n_bytes {
-        0 => Some(Reason::Empty),
-        n if n > BYTE_MAX => Some(Reason::TooLarge),
-        _ => None,
-    }
-}
-
 /// Why a file is left out, by what is in it.
 pub fn unwanted_content(path: &str, bytes: &[u8]) -> Option<Reason> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
@@ -351,9 +342,6 @@ mod tests {
         assert_eq!(unwanted_content("a.rs", b" \n\t\n"), Some(Reason::Empty));
         assert_eq!(unwanted_content("a.rs", b""), Some(Reason::Empty));
         assert_eq!(unwanted_content("a.rs", b"\xef\xbb\xbffn main() {}\n"), None);
-        assert_eq!(unwanted_size(0), Some(Reason::Empty));
-        assert_eq!(unwanted_size(BYTE_MAX), None);
-        assert_eq!(unwanted_size(BYTE_MAX + 1), Some(Reason::TooLarge));
     }
 
     #[test]
@@ -396,7 +384,7 @@ mod tests {
         let with_licence = format!("/*!\n * A\n * (c) B\n */\n{squeezed}\n");
         assert_eq!(unwanted_content("a.css", with_licence.as_bytes()), Some(Reason::Minified));
         // A paragraph to a line is how some people write.
-        let prose = "A long sentence goes on and on, word after word. ".repeat(40) + "\n";
+        let prose = "A long sentence that never ends, word after word. ".repeat(40) + "\n";
         assert_eq!(unwanted_content("a.md", prose.repeat(5).as_bytes()), None);
         let code = "function add(a, b) {\n  return a + b;\n}\n".repeat(3000);
         assert_eq!(unwanted_content("a.js", code.as_bytes()), None);

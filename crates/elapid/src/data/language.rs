@@ -43,6 +43,13 @@ pub fn of_path(path: &str) -> &'static str {
     find(NAMES, &name).or_else(by_extension).or_else(by_stem).unwrap_or("text")
 }
 
+/// A language by its name as [`of_path`] and the records give it.
+pub(super) fn by_name(name: &str) -> &'static str {
+    let entries = [NAMES, EXTENSIONS].into_iter().flat_map(|list| list.split("; "));
+    let mut names = entries.filter_map(|entry| Some(entry.split_once(": ")?.0)).chain(["chat"]);
+    names.find(|known| *known == name).unwrap_or("text")
+}
+
 /// What follows the last slash, of either kind.
 pub(super) fn file_name(path: &str) -> &str {
     path.rsplit(['/', '\\']).next().unwrap_or(path)

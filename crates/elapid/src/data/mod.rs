@@ -1,7 +1,7 @@
 //! What a model learns from: documents, which of them are worth it, and rows of tokens.
 //!
 //! ```text
-//! texts -> filter -> near -> split -> encode -> pack -> batches
+//! texts -> filter -> near -> split -> encode -> corpus -> pack -> batches
 //! ```
 //!
 //! | file          | is                                                                    |
@@ -12,10 +12,12 @@
 //! | `split.rs`    | what is held out                                                      |
 //! | `records.rs`  | JSONL: texts, prompts with completions, conversations                 |
 //! | `fim_training.rs` | documents turned into fill in the middle                          |
+//! | `corpus.rs`   | encoded documents in a file, and its index                            |
 //! | `pack.rs`     | documents laid end to end and cut into rows; the resumable loader     |
 //!
 //! Not here: directories, files and dates of commits (the commands walk them), the loss.
 
+pub mod corpus;
 pub mod filter;
 pub mod fim_training;
 pub mod language;

@@ -18,8 +18,15 @@
 //! a cursor of two numbers is all that resuming needs. Rows in which nothing is learned are left
 //! out.
 //!
+//! An epoch is held in memory. One time through a corpus of more than `N_TOK_EPOCH` tokens is
+//! therefore several epochs: the documents are shuffled as a whole and dealt out to them.
+//!
+//! A document of weight 2 is drawn twice, one of weight 0.3 in three of ten times through the
+//! corpus.
+//!
 //! Not here: how documents are encoded (`mod.rs`) and changed (`fim_training.rs`).
 
+use super::corpus::Corpus;
 use super::fim_training::{self, FimTraining, Run, Sequence, Transform};
 use super::{Encoded, Ends};
 use crate::error::{Error, Result};
@@ -31,6 +38,10 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Tokens of an epoch at most, about: 5 bytes each, and as much again for a moment when the next
+/// is laid out.
+const N_TOK_EPOCH: f64 = (1 << 25) as f64;
 
 /// The order of documents and rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +72,7 @@ pub struct LoadSettings {
 /// The place of the next row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
-    /// Times the documents have been gone through.
+    /// Epochs before this one.
     pub epoch: u64,
     /// Rows taken in this epoch.
     pub row: u64,
@@ -87,9 +98,11 @@ impl PackedBatch {
 
 /// Gives out batches without end.
 pub struct Loader {
-    documents: Vec<Encoded>,
-    /// Of each document, for fill in the middle; empty without.
-    pieces: Vec<Vec<Range<usize>>>,
+    corpus: Arc<Corpus>,
+    /// Documents of the corpus to learn from.
+    taught: Vec<usize>,
+    /// Epochs of one time through the corpus.
+    n_parts: u64,
     settings: LoadSettings,
     tokenizer: Arc<Tokenizer>,
     epoch: Epoch,
@@ -105,6 +118,16 @@ enum Draw {
     Rows = 0x6461_0002,
     Offset = 0x6461_0003,
     Middle = 0x6461_0004,
+    Weights = 0x6461_0005,
+}
+
+/// A document of an epoch.
+#[derive(Clone, Copy)]
+struct Drawn {
+    /// Place among those that are taught.
+    idx: usize,
+    /// Times it was drawn before.
+    copy: usize,
 }
 
 /// A run of pairs: (document or filled sequence, tokens of it).
@@ -114,10 +137,11 @@ enum Source {
     Filled(Sequence),
 }
 
-/// One time through the documents.
+/// One time through the documents, or a part of them.
 #[derive(Default)]
 struct Epoch {
     number: u64,
+    documents: Arc<Vec<Encoded>>,
     sources: Vec<Source>,
     /// Pairs before each source, and in all.
     starts: Vec<usize>,
@@ -134,7 +158,7 @@ impl Loader {
 
     /// A loader at the beginning of the first epoch.
     pub fn new(
-        mut documents: Vec<Encoded>,
+        corpus: Arc<Corpus>,
         settings: LoadSettings,
         tokenizer: Arc<Tokenizer>,
     ) -> Result<Loader> {
@@ -143,38 +167,35 @@ impl Loader {
                 return Err(Error::input(format!("{name}: 0"), "give at least 1"));
             }
         }
-        documents.retain(|document| document.ids.len() > 1);
-        if !documents.iter().any(|document| document.learned[1..].contains(&true)) {
+        let entries = corpus.entries();
+        let taught: Vec<usize> = (0..entries.len()).filter(|idx| entries[*idx].teaches()).collect();
+        if !taught.iter().any(|idx| entries[*idx].has_learned()) {
             let problem = "there is nothing to learn from: no document has a token to predict";
             return Err(Error::input(problem, "give files with text, or answers to learn"));
         }
-        let mut pieces = Vec::new();
         if let Some(fim) = &settings.fim {
             fim_training::check(fim, &tokenizer)?;
-            let n_tok_piece = settings.context.div_ceil(2);
-            let cut =
-                |document| fim_training::pieces(document, &tokenizer, settings.ends, n_tok_piece);
-            pieces = documents.par_iter().map(cut).collect();
         }
         let epoch = Epoch::default();
-        let mut loader = Loader { documents, pieces, settings, tokenizer, epoch, row: 0 };
-        loader.epoch = loader.plan(0);
+        let mut loader = Loader { corpus, taught, n_parts: 1, settings, tokenizer, epoch, row: 0 };
+        loader.n_parts = (loader.n_pairs() / N_TOK_EPOCH).ceil().max(1.0) as u64;
+        loader.epoch = loader.plan(0)?;
         Ok(loader)
     }
 
     /// The next rows; a new epoch begins within a batch where it must.
-    pub fn next_batch(&mut self) -> PackedBatch {
+    pub fn next_batch(&mut self) -> Result<PackedBatch> {
         let LoadSettings { context, n_rows, .. } = self.settings;
         let n_tok = context * n_rows;
         let (mut tokens, mut targets) = (Vec::with_capacity(n_tok), Vec::with_capacity(n_tok));
         let (mut weights, mut lengths) = (Vec::with_capacity(n_tok), Vec::new());
         for _ in 0..n_rows {
             if self.row == self.epoch.rows.len() {
-                self.epoch = self.plan(self.epoch.number + 1);
+                self.epoch = self.plan(self.epoch.number + 1)?;
                 self.row = 0;
             }
             for span in self.epoch.spans(self.epoch.rows[self.row], context) {
-                let (ids, learned) = self.sequence(&self.epoch.sources[span.source]);
+                let (ids, learned) = self.epoch.sequence(span.source);
                 let (inputs, after) =
                     (span.pairs.clone(), span.pairs.start + 1..span.pairs.end + 1);
                 tokens.extend_from_slice(&ids[inputs]);
@@ -185,7 +206,7 @@ impl Loader {
             self.row += 1;
         }
         let segments = Segments::from_lengths(&lengths);
-        PackedBatch { batch: Batch { tokens: tokens.into(), segments }, targets, weights }
+        Ok(PackedBatch { batch: Batch { tokens: tokens.into(), segments }, targets, weights })
     }
 
     /// From now on batches have so many rows.
@@ -204,7 +225,7 @@ impl Loader {
     pub fn seek(&mut self, cursor: Cursor) -> Result<()> {
         let epoch = match cursor.epoch == self.epoch.number {
             true => None,
-            false => Some(self.plan(cursor.epoch)),
+            false => Some(self.plan(cursor.epoch)?),
         };
         let n_rows = epoch.as_ref().unwrap_or(&self.epoch).rows.len();
         if cursor.row > n_rows as u64 {
@@ -219,25 +240,24 @@ impl Loader {
         Ok(())
     }
 
-    /// Tokens to predict in this epoch, before the end is left out; with fill in the middle the
-    /// number differs a little from epoch to epoch.
+    /// Tokens to predict in one time through the corpus, before the end is left out; with fill in
+    /// the middle the number differs a little from time to time.
     pub fn n_tok_epoch(&self) -> usize {
-        self.epoch.n_pairs()
+        match self.n_parts {
+            1 => self.epoch.n_pairs(),
+            _ => self.n_pairs() as usize,
+        }
+    }
+
+    /// The same as it is expected, without fill in the middle.
+    fn n_pairs(&self) -> f64 {
+        let entries = self.taught.iter().map(|idx| &self.corpus.entries()[*idx]);
+        entries.map(|entry| entry.weight.unwrap_or(0.0) * (entry.n_tok - 1) as f64).sum()
     }
 
     /// Rows of this epoch.
     pub fn n_rows_epoch(&self) -> usize {
         self.epoch.rows.len()
-    }
-
-    fn sequence<'a>(&'a self, source: &'a Source) -> (&'a [u32], &'a [bool]) {
-        match source {
-            Source::Document(idx, range) => {
-                let document = &self.documents[*idx];
-                (&document.ids[range.clone()], &document.learned[range.clone()])
-            }
-            Source::Filled(sequence) => (&sequence.ids, &sequence.learned),
-        }
     }
 
     /// A number for each epoch that everything random in it is drawn from.
@@ -255,18 +275,62 @@ impl Loader {
         }
     }
 
-    /// Lays out an epoch.
-    fn plan(&self, number: u64) -> Epoch {
-        let context = self.settings.context;
-        let mut documents: Vec<usize> = (0..self.documents.len()).collect();
-        self.shuffle(&mut documents, Draw::Documents, number);
-        let sources: Vec<Source> =
-            documents.par_iter().flat_map_iter(|idx| self.sources(*idx, number)).collect();
-        let mut starts = vec![0];
-        for source in &sources {
-            starts.push(starts[starts.len() - 1] + self.sequence(source).0.len() - 1);
+    /// The documents of an epoch in their order.
+    fn draw(&self, number: u64) -> Vec<Drawn> {
+        let (time, part) = (number / self.n_parts, number % self.n_parts);
+        let entry = |idx: usize| &self.corpus.entries()[self.taught[idx]];
+        let rng = Rng::new(self.seed(Draw::Weights, time), 0);
+        let mut drawn = Vec::with_capacity(self.taught.len());
+        for idx in 0..self.taught.len() {
+            let weight = entry(idx).weight.unwrap_or(0.0);
+            let is_once_more = weight.fract() > 0.0 && rng.uniform(idx as u64) < weight.fract();
+            let n = weight as usize + usize::from(is_once_more);
+            drawn.extend((0..n).map(|copy| Drawn { idx, copy }));
         }
-        let mut epoch = Epoch { number, sources, starts, offset: 0, rows: Vec::new() };
+        if drawn.is_empty() {
+            drawn.extend((0..self.taught.len()).map(|idx| Drawn { idx, copy: 0 }));
+        }
+        self.shuffle(&mut drawn, Draw::Documents, time);
+        let n_all: usize = drawn.iter().map(|drawn| entry(drawn.idx).n_tok).sum();
+        let mut n_before = 0;
+        drawn.retain(|drawn| {
+            let is_here = n_before as u64 * self.n_parts / n_all as u64 == part;
+            n_before += entry(drawn.idx).n_tok;
+            is_here
+        });
+        drawn
+    }
+
+    /// Lays out an epoch.
+    fn plan(&self, number: u64) -> Result<Epoch> {
+        let context = self.settings.context;
+        let drawn = self.draw(number);
+        // Where each of them lies among those that are loaded.
+        let mut loaded: Vec<usize> = (0..self.taught.len()).collect();
+        let documents = match self.n_parts {
+            1 if !self.epoch.documents.is_empty() => self.epoch.documents.clone(),
+            n_parts => {
+                if n_parts > 1 {
+                    loaded = drawn.iter().map(|drawn| drawn.idx).collect();
+                    loaded.sort_unstable();
+                    loaded.dedup();
+                }
+                let list: Vec<usize> = loaded.iter().map(|idx| self.taught[*idx]).collect();
+                Arc::new(self.corpus.load(&list)?)
+            }
+        };
+        let place = |idx: usize| loaded.binary_search(&idx).expect("it was loaded");
+        let sources = |drawn: &Drawn| {
+            let place = place(drawn.idx);
+            self.sources(drawn, place, &documents[place], number)
+        };
+        let sources: Vec<Source> = drawn.par_iter().flat_map_iter(sources).collect();
+        let mut epoch = Epoch { number, documents, sources, ..Epoch::default() };
+        epoch.starts.push(0);
+        for source in 0..epoch.sources.len() {
+            let n_pairs = epoch.sequence(source).0.len() - 1;
+            epoch.starts.push(epoch.n_pairs() + n_pairs);
+        }
         let n_pairs = epoch.n_pairs();
         if self.settings.shuffle == Order::Shuffled && n_pairs > context {
             let rng = Rng::new(self.seed(Draw::Offset, number), 0);
@@ -275,7 +339,7 @@ impl Loader {
         let n_rows = (n_pairs / context).max(1);
         let learns = |first: &usize| {
             epoch.spans(*first, context).any(|span| {
-                let learned = self.sequence(&epoch.sources[span.source]).1;
+                let learned = epoch.sequence(span.source).1;
                 learned[span.pairs.start + 1..span.pairs.end + 1].contains(&true)
             })
         };
@@ -286,20 +350,21 @@ impl Loader {
         }
         self.shuffle(&mut rows, Draw::Rows, number);
         epoch.rows = rows;
-        epoch
+        Ok(epoch)
     }
 
-    fn sources(&self, idx: usize, epoch: u64) -> Vec<Source> {
-        let document = &self.documents[idx];
+    fn sources(&self, drawn: &Drawn, place: usize, document: &Encoded, epoch: u64) -> Vec<Source> {
         let Some(settings) = &self.settings.fim else {
-            return vec![Source::Document(idx, 0..document.ids.len())];
+            return vec![Source::Document(place, 0..document.ids.len())];
         };
-        let transform =
-            Transform { settings, tokenizer: &self.tokenizer, ends: self.settings.ends };
-        let rng = Rng::new(self.seed(Draw::Middle, epoch), idx as u64);
-        let runs = transform.runs(document, &self.pieces[idx], &rng);
+        let (tokenizer, ends) = (&*self.tokenizer, self.settings.ends);
+        let n_tok_piece = self.settings.context.div_ceil(2);
+        let pieces = fim_training::pieces(document, tokenizer, ends, n_tok_piece);
+        let stream = drawn.idx + drawn.copy * self.taught.len();
+        let rng = Rng::new(self.seed(Draw::Middle, epoch), stream as u64);
+        let runs = Transform { settings, tokenizer, ends }.runs(document, &pieces, &rng);
         let source = |run| match run {
-            Run::Plain(range) => Source::Document(idx, range),
+            Run::Plain(range) => Source::Document(place, range),
             Run::Filled(sequence) => Source::Filled(sequence),
         };
         runs.into_iter().map(source).collect()
@@ -315,6 +380,16 @@ struct Span {
 impl Epoch {
     fn n_pairs(&self) -> usize {
         self.starts.last().copied().unwrap_or(0)
+    }
+
+    fn sequence(&self, source: usize) -> (&[u32], &[bool]) {
+        match &self.sources[source] {
+            Source::Document(place, range) => {
+                let document = &self.documents[*place];
+                (&document.ids[range.clone()], &document.learned[range.clone()])
+            }
+            Source::Filled(sequence) => (&sequence.ids, &sequence.learned),
+        }
     }
 
     /// The segments of the row that begins `first` pairs after the offset.
@@ -364,7 +439,8 @@ mod tests {
     }
 
     fn loader(documents: &[Encoded], settings: &LoadSettings) -> Loader {
-        Loader::new(documents.to_vec(), settings.clone(), Arc::new(tokenizer())).unwrap()
+        let corpus = Arc::new(Corpus::of(documents));
+        Loader::new(corpus, settings.clone(), Arc::new(tokenizer())).unwrap()
     }
 
     fn texts() -> Vec<Encoded> {
@@ -410,7 +486,7 @@ mod tests {
             for epoch in 0..4 {
                 let mut seen = std::collections::BTreeSet::new();
                 while loader.cursor().epoch == epoch && loader.row < loader.n_rows_epoch() {
-                    let (tokens, segments, targets, weights) = flat(loader.next_batch());
+                    let (tokens, segments, targets, weights) = flat(loader.next_batch().unwrap());
                     assert_eq!((tokens.len(), segments.n_tok()), (10, 10));
                     assert_eq!(weights, [1.0; 10]);
                     for (token, target) in tokens.iter().zip(&targets) {
@@ -439,7 +515,7 @@ mod tests {
         let mut settings = settings(8, 2);
         settings.shuffle = Order::AsGiven;
         let mut loader = loader(&counted(&[5, 13]), &settings);
-        let (tokens, segments, targets, _) = flat(loader.next_batch());
+        let (tokens, segments, targets, _) = flat(loader.next_batch().unwrap());
         let lengths: Vec<usize> = segments.iter().map(|segment| segment.n_tok).collect();
         assert_eq!(lengths, [4, 4, 8]);
         assert_eq!(tokens[..5], [100_000, 100_001, 100_002, 100_003, 200_000]);
@@ -452,7 +528,7 @@ mod tests {
     fn a_small_corpus_is_repeated_until_a_row_is_full() {
         let mut loader = loader(&counted(&[4, 3]), &settings(16, 1));
         assert_eq!((loader.n_tok_epoch(), loader.n_rows_epoch()), (5, 1));
-        let (tokens, segments, _, _) = flat(loader.next_batch());
+        let (tokens, segments, _, _) = flat(loader.next_batch().unwrap());
         let lengths: Vec<usize> = segments.iter().map(|segment| segment.n_tok).collect();
         assert!(
             lengths == [3, 2, 3, 2, 3, 2, 1] || lengths == [2, 3, 2, 3, 2, 3, 1],
@@ -460,7 +536,7 @@ mod tests {
         );
         assert!(segments.iter().all(|segment| tokens[segment.start] % 100_000 == 0));
         assert_eq!(loader.cursor(), Cursor { epoch: 0, row: 1 });
-        loader.next_batch();
+        loader.next_batch().unwrap();
         assert_eq!(loader.cursor(), Cursor { epoch: 1, row: 1 });
     }
 
@@ -473,7 +549,7 @@ mod tests {
             let mut batches = Vec::new();
             for _ in 0..30 {
                 cursors.push(straight.cursor());
-                batches.push(flat(straight.next_batch()));
+                batches.push(flat(straight.next_batch().unwrap()));
             }
             assert!(straight.cursor().epoch > 1, "{:?}", straight.cursor());
             let mut other = loader(&documents, &settings);
@@ -482,7 +558,7 @@ mod tests {
                 other.seek(serde_json::from_str(&json).unwrap()).unwrap();
                 assert_eq!(other.cursor(), cursors[at]);
                 for want in &batches[at..(at + 3).min(30)] {
-                    assert_eq!(flat(other.next_batch()), *want, "from batch {at}");
+                    assert_eq!(flat(other.next_batch().unwrap()), *want, "from batch {at}");
                 }
             }
         }
@@ -494,7 +570,7 @@ mod tests {
         let all = |settings: &LoadSettings, epoch: u64| {
             let mut loader = loader(&documents, settings);
             loader.seek(Cursor { epoch, row: 0 }).unwrap();
-            flat(loader.next_batch())
+            flat(loader.next_batch().unwrap())
         };
         let plain = settings(24, 9);
         let other = LoadSettings { seed: 8, ..plain.clone() };
@@ -517,10 +593,76 @@ mod tests {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(n).build().unwrap();
             pool.install(|| {
                 let mut loader = loader(&documents, &with_fim(settings(24, 5)));
-                (0..12).map(|_| flat(loader.next_batch())).collect::<Vec<Flat>>()
+                (0..12).map(|_| flat(loader.next_batch().unwrap())).collect::<Vec<Flat>>()
             })
         };
         assert_eq!(on(1), on(2));
+    }
+
+    /// A loader of a corpus that is too large for one epoch.
+    fn in_parts(documents: &[Encoded], settings: &LoadSettings, n_parts: u64) -> Loader {
+        let mut loader = loader(documents, settings);
+        loader.n_parts = n_parts;
+        loader.epoch = loader.plan(0).unwrap();
+        loader
+    }
+
+    #[test]
+    fn epochs_of_a_large_corpus_are_parts_that_together_have_every_document() {
+        let lengths: Vec<usize> = (0..60).map(|n| 12 + n % 7).collect();
+        let documents = counted(&lengths);
+        let mut loader = in_parts(&documents, &settings(10, 1), 4);
+        let n_all: usize = lengths.iter().map(|n| n - 1).sum();
+        assert_eq!(loader.n_tok_epoch(), n_all);
+        let mut orders = Vec::new();
+        for time in 0..3 {
+            let mut seen = Vec::new();
+            for part in 0..4 {
+                loader.seek(Cursor { epoch: 4 * time + part, row: 0 }).unwrap();
+                let names = loader.epoch.documents.iter().map(|document| document.name.clone());
+                let n_pairs = loader.epoch.n_pairs();
+                assert!(n_pairs.abs_diff(n_all / 4) < 30, "{n_pairs}");
+                seen.extend(names);
+            }
+            orders.push(seen.clone());
+            seen.sort_by_key(|name| name.parse::<usize>().unwrap());
+            assert_eq!(seen, documents.iter().map(|it| it.name.clone()).collect::<Vec<_>>());
+        }
+        assert!(orders[0] != orders[1] && orders[1] != orders[2]);
+        // Steps go from part to part, and any place is found again.
+        let mut straight = in_parts(&documents, &settings(10, 3), 4);
+        let mut list = Vec::new();
+        while straight.cursor().epoch < 6 {
+            list.push((straight.cursor(), flat(straight.next_batch().unwrap())));
+        }
+        for (cursor, want) in list.iter().rev().step_by(5) {
+            straight.seek(*cursor).unwrap();
+            assert_eq!(flat(straight.next_batch().unwrap()), *want);
+        }
+    }
+
+    #[test]
+    fn a_document_is_drawn_as_often_as_its_weight_says() {
+        let documents = counted(&[40, 40, 40, 40]);
+        let weights = [1.0, 2.0, 0.3, 0.0];
+        let items: Vec<_> = weights.iter().map(|weight| Some(*weight)).collect();
+        let corpus = Arc::new(Corpus::of_weighted(&documents, &items));
+        let on = |n_parts| {
+            let tokenizer = Arc::new(tokenizer());
+            let mut loader = Loader::new(corpus.clone(), settings(10, 1), tokenizer).unwrap();
+            loader.n_parts = n_parts;
+            let mut counts = [0; 4];
+            for epoch in 0..200 * n_parts {
+                for drawn in loader.draw(epoch) {
+                    counts[drawn.idx] += 1;
+                }
+            }
+            counts
+        };
+        let counts = on(1);
+        assert_eq!((counts[0], counts[1], counts[3]), (200, 400, 0));
+        assert!((40..80).contains(&counts[2]), "{counts:?}");
+        assert_eq!(on(2), counts);
     }
 
     #[test]
@@ -528,7 +670,7 @@ mod tests {
         let mut loader = loader(&texts(), &with_fim(settings(24, 4)));
         let mut n_marks = 0;
         for _ in 0..20 {
-            let (tokens, _, targets, weights) = flat(loader.next_batch());
+            let (tokens, _, targets, weights) = flat(loader.next_batch().unwrap());
             n_marks += tokens.iter().filter(|id| (1..=3).contains(*id)).count();
             for (target, weight) in targets.iter().zip(&weights) {
                 assert_eq!(*weight == 0.0, (1..=3).contains(target));
@@ -549,7 +691,7 @@ mod tests {
                 settings.shuffle = shuffle;
                 let mut loader = loader(&documents, &settings);
                 for _ in 0..20 {
-                    let (_, _, targets, weights) = flat(loader.next_batch());
+                    let (_, _, targets, weights) = flat(loader.next_batch().unwrap());
                     let learned = targets.iter().zip(&weights).filter(|pair| *pair.1 > 0.0);
                     let learned: Vec<u32> = learned.map(|pair| *pair.0).collect();
                     assert_eq!(learned, [100_000 + at as u32]);
@@ -561,7 +703,8 @@ mod tests {
     #[test]
     fn what_cannot_be_loaded_is_refused_in_words() {
         let fail = |documents: Vec<Encoded>, settings: &LoadSettings| {
-            let loader = Loader::new(documents, settings.clone(), Arc::new(tokenizer()));
+            let corpus = Arc::new(Corpus::of(&documents));
+            let loader = Loader::new(corpus, settings.clone(), Arc::new(tokenizer()));
             loader.err().expect("an error").to_string()
         };
         assert!(fail(counted(&[9]), &settings(0, 1)).contains("context: 0"));

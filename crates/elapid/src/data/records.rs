@@ -26,6 +26,7 @@ use super::{Document, Part};
 use crate::error::{Error, Result};
 use crate::text::chat::{ChatOptions, ChatTemplate, Message};
 use serde_json::{Map, Value};
+use std::sync::LazyLock;
 
 /// How conversations are rendered.
 #[derive(Debug, Clone, Copy)]
@@ -44,38 +45,33 @@ const CHATML: &str = "{% for message in messages %}\
 const HINT: &str = "a line is {\"text\": ..}, {\"prompt\": .., \"completion\": ..} or \
                     {\"messages\": [{\"role\": .., \"content\": ..}]}";
 
-/// Reads the records of a file; `file` is its name, for errors and for the documents.
-pub fn documents(file: &str, bytes: &[u8], style: ChatStyle<'_>) -> Result<Vec<Document>> {
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-    let plain = ChatTemplate::new("the plain chat template", CHATML)?;
-    let reader = Reader { template: style.template.unwrap_or(&plain), options: style.options };
-    let mut list = Vec::new();
-    for (idx, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
-        let line = line.trim_ascii();
-        if line.is_empty() {
-            continue;
-        }
-        let name = format!("{file}:{}", idx + 1);
-        let record: Value = serde_json::from_slice(line).map_err(|error| {
-            // serde_json counts from the first line of what it is given, which is always 1.
-            let words = error.to_string().replace(" at line 1 column ", ", at column ");
-            Error::format(&name, format!("this line is not JSON: {words}"), HINT)
-        })?;
-        let Value::Object(record) = record else {
-            let problem = format!("this line is {}, not an object", kind(&record));
-            return Err(Error::format(&name, problem, HINT));
-        };
-        list.push(reader.document(name, record)?);
+/// Reads a line; `name` is that of the document, `file.jsonl:12`, for errors too. None where the
+/// line is blank.
+pub fn record(name: &str, line: &[u8], style: ChatStyle<'_>) -> Result<Option<Document>> {
+    let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line).trim_ascii();
+    if line.is_empty() {
+        return Ok(None);
     }
-    Ok(list)
+    let record: Value = serde_json::from_slice(line).map_err(|error| {
+        // serde_json counts from the first line of what it is given, which is always 1.
+        let words = error.to_string().replace(" at line 1 column ", ", at column ");
+        Error::format(name, format!("this line is not JSON: {words}"), HINT)
+    })?;
+    match record {
+        Value::Object(record) => style.document(name.into(), record).map(Some),
+        other => {
+            let problem = format!("this line is {}, not an object", kind(&other));
+            Err(Error::format(name, problem, HINT))
+        }
+    }
 }
 
-struct Reader<'a> {
-    template: &'a ChatTemplate,
-    options: &'a ChatOptions,
-}
+/// What stands in for a template.
+static PLAIN: LazyLock<ChatTemplate> = LazyLock::new(|| {
+    ChatTemplate::new("the plain chat template", CHATML).expect("this template is ours and parses")
+});
 
-impl Reader<'_> {
+impl ChatStyle<'_> {
     fn document(&self, name: String, mut record: Map<String, Value>) -> Result<Document> {
         let has = |key: &str| record.contains_key(key);
         let forms = [has("text"), has("prompt") && has("completion"), has("messages")];
@@ -115,7 +111,7 @@ impl Reader<'_> {
         options.tools = record.remove("tools").or(options.tools);
         let mut render = |n: usize, add_generation_prompt: bool| {
             options.add_generation_prompt = add_generation_prompt;
-            let text = self.template.render(&messages[..n], &options);
+            let text = self.template.unwrap_or(&PLAIN).render(&messages[..n], &options);
             text.map_err(|error| in_line(name, n, error))
         };
         let whole = render(messages.len(), false)?;
@@ -225,6 +221,12 @@ fn kind(value: &Value) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn documents(file: &str, bytes: &[u8], style: ChatStyle<'_>) -> Result<Vec<Document>> {
+        let lines = bytes.split(|byte| *byte == b'\n').enumerate();
+        let read = |(idx, line)| record(&format!("{file}:{}", idx + 1), line, style).transpose();
+        lines.filter_map(read).collect()
+    }
 
     fn read(text: &str) -> Result<Vec<Document>> {
         let options = ChatOptions::default();

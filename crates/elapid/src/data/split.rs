@@ -81,24 +81,34 @@ pub struct SplitItem {
     pub date: Option<i64>,
 }
 
+/// A document as the split sees it: with its text, or with that elsewhere.
+pub trait Divisible: Clone {
+    /// Its name.
+    fn name(&self) -> &str;
+    /// Its language.
+    fn language(&self) -> &'static str;
+    /// Its size.
+    fn n_bytes(&self) -> usize;
+    /// A document without its last lines, and these: at least `fraction` of the bytes. `None`
+    /// where there is nothing to cut: less than two characters, or a text in parts.
+    fn cut(&self, fraction: f64) -> Option<(Self, Self)>;
+}
+
 /// Two sides, neither empty; documents in the order in which they were given.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Split {
+pub struct Split<T> {
     /// What decided.
     pub by: SplitBy,
     /// To learn from.
-    pub train: Vec<Document>,
+    pub train: Vec<T>,
     /// To measure on.
-    pub held_out: Vec<Document>,
+    pub held_out: Vec<T>,
 }
 
-impl Split {
+impl<T: Divisible> Split<T> {
     /// Says so where no comparison on the held-out text can have a verdict.
     pub fn note(&self) -> Option<String> {
-        let learned = |document: &Document| -> usize {
-            document.parts.iter().filter(|part| part.learned).map(|part| part.text.len()).sum()
-        };
-        let sizes: Vec<usize> = self.held_out.iter().map(learned).collect();
+        let sizes: Vec<usize> = self.held_out.iter().map(T::n_bytes).collect();
         let n_blocks: usize = sizes.iter().map(|n_bytes| n_bytes.div_ceil(BLOCK_BYTES)).sum();
         let (n_docs, n_bytes) = (sizes.len(), sizes.iter().sum::<usize>());
         let noun = if n_docs == 1 { "document of" } else { "documents, together" };
@@ -122,7 +132,11 @@ struct Cluster {
 
 /// Holds out at least `fraction` of the text, as the table says; `items` are as many as the
 /// documents. `None` where there is too little text for two sides.
-pub fn split(documents: Vec<Document>, items: &[SplitItem], fraction: f64) -> Option<Split> {
+pub fn split<T: Divisible>(
+    documents: Vec<T>,
+    items: &[SplitItem],
+    fraction: f64,
+) -> Option<Split<T>> {
     assert_eq!(documents.len(), items.len(), "documents and what is known of them");
     if documents.len() < N_DOCS_CUT
         && let Some(split) = cut_ends(&documents, items, fraction)
@@ -151,21 +165,21 @@ pub fn split(documents: Vec<Document>, items: &[SplitItem], fraction: f64) -> Op
     Some(Split { by, train, held_out })
 }
 
-fn clusters(documents: &[Document], items: &[SplitItem], by: SplitBy) -> Vec<Cluster> {
+fn clusters<T: Divisible>(documents: &[T], items: &[SplitItem], by: SplitBy) -> Vec<Cluster> {
     let mut map: BTreeMap<usize, Cluster> = BTreeMap::new();
     for (idx, (document, item)) in documents.iter().zip(items).enumerate() {
         let number = if by == SplitBy::Alike { idx } else { item.cluster };
         let cluster = map.entry(number).or_insert_with(|| Cluster {
             members: Vec::new(),
             n_bytes: 0,
-            language: document.language,
+            language: document.language(),
             date: i64::MAX,
             hash: 0,
         });
         cluster.members.push(idx);
         cluster.n_bytes += document.n_bytes();
         cluster.date = cluster.date.min(item.date.unwrap_or(i64::MAX));
-        cluster.hash = cluster.hash.max(hash(&document.name));
+        cluster.hash = cluster.hash.max(hash(document.name()));
     }
     map.into_values().collect()
 }
@@ -223,19 +237,23 @@ pub fn hash(name: &str) -> u64 {
 }
 
 /// Holds out the ends of the long documents, or of the only one, that are like no other.
-fn cut_ends(documents: &[Document], items: &[SplitItem], fraction: f64) -> Option<Split> {
+fn cut_ends<T: Divisible>(
+    documents: &[T],
+    items: &[SplitItem],
+    fraction: f64,
+) -> Option<Split<T>> {
     let is_long = |idx: &usize| {
         let n_alike = items.iter().filter(|item| item.cluster == items[*idx].cluster).count();
         n_alike == 1 && (documents.len() == 1 || documents[*idx].n_bytes() >= CUT_BYTES)
     };
     let long: Vec<usize> = (0..documents.len()).filter(is_long).collect();
-    let n_bytes: usize = documents.iter().map(Document::n_bytes).sum();
+    let n_bytes: usize = documents.iter().map(T::n_bytes).sum();
     let n_bytes_long: usize = long.iter().map(|idx| documents[*idx].n_bytes()).sum();
     let wanted = (fraction * n_bytes as f64).max(ENDS_BYTES) / n_bytes_long as f64;
     let share = if wanted <= SHARE_MAX { wanted } else { fraction };
     let (mut train, mut held_out) = (documents.to_vec(), Vec::new());
     for idx in long {
-        if let Some((begin, end)) = cut(&documents[idx], share) {
+        if let Some((begin, end)) = documents[idx].cut(share) {
             train[idx] = begin;
             held_out.push(end);
         }
@@ -243,21 +261,32 @@ fn cut_ends(documents: &[Document], items: &[SplitItem], fraction: f64) -> Optio
     (!held_out.is_empty()).then_some(Split { by: SplitBy::End, train, held_out })
 }
 
-/// A document without its last lines, and these: at least `fraction` of the bytes. Where there are
-/// no lines it is cut between words, or between characters.
-///
-/// `None` where there is nothing to cut: less than two characters, or a text in parts.
-fn cut(document: &Document, fraction: f64) -> Option<(Document, Document)> {
-    let [part] = document.parts.as_slice() else { return None };
-    let at = cut_at(&part.text, fraction)?;
-    let side = |name: String, text: &str| Document {
-        name,
-        language: document.language,
-        parts: vec![Part { text: text.to_string(), ..*part }],
-    };
-    let (training, held_out) = part.text.split_at(at);
-    let end = format!("{} (its end)", document.name);
-    Some((side(document.name.clone(), training), side(end, held_out)))
+impl Divisible for Document {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn language(&self) -> &'static str {
+        self.language
+    }
+
+    fn n_bytes(&self) -> usize {
+        Document::n_bytes(self)
+    }
+
+    /// Where there are no lines it is cut between words, or between characters.
+    fn cut(&self, fraction: f64) -> Option<(Document, Document)> {
+        let [part] = self.parts.as_slice() else { return None };
+        let at = cut_at(&part.text, fraction)?;
+        let side = |name: String, text: &str| Document {
+            name,
+            language: self.language,
+            parts: vec![Part { text: text.to_string(), ..*part }],
+        };
+        let (training, held_out) = part.text.split_at(at);
+        let end = format!("{} (its end)", self.name);
+        Some((side(self.name.clone(), training), side(end, held_out)))
+    }
 }
 
 /// Where the last `fraction` begins: never at either end.
@@ -291,7 +320,7 @@ mod tests {
         ((0..n).map(one).collect(), (0..n).map(item).collect())
     }
 
-    fn tenth(documents: &[Document], items: &[SplitItem]) -> Split {
+    fn tenth(documents: &[Document], items: &[SplitItem]) -> Split<Document> {
         split(documents.to_vec(), items, TENTH).unwrap()
     }
 
@@ -300,7 +329,7 @@ mod tests {
     }
 
     /// Numbers of the held-out documents.
-    fn held(split: &Split) -> Vec<usize> {
+    fn held(split: &Split<Document>) -> Vec<usize> {
         let number = |name: &str| name[9..name.len() - 3].parse().unwrap();
         names(&split.held_out).into_iter().map(number).collect()
     }
@@ -352,7 +381,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(split(Vec::new(), &[], TENTH), None);
+        assert_eq!(split(Vec::<Document>::new(), &[], TENTH), None);
         let empty = vec![Document::whole("a", "")];
         assert_eq!(split(empty, &[SplitItem::default()], TENTH), None);
     }
@@ -499,12 +528,12 @@ mod tests {
     fn one_document_is_cut_by_lines_then_words_then_characters() {
         let lines: String = (0..50).map(|n| format!("line {n}\n")).collect();
         let document = Document::whole("a.rs", lines.clone());
-        let (training, held_out) = cut(&document, TENTH).unwrap();
+        let (training, held_out) = document.cut(TENTH).unwrap();
         assert_eq!(held_out.text().lines().count(), 5);
         assert_eq!([training.text(), held_out.text()].concat(), lines);
         assert_eq!((training.language, held_out.language), ("Rust", "Rust"));
         let cut = |text: &str| {
-            let sides = cut(&Document::whole("a", text), TENTH)?;
+            let sides = Document::whole("a", text).cut(TENTH)?;
             Some((sides.0.text().into_owned(), sides.1.text().into_owned()))
         };
         assert_eq!(cut("a b c"), Some(("a b ".into(), "c".into())));

@@ -5,9 +5,10 @@ use crate::files::Sink;
 use crate::tensor::{SharedBytes, failpoint};
 use memmap2::Mmap;
 use std::fs::File;
-use std::io::{BufWriter, ErrorKind, Write};
+use std::io::{BufReader, BufWriter, ErrorKind, Read, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// A whole text file.
 pub fn read_text(path: &Path) -> Result<String> {
@@ -31,6 +32,41 @@ pub fn map(path: &Path) -> Result<SharedBytes> {
     // pays; nothing is written through it.
     let map = unsafe { Mmap::map(&file) };
     Ok(Arc::new(map.map_err(|error| Error::read(path, error))?))
+}
+
+/// A file that is read piece by piece, because it may be larger than memory.
+pub struct Parts {
+    path: PathBuf,
+    n_bytes: u64,
+    /// With the position it is at.
+    file: Mutex<(u64, BufReader<File>)>,
+}
+
+/// Read at once where parts lie side by side; more would be read in vain where they do not.
+const PARTS_BUFFER: usize = 1 << 14;
+
+impl Parts {
+    pub fn open(path: &Path) -> Result<Parts> {
+        let file = File::open(path).map_err(|error| Error::read(path, error))?;
+        let n_bytes = file.metadata().map_err(|error| Error::read(path, error))?.len();
+        let file = Mutex::new((0, BufReader::with_capacity(PARTS_BUFFER, file)));
+        Ok(Parts { path: path.into(), n_bytes, file })
+    }
+
+    pub fn n_bytes(&self) -> u64 {
+        self.n_bytes
+    }
+
+    pub fn read(&self, range: Range<u64>) -> Result<Vec<u8>> {
+        let mut file = self.file.lock().expect("no reader panics");
+        let (at, file) = &mut *file;
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        file.seek_relative(range.start as i64 - *at as i64)
+            .and_then(|()| file.read_exact(&mut bytes))
+            .map_err(|error| Error::read(&self.path, error))?;
+        *at = range.end;
+        Ok(bytes)
+    }
 }
 
 /// A file of a directory, if it is there.

@@ -1,6 +1,7 @@
 //! The loop of training: it overfits, it goes on from any checkpoint to the bit, parts of a batch
 //! are the batch, every setting is alive, and what is frozen costs nothing.
 
+use crate::data::corpus::Corpus;
 use crate::data::fim_training::FimTraining;
 use crate::data::pack::{LoadSettings, Loader, Order, PackedBatch};
 use crate::data::{Document, Ends, encode};
@@ -59,7 +60,7 @@ fn loader(load: &LoadSettings, checkpoint: &Checkpoint) -> Loader {
         .split("\n#[test]\n")
         .map(|text| encode(&Document::whole("a.rs", text), &tokenizer, load.ends).unwrap())
         .collect();
-    Loader::new(documents, load.clone(), tokenizer).unwrap()
+    Loader::new(Arc::new(Corpus::of(&documents)), load.clone(), tokenizer).unwrap()
 }
 
 impl Setup {

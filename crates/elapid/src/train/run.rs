@@ -197,7 +197,7 @@ pub struct Training {
     pub settings: Settings,
     progress: Progress,
     /// The batches of the next step, made while the device was busy with the last one.
-    ready: Option<Ready>,
+    ready: Option<Result<Ready>>,
 }
 
 /// The batches of a step, and where the data stands before and after them.
@@ -233,7 +233,7 @@ impl Training {
         self.loader.seek(begin)
     }
 
-    /// Tokens of one time through the documents.
+    /// Tokens of one time through the documents, each as often as its weight says.
     pub fn n_tok_epoch(&self) -> usize {
         self.loader.n_tok_epoch()
     }
@@ -276,12 +276,13 @@ impl Training {
     }
 
     /// The batches of the step to come, without those that one diverged on.
-    fn next_batches(loader: &mut Loader, settings: &Settings, skipped: &[Cursor]) -> Ready {
+    fn next_batches(loader: &mut Loader, settings: &Settings, skipped: &[Cursor]) -> Result<Ready> {
         loop {
             let place = loader.cursor();
-            let parts = (0..settings.n_accumulate).map(|_| loader.next_batch()).collect();
+            let parts = (0..settings.n_accumulate).map(|_| loader.next_batch());
+            let parts = parts.collect::<Result<_>>()?;
             if !skipped.contains(&place) {
-                return Ready { place, parts, after: loader.cursor() };
+                return Ok(Ready { place, parts, after: loader.cursor() });
             }
         }
     }
@@ -296,7 +297,7 @@ impl Training {
         let lr = self.lr();
         let Training { trainer, loader, settings, progress, ready } = self;
         let mut next = || Training::next_batches(loader, settings, &progress.skipped);
-        let Ready { place, parts, after } = ready.take().unwrap_or_else(&mut next);
+        let Ready { place, parts, after } = ready.take().unwrap_or_else(&mut next)?;
         let n_tok = parts.iter().map(|part| part.batch.tokens.len()).sum();
         let noise = Noise { seed: settings.seed, counter: progress.step };
         let meanwhile = || *ready = Some(next());

@@ -1,0 +1,214 @@
+//! Documents that stay where they are: a place in a file, and what is known of the text there.
+//!
+//! A corpus is larger than memory, its list of entries is not. Each text is read twice: once for
+//! the list (`walk.rs`) and once to be encoded; if it has changed in between, that is an error.
+//!
+//! Not here: which files are read (`walk.rs`).
+
+use super::walk::Walk;
+use elapid::{Divisible, Document, Error, Result, Signature};
+use rayon::prelude::*;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A document in a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// Path relative to the source, or `file.jsonl:12`.
+    pub name: String,
+    /// As of a [`Document`].
+    pub language: &'static str,
+    /// How often training draws it in an epoch.
+    pub weight: f64,
+    path: Arc<Path>,
+    /// Where it lies, in bytes.
+    range: Range<u64>,
+    pub(super) form: Form,
+    /// Of its text, learned or not.
+    n_bytes: usize,
+    /// BLAKE3 of the text; that of a long one is not known.
+    hash: Option<[u8; 32]>,
+}
+
+/// What lies there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Text.
+    Text,
+    /// A line of JSON.
+    Record,
+}
+
+/// A longer text is several documents, one after the other.
+const TEXT_BYTES_MAX: u64 = 4 << 20;
+
+/// Where an end of line is looked for before a cut.
+const LINE_BYTES_MAX: u64 = 1 << 16;
+
+fn read(path: &Path, range: &Range<u64>) -> Result<Vec<u8>> {
+    let read = || {
+        let mut file = File::open(path)?;
+        if range.start > 0 {
+            file.seek(SeekFrom::Start(range.start))?;
+        }
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        file.read_exact(&mut bytes)?;
+        Ok(bytes)
+    };
+    read().map_err(|source| Error::Read { path: path.into(), source })
+}
+
+impl Entry {
+    /// A text that was just read.
+    pub fn of_text(name: String, path: &Path, text: &str) -> (Entry, Signature) {
+        let range = 0..text.len() as u64;
+        Entry::new(Document::whole(name, text), Form::Text, path.into(), range)
+    }
+
+    /// The record of a line; none where that is blank.
+    pub fn of_line(
+        name: &str,
+        path: &Arc<Path>,
+        start: u64,
+        line: &[u8],
+        walk: &Walk,
+    ) -> Result<Option<(Entry, Signature)>> {
+        let range = start..start + line.len() as u64;
+        let document = elapid::document_of_record(name, line, walk.chat())?;
+        Ok(document.map(|document| Entry::new(document, Form::Record, path.clone(), range)))
+    }
+
+    fn new(
+        document: Document,
+        form: Form,
+        path: Arc<Path>,
+        range: Range<u64>,
+    ) -> (Entry, Signature) {
+        let text = document.text();
+        let signature = Signature::new(&text);
+        let (n_bytes, hash) = (text.len(), Some(*blake3::hash(text.as_bytes()).as_bytes()));
+        drop(text);
+        let Document { name, language, .. } = document;
+        (Entry { name, language, weight: 1.0, path, range, form, n_bytes, hash }, signature)
+    }
+
+    /// A text of any length, which is not read yet.
+    pub fn of_file(name: String, path: &Path, n_bytes: u64) -> Entry {
+        let language = elapid::language_of_path(&name);
+        let (path, range, form) = (path.into(), 0..n_bytes, Form::Text);
+        let n_bytes = n_bytes as usize;
+        Entry { name, language, weight: 1.0, path, range, form, n_bytes, hash: None }
+    }
+
+    /// Bytes of its text, learned or not.
+    pub fn n_bytes(&self) -> usize {
+        self.n_bytes
+    }
+
+    /// The bytes of the file that it is made of.
+    pub fn bytes(&self) -> Result<Vec<u8>> {
+        read(&self.path, &self.range)
+    }
+
+    /// Reads it.
+    pub fn load(&self, walk: &Walk) -> Result<Document> {
+        let changed = || {
+            let problem = format!("{} has changed since it was first read", self.name);
+            Error::Input { problem, hint: "start again when nothing writes there".into() }
+        };
+        let bytes = self.bytes()?;
+        let document = match self.form {
+            Form::Record => elapid::document_of_record(&self.name, &bytes, walk.chat())?,
+            Form::Text => {
+                let text = String::from_utf8_lossy(&bytes).into_owned();
+                let document = Document::whole(self.name.clone(), text);
+                Some(Document { language: self.language, ..document })
+            }
+        };
+        let document = document.ok_or_else(changed)?;
+        match self.hash {
+            Some(hash) if hash != *blake3::hash(document.text().as_bytes()).as_bytes() => {
+                Err(changed())
+            }
+            _ => Ok(document),
+        }
+    }
+
+    /// With the last `fraction` of its lines held out: (training, held out). None where there is
+    /// nothing to cut.
+    pub fn cut(&self, fraction: f64, walk: &Walk) -> Result<Option<(Entry, Entry)>> {
+        if self.form == Form::Record {
+            return Ok(None);
+        }
+        let n_all = self.range.end - self.range.start;
+        let at = match n_all > TEXT_BYTES_MAX {
+            true => self.cut_before(self.range.start + ((1.0 - fraction) * n_all as f64) as u64)?,
+            false => match Divisible::cut(&self.load(walk)?, fraction) {
+                Some((training, _)) => self.range.start + training.n_bytes() as u64,
+                None => return Ok(None),
+            },
+        };
+        let end = format!("{} (its end)", self.name);
+        let sides = (
+            self.part(self.name.clone(), self.range.start..at),
+            self.part(end, at..self.range.end),
+        );
+        Ok(Some(sides))
+    }
+
+    fn part(&self, name: String, range: Range<u64>) -> Entry {
+        let n_bytes = (range.end - range.start) as usize;
+        Entry { name, range, n_bytes, hash: None, ..self.clone() }
+    }
+
+    /// The last end of a line before `at`, or of a character.
+    fn cut_before(&self, at: u64) -> Result<u64> {
+        let start = at.saturating_sub(LINE_BYTES_MAX).max(self.range.start);
+        let bytes = read(&self.path, &(start..at))?;
+        let line = bytes.iter().rposition(|byte| *byte == b'\n').map(|line| line + 1);
+        let letter = || bytes.iter().rposition(|byte| byte & 0xc0 != 0x80);
+        Ok(line.or_else(letter).filter(|n| *n > 0).map_or(at, |n| start + n as u64))
+    }
+
+    /// Itself, or the documents that a long text is made into.
+    pub fn blocks(self) -> Result<Vec<Entry>> {
+        let mut starts = vec![self.range.start];
+        while self.form == Form::Text && self.range.end - starts[starts.len() - 1] > TEXT_BYTES_MAX
+        {
+            starts.push(self.cut_before(starts[starts.len() - 1] + TEXT_BYTES_MAX)?);
+        }
+        if starts.len() == 1 {
+            return Ok(vec![self]);
+        }
+        let ends = starts.iter().skip(1).copied().chain([self.range.end]);
+        let part = |(n, (start, end)): (usize, (&u64, u64))| {
+            self.part(format!("{} (part {})", self.name, n + 1), *start..end)
+        };
+        Ok(starts.iter().zip(ends).enumerate().map(part).collect())
+    }
+}
+
+/// Documents of at most about so many bytes, evenly from all, by number: those of the smallest
+/// hashes of names, ascending; at least one. All of them where they are no more.
+pub fn some(entries: &[Entry], n_bytes_max: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..entries.len()).collect();
+    if entries.iter().map(Entry::n_bytes).sum::<usize>() > n_bytes_max {
+        order.sort_by_cached_key(|idx| elapid::name_hash(&entries[*idx].name));
+        let mut n_bytes = 0;
+        order.retain(|idx| {
+            let fits = n_bytes == 0 || n_bytes + entries[*idx].n_bytes <= n_bytes_max;
+            n_bytes += if fits { entries[*idx].n_bytes } else { 0 };
+            fits
+        });
+        order.sort_unstable();
+    }
+    order
+}
+
+/// The same, read.
+pub fn sample(entries: &[Entry], n_bytes_max: usize, walk: &Walk) -> Result<Vec<Document>> {
+    some(entries, n_bytes_max).into_par_iter().map(|idx| entries[idx].load(walk)).collect()
+}

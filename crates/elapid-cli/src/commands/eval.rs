@@ -127,7 +127,7 @@ impl Eval {
             return Ok(Source { documents: load(collected.documents)?, noun, held_out: None });
         }
         let divided = divide(collected, HELD_OUT, &walk)?;
-        if let Some(note) = divided.note() {
+        if let Some(note) = &divided.note {
             eprintln!("note    {note}");
         }
         let held_out = Some(divided.by.describe());

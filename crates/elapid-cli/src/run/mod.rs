@@ -186,8 +186,8 @@ fn collect(
     }
     let left_out = left_out::left_out_json(&collected.left_out);
     let divided = walk::divide(collected, config.held_out, &walk)?;
-    if let Some(note) = divided.note() {
-        live.line("note", &note);
+    if let Some(note) = &divided.note {
+        live.line("note", note);
     }
     let mut gathered = Gathered::new(divided, left_out, key, walk)?;
     choose_vocab(config, &gathered);

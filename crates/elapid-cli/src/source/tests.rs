@@ -6,7 +6,7 @@ use super::entry::{Entry, sample};
 use super::git;
 use super::left_out::{LeftOut, Why, left_out_json, left_out_list, left_out_table};
 use super::walk::{Collected, Walk, collect, divide, list};
-use elapid::SplitBy;
+use elapid::{Document, SplitBy};
 #[path = "../../tests/it/common/rng.rs"]
 mod rng;
 

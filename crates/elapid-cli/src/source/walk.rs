@@ -29,7 +29,7 @@ use elapid::Model;
 use elapid::Signature;
 use elapid::Unwanted as Reason;
 use elapid::{ChatOptions, ChatTemplate};
-use elapid::{Divisible, Split, SplitItem};
+use elapid::{Divisible, SplitBy, SplitItem};
 use ignore::{DirEntry, WalkBuilder};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, HashSet};
@@ -473,8 +473,21 @@ pub fn chat_of(checkpoint: &Model) -> Done<(Option<ChatTemplate>, ChatOptions)> 
     Ok((template, ChatOptions { bos_token, eos_token, ..ChatOptions::default() }))
 }
 
+/// Two sides of what was collected.
+#[derive(Debug)]
+pub struct Divided {
+    /// To learn from.
+    pub train: Vec<Entry>,
+    /// To measure on.
+    pub held_out: Vec<Entry>,
+    /// What decided.
+    pub by: SplitBy,
+    /// What is to be known of it.
+    pub note: Option<String>,
+}
+
 /// Holds out at least `fraction` of the text. Files that are not committed are the newest of all.
-pub fn divide(collected: Collected, fraction: f64, walk: &Walk) -> Done<Split<Entry>> {
+pub fn divide(collected: Collected, fraction: f64, walk: &Walk) -> Done<Divided> {
     let facts = collected.clusters.into_iter().zip(collected.dates);
     let items: Vec<SplitItem> = facts.map(|(cluster, date)| SplitItem { cluster, date }).collect();
     let documents = collected.documents.into_iter().map(|entry| Readable { entry, walk }).collect();
@@ -482,8 +495,10 @@ pub fn divide(collected: Collected, fraction: f64, walk: &Walk) -> Done<Split<En
         let hint = "give more text: one document to train on and one to evaluate on";
         Failure::new("too little text to hold some of it out", hint)
     })?;
+    let note = split.note();
     let entries = |side: Vec<Readable<'_>>| side.into_iter().map(|it| it.entry).collect();
-    Ok(Split { by: split.by, train: entries(split.train), held_out: entries(split.held_out) })
+    let (train, held_out) = (entries(split.train), entries(split.held_out));
+    Ok(Divided { train, held_out, by: split.by, note })
 }
 
 /// An entry whose text can be read.
@@ -511,5 +526,4 @@ impl Divisible for Readable<'_> {
         let (first, last) = self.entry.cut(fraction, self.walk).ok()??;
         Some((Readable { entry: first, ..*self }, Readable { entry: last, ..*self }))
     }
-}
 }

@@ -237,11 +237,7 @@ pub fn hash(name: &str) -> u64 {
 }
 
 /// Holds out the ends of the long documents, or of the only one, that are like no other.
-fn cut_ends<T: Divisible>(
-    documents: &[T],
-    items: &[SplitItem],
-    fraction: f64,
-) -> Option<Split<T>> {
+fn cut_ends<T: Divisible>(documents: &[T], items: &[SplitItem], fraction: f64) -> Option<Split<T>> {
     let is_long = |idx: &usize| {
         let n_alike = items.iter().filter(|item| item.cluster == items[*idx].cluster).count();
         n_alike == 1 && (documents.len() == 1 || documents[*idx].n_bytes() >= CUT_BYTES)

@@ -49,7 +49,10 @@ impl Device {
             ("gpu", Some(index)) => cuda(index).or_else(|_| match list_wgpu().get(index) {
                 Some(adapter) if adapter.kind.as_deref() == Some("software") => {
                     let problem = format!("{} computes in software: it is no GPU", adapter.name);
-                    Err(Error::Device { problem, hint: "use `cpu`; `wgpu` takes it as it is".into() })
+                    Err(Error::Device {
+                        problem,
+                        hint: "use `cpu`; `wgpu` takes it as it is".into(),
+                    })
                 }
                 _ => wgpu(index),
             }),

@@ -403,7 +403,7 @@ mod tests {
         let st = SafeTensors::parse("m", Arc::new(bytes)).unwrap();
         assert_eq!(st.names(), ["a", "b\n\"", "c", "e", "z"]);
         let empty = written(&[]).unwrap();
-        assert_eq!(empty, b"\x20\0\0\0\0\0\0\0{\"__metadata__\":{\"format\":\"pt\"}} ");
+        assert_eq!(empty, b"\x20\0\0\0\0\0\0\0{\"__metadata__\":{\"format\":\"pt\"}}");
     }
 
     #[test]

@@ -151,10 +151,10 @@ impl Lora {
             let (pattern, example) = (module.param.clone(), example.unwrap_or_default());
             return Err(Error::NoMatch { pattern, example });
         };
-        module.path()?;
+        let name = module.magnitude_name()?;
         let (param, shape) = (&module.param, weights.tensor(id).shape());
         let m = module.magnitude.as_ref().filter(|m| m.shape() != &shape[..1]);
-        let m = m.map(|m| format!("magnitudes of shape {:?} for {} rows", m.shape(), shape[0]));
+        let m = m.map(|m| format!("`{name}` has shape {:?} for {} rows", m.shape(), shape[0]));
         if let Some(problem) = halves_problem(&module.a, &module.b, shape).or(m) {
             return Err(Error::input(format!("`{param}`: {problem}"), HINT_BASE));
         }

@@ -72,7 +72,12 @@ impl Compute {
             "auto" if !has_graphics() => "cpu",
             name => name,
         };
-        Ok(Device::by_name(name, precision, self.n_threads())?)
+        let device = Device::by_name(name, precision, self.n_threads())?;
+        if device.is_software() {
+            let name = device.describe();
+            eprintln!("note    {name} computes in software, which is slower than `--device cpu`");
+        }
+        Ok(device)
     }
 
     /// Threads, asked for or all.

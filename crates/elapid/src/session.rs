@@ -276,12 +276,17 @@ impl Session {
     /// Writes what was trained: an adapter as a PEFT directory (or `.gguf`), otherwise the model as
     /// a `.gguf` file, an `.elapid` package, or a directory for transformers.
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        self.learner(0)?;
-        let learner = self.learner.as_ref().expect("it was just made");
-        self.save_weights(&learner.weights, path.as_ref(), None)
+        self.save_as(path, None)
     }
 
-    /// The same in the middle of a training; `base` is what an adapter calls its base model.
+    /// The same; `base` is what an adapter calls its base model.
+    pub fn save_as(&mut self, path: impl AsRef<Path>, base: Option<&str>) -> Result<()> {
+        self.learner(0)?;
+        let learner = self.learner.as_ref().expect("it was just made");
+        self.save_weights(&learner.weights, path.as_ref(), base)
+    }
+
+    /// The same in the middle of a training.
     pub fn save_from(
         &self,
         training: &Training,

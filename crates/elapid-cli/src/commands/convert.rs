@@ -3,6 +3,7 @@
 
 use crate::report::live::progress;
 use crate::report::{Done, Failure, between, count, line, mebibytes, n_threads_default};
+use crate::run;
 use elapid::{Adapter, Conversion, Device, Form, Mix, Model, Same};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -56,6 +57,27 @@ pub struct Quantize {
     common: Common,
 }
 
+/// Fold an adapter (LoRA, DoRA, B/C) into its base model.
+///
+/// Writes a model that needs no adapter, in any form that `convert` writes: so DoRA reaches
+/// llama.cpp.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  elapid merge SmolLM2-135M runs/1 merged.gguf\n  \
+    elapid merge model.gguf my-adapter merged --type f16")]
+pub struct Merge {
+    /// Base model: directory, .gguf or .elapid file
+    base: PathBuf,
+    /// Adapter: PEFT directory, GGUF adapter or run
+    adapter: PathBuf,
+    /// File or directory to write
+    output: PathBuf,
+    /// Data type of matrices: f32, f16, bf16; for GGUF and packages also q8_0, q4_k_m, ...
+    #[arg(long = "type", value_name = "TYPE")]
+    stored: Option<String>,
+    #[command(flatten)]
+    common: Common,
+}
+
 #[derive(clap::Args)]
 struct Common {
     /// Overwrite OUTPUT if it exists
@@ -88,11 +110,17 @@ fn form_of(flag: Option<&str>, output: &Path) -> Done<Form> {
 impl Convert {
     pub fn run(&self) -> Done<ExitCode> {
         let form = form_of(self.to.as_deref(), &self.output)?;
-        match Adapter::detect(&self.input)? {
+        match Adapter::detect(run::usable(&self.input)?)? {
             Some(adapter) => self.adapter(&adapter, form),
             None => {
                 let mix = self.stored.as_deref().map(parse_type).transpose()?;
-                convert(&self.input, &self.output, form, mix, &self.common)
+                convert(
+                    Model::open(run::usable(&self.input)?)?,
+                    &self.output,
+                    form,
+                    mix,
+                    &self.common,
+                )
             }
         }
     }
@@ -107,7 +135,11 @@ impl Convert {
         }
         check_output(&self.output, self.common.force)?;
         let device = self.common.device()?;
-        let base = self.base.as_deref().map(Model::open).transpose()?;
+        // What an adapter names as its base, where nobody says.
+        let base = match &self.base {
+            Some(base) => Some(Model::open(base)?),
+            None => Model::open(&self.input).ok(),
+        };
         let info = adapter.info()?;
         if base.is_none() && (form == Form::Gguf || info.form == "gguf") {
             let problem = "converting a GGUF adapter needs its base model";
@@ -137,8 +169,20 @@ impl Quantize {
                 let problem = format!("{} is not a .gguf or .elapid file", self.output.display());
                 Err(Failure::new(problem, "directories cannot be quantized: name a file"))
             }
-            form => convert(&self.input, &self.output, form, mix, &self.common),
+            form => {
+                let model = Model::open(run::usable(&self.input)?)?;
+                convert(model, &self.output, form, mix, &self.common)
+            }
         }
+    }
+}
+
+impl Merge {
+    pub fn run(&self) -> Done<ExitCode> {
+        let form = form_of(None, &self.output)?;
+        let mix = self.stored.as_deref().map(parse_type).transpose()?;
+        let model = Model::open(&self.base)?.with_adapter(run::usable(&self.adapter)?);
+        convert(model, &self.output, form, mix, &self.common)
     }
 }
 
@@ -165,17 +209,16 @@ pub fn check_output(output: &Path, force: bool) -> Done<()> {
 }
 
 fn convert(
-    input: &Path,
+    model: Model,
     output: &Path,
     form: Form,
     mix: Option<Mix>,
     common: &Common,
 ) -> Done<ExitCode> {
     check_output(output, common.force)?;
-    let model = Model::open(input)?;
     if !common.json {
         let info = model.info()?;
-        let (path, family, n_layer) = (input.display(), &info.family, info.n_layer);
+        let (path, family, n_layer) = (model.name(), &info.family, info.n_layer);
         let (n_params, dtypes) = (count(info.n_params as f64), stored(&info.dtype_bytes));
         line(format!(
             "read    {path}  {family}, {n_layer} layers, {n_params} parameters, {dtypes}"

@@ -3,6 +3,7 @@
 use crate::compute::Compute;
 use crate::report::live::progress;
 use crate::report::{Done, between, count, line};
+use crate::run;
 use crate::source::entry::Entry;
 use crate::source::walk::{Walk, chat_of, collect, divide};
 use elapid::{
@@ -92,7 +93,7 @@ struct Measured {
 impl Eval {
     pub fn run(&self) -> Done<ExitCode> {
         let device = self.compute.open_exact()?;
-        let checkpoint = Model::open(&self.model)?;
+        let checkpoint = Model::open(run::usable(&self.model)?)?;
         let source = self.source(&checkpoint)?;
         let name = self.model.display().to_string();
         let (name, model) = match &self.adapter {

@@ -2,6 +2,7 @@
 
 use crate::files;
 use crate::report::{Done, Failure, between, line};
+use crate::run;
 use crate::talk::answer::{self, Answer, INTERRUPTED, Out, answer};
 use crate::talk::conversation::Conversation;
 use crate::talk::flags::{ModelFlags, SamplingFlags, chat_prompt};
@@ -22,12 +23,12 @@ use std::time::Instant;
     elapid generate runs/a1 -f src/main.rs -n 64 --temperature 0\n  \
     elapid generate coder.gguf -p 'fn add(' --suffix ' }' --stop $'\\n\\n'\n  \
     elapid generate SmolLM2-135M-Instruct --chat -p 'Name three rivers.'\n  \
-    git diff | elapid generate model -p - --json\n\n\
+    git diff | elapid generate model --json\n\n\
     Ctrl-C stops the answer and keeps what was written; the exit code is then 130.")]
 pub struct Generate {
     /// Model: directory, .gguf or .elapid file, or a run of `elapid train`
     model: PathBuf,
-    /// Prompt; `-` reads it from stdin
+    /// Prompt; `-`, or none where stdin is a pipe, reads it from stdin
     #[arg(long, short = 'p', value_name = "TEXT", conflicts_with = "file")]
     prompt: Option<String>,
     /// Read the prompt from this file
@@ -67,11 +68,25 @@ pub struct Generate {
     source: ModelFlags,
 }
 
+/// Whether somebody writes to stdin: a pipe or a file, no terminal and not /dev/null.
+fn is_piped() -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::fd::AsFd;
+        use std::os::unix::fs::FileTypeExt;
+        let file = std::io::stdin().as_fd().try_clone_to_owned().map(std::fs::File::from);
+        let kind = file.and_then(|file| file.metadata()).map(|facts| facts.file_type());
+        kind.is_ok_and(|kind| kind.is_fifo() || kind.is_file() || kind.is_socket())
+    }
+    #[cfg(not(unix))]
+    !std::io::IsTerminal::is_terminal(&std::io::stdin())
+}
+
 impl Generate {
     pub fn run(&self) -> Done<ExitCode> {
         let begin = Instant::now();
         let text = self.text()?;
-        let mut loaded = self.source.load(&self.model)?;
+        let mut loaded = self.source.load(&run::usable(&self.model)?)?;
         let request = self.request(&loaded, &text)?;
         let load_ms = 1e3 * begin.elapsed().as_secs_f64();
         let (prompt, seed) = (request.prompt.clone(), request.sampling.seed);
@@ -101,9 +116,10 @@ impl Generate {
         if let Some(path) = &self.file {
             return Ok(files::read_text(path)?);
         }
-        let Some(text) = &self.prompt else { return Ok(String::new()) };
-        if text != "-" {
-            return Ok(text.clone());
+        match &self.prompt {
+            Some(text) if text != "-" => return Ok(text.clone()),
+            None if !is_piped() => return Ok(String::new()),
+            _ => {}
         }
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).map_err(|error| {

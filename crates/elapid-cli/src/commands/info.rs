@@ -2,6 +2,7 @@
 
 use super::convert::stored;
 use crate::report::{Done, count, line, mebibytes, n_threads_default};
+use crate::run;
 use elapid::{Adapter, Device, DeviceInfo, Error, Model, ModelInfo, Tokenizer};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -88,7 +89,7 @@ impl Info {
         if let Some(adapter) = Adapter::detect(path)? {
             return self.adapter(&adapter);
         }
-        let model = Model::open(path)?;
+        let model = Model::open(run::usable(path)?)?;
         let info = model.info()?;
         // A tokenizer we cannot read does not hide the model.
         let tokenizer = model.tokenizer();

@@ -11,3 +11,4 @@ pub mod serve;
 pub mod tokenize;
 pub mod train;
 pub mod train_tokenizer;
+pub mod watch;

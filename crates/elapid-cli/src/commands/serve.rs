@@ -3,6 +3,7 @@
 use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, between, line};
+use crate::run;
 use crate::server::{Guard, Settings, listen};
 use crate::talk::flags::{AdapterPath, cache_type, load};
 use elapid::{CacheType, Generator, GeneratorSettings, Model};
@@ -114,7 +115,7 @@ impl Serve {
     }
 
     fn load(&self) -> Done<Generator> {
-        let model = Model::open(&self.model)?;
+        let model = Model::open(run::usable(&self.model)?)?;
         let context = model.info()?.n_ctx.map_or(CONTEXT_MAX, |n| n.min(CONTEXT_MAX));
         let settings = GeneratorSettings {
             context: Some(self.context.unwrap_or(context)),

@@ -1,7 +1,8 @@
 //! The end of a run: what came of it is measured, written for other tools, and told.
 
-use super::config::{Budget, Origin};
+use super::config::Budget;
 use super::drive::{Run, Spent};
+use super::outside::export_name;
 use super::write_json;
 use crate::files;
 use crate::machine;
@@ -10,7 +11,6 @@ use crate::report::metrics;
 use crate::report::page;
 use crate::report::samples::{self, Sample};
 use crate::report::{Done, Failure, mebibytes};
-use elapid::Method;
 use elapid::Special;
 use elapid::{Comparison, DocScore, compare};
 use serde::{Deserialize, Serialize};
@@ -156,16 +156,8 @@ pub fn finish(
 /// Writes the model or the adapter for other tools; returns where.
 pub fn export(run: &Run) -> Done<std::path::PathBuf> {
     let prepared = &run.prepared;
-    let name = match run.config.method {
-        Method::Lora(_) | Method::Bc => "adapter",
-        Method::Full | Method::Embeddings => "model",
-    };
-    let base = match &run.config.origin {
-        Origin::Base { model, .. } => Some(model.display().to_string()),
-        Origin::Scratch { .. } => None,
-    };
-    let dir = run.dir.join(name);
-    prepared.session.save_from(&prepared.training, &dir, base.as_deref())?;
+    let dir = run.dir.join(export_name(&run.config.method));
+    prepared.session.save_from(&prepared.training, &dir, run.config.base().as_deref())?;
     Ok(dir)
 }
 

@@ -18,6 +18,7 @@ pub mod config;
 mod data;
 mod drive;
 mod finish;
+mod outside;
 mod pace;
 pub mod plan;
 mod prepare;
@@ -28,6 +29,8 @@ use crate::report::live::{Live, Output};
 use crate::report::{Done, Failure, count, line};
 use crate::source::left_out;
 use crate::source::walk::{self, Walk};
+pub use outside::{look, usable};
+
 use config::{Budget, Origin, RunConfig};
 use data::{Data, Gathered};
 use elapid::Device;

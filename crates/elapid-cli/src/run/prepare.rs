@@ -140,8 +140,8 @@ pub fn open(config: &RunConfig, from: Texts<'_>) -> Done<Opened> {
     }
 }
 
-/// Makes everything of a run but its plan.
-pub fn prepare(config: &RunConfig, data: &Data, opened: Opened, device: &Device) -> Done<Prepared> {
+/// The model of a run with what is trained of it, and how much that is.
+pub fn session(config: &RunConfig, opened: Opened, device: &Device) -> Done<(Session, Coverage)> {
     let mut session = Session::new(opened.model, device)?;
     let quant = match &config.origin {
         Origin::Base { quant, .. } => quant.as_deref(),
@@ -151,6 +151,12 @@ pub fn prepare(config: &RunConfig, data: &Data, opened: Opened, device: &Device)
     if let Some(donor) = opened.donor {
         session.borrow_embedding(&donor, config.seed)?;
     }
+    Ok((session, coverage))
+}
+
+/// Makes everything of a run but its plan.
+pub fn prepare(config: &RunConfig, data: &Data, opened: Opened, device: &Device) -> Done<Prepared> {
+    let (mut session, coverage) = session(config, opened, device)?;
     let batches = Batches {
         context: config.context,
         n_rows: config.n_rows,

@@ -59,7 +59,8 @@ fn parity(original: &Checkpoint, pair: [(&Model, &Weights); 2]) -> Result<Parity
 }
 
 impl Checkpoint {
-    /// Writes the model in another form or type, reads it again and compares both on fixed prompts.
+    /// Writes the model in another form or type, with its adapter folded in where it has one,
+    /// reads it again and compares both on fixed prompts.
     ///
     /// `mix` names how matrices are stored (see [`Mix::from_name`]); `on_bytes` hears of bytes
     /// written and of all there will be, about.
@@ -77,7 +78,10 @@ impl Checkpoint {
             let problem = format!("{} is {kind}", save.path.display());
             return Err(Error::input(problem, "choose another name"));
         }
-        let weights = self.weights(device)?;
+        let mut weights = self.weights(device)?;
+        if let Some(adapter) = self.adapter_path() {
+            Adapter::open(adapter)?.read(Some(self), device)?.merge_into(&mut weights)?;
+        }
         let n_bytes = device.run(|| save.write(self, &weights))?;
         let written = Checkpoint::open(save.path)?;
         let new_weights = written.weights(device)?;

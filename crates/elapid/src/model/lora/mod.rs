@@ -118,7 +118,6 @@ impl Lora {
 
     /// Puts the adapter into the matrices it names, which become f32; returns how many. All of it,
     /// or none. They should carry no adapter of their own: it would be counted twice.
-    #[cfg(test)]
     pub fn merge_into(&self, weights: &mut Weights) -> Result<usize> {
         let ids = self.find_all(weights)?;
         for (id, module) in ids.iter().zip(&self.modules) {

@@ -73,7 +73,6 @@ pub fn row_squares(weight: &Tensor) -> Tensor {
 }
 
 /// `w + scale b @ a` in f32, its rows brought to the lengths `m` where there are any.
-#[cfg(test)]
 pub fn merge(weight: &Tensor, a: &Tensor, b: &Tensor, scale: f32, m: Option<&Tensor>) -> Tensor {
     if weight.device().gpu().is_some() {
         // For a file that is written: by the host.

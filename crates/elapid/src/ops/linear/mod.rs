@@ -36,7 +36,6 @@ mod operands;
 mod quick;
 
 pub use self::dropout::Dropout;
-#[cfg(test)]
 pub use self::magnitude::merge;
 pub use self::magnitude::{Magnitude, Norms, row_squares};
 

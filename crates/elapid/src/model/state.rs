@@ -294,7 +294,7 @@ mod tests {
             let state = model.state(device);
             assert_eq!(state.clone().parts(), state.parts());
             let error = model.state_with(device, CacheType::F16).err();
-            assert!(error.unwrap().to_string().contains("not as f16"));
+            assert!(error.unwrap().to_string().contains("f16 is only supported on the CPU"));
         }
     }
 }

@@ -10,8 +10,9 @@
 //! are cast first: who multiplies with a weight again and again keeps the cast (`Tensor::derived`).
 //!
 //! wgpu: tiles in shared memory, f32; a right side in f16 is read as it is stored. CUDA: cuBLASLt,
-//! which may do a little more on the way (`Epilogue`). What does not fit into a binding is split
-//! along its stored rows.
+//! which may do a little more on the way (`Epilogue`). It is many times slower where rows do not
+//! begin at multiples of 16 bytes, as of a vocabulary of 50,257: large matrices of such rows are
+//! copied to longer ones and back. What does not fit into a binding is split along its stored rows.
 //!
 //! Not here: products of few rows with a stored matrix, in `vector.rs`.
 
@@ -28,6 +29,9 @@ static PRODUCT: Kernel = Kernel {
 /// The right side in f16.
 static PRODUCT_F16: Kernel =
     Kernel { entry: "product", wgsl: include_str!("product.wgsl"), cuda: "" };
+
+/// Rows to rows of another length; CUDA alone.
+static PITCH: Kernel = Kernel { entry: "pitch", wgsl: "", cuda: include_str!("pitch.cu") };
 
 /// A matrix on the left or right of a product.
 #[derive(Clone, Copy)]
@@ -160,6 +164,18 @@ const TILE: usize = 64;
 const DEPTH_MAX: usize = N_ROUNDS_MAX / 2;
 /// Groups that keep a machine busy.
 const N_GROUPS_BUSY: usize = 128;
+/// Bytes that rows begin at multiples of, for cuBLASLt to read them quickly.
+const ALIGN: usize = 16;
+/// Fewer numbers are not worth a copy.
+const N_COPIED_MIN: usize = 1 << 16;
+
+/// Whether a matrix is large, can be counted by a kernel, and has rows off the alignment of `per`
+/// numbers.
+fn is_odd(first: usize, stride: usize, n_elem: usize, per: usize) -> bool {
+    let is_even = first.is_multiple_of(per) && stride.is_multiple_of(per);
+    let end = first.saturating_add(n_elem);
+    !is_even && n_elem >= N_COPIED_MIN && u32::try_from(end.max(stride)).is_ok()
+}
 
 impl Gpu {
     /// Whether products read a right side in this dtype as it is stored.
@@ -171,7 +187,7 @@ impl Gpu {
     pub fn product<'a>(&self, out: impl Into<Block<'a>>, beta: f32, alpha: f32, a: Side, b: Side) {
         let Some(product) = self.described(out.into(), beta, alpha, a, b) else { return };
         match self.as_cuda() {
-            Some(cuda) => _ = cuda.product(self, product, None),
+            Some(cuda) => _ = self.aligned(product, |product| cuda.product(self, product, None)),
             None => self.split(product),
         }
     }
@@ -180,7 +196,66 @@ impl Gpu {
     pub fn product_with(&self, epilogue: Epilogue, out: Block, a: Side, b: Side) -> bool {
         let Some(cuda) = self.as_cuda() else { return false };
         let product = self.described(out, 0.0, 1.0, a, b);
-        product.is_some_and(|product| cuda.product_with(self, product, epilogue))
+        product.is_some_and(|product| {
+            self.aligned(product, |product| cuda.product_with(self, product, epilogue))
+        })
+    }
+
+    /// Computes a product with rows that begin at multiples of 16 bytes; false where it was not.
+    fn aligned(&self, product: Product, compute: impl FnOnce(Product) -> bool) -> bool {
+        let Product { out, out_first, out_stride, a, b, m, n, k, alpha, beta } = product;
+        let (a, b) = (self.aligned_side(a, (m, k)), self.aligned_side(b, (k, n)));
+        let per = ALIGN / out.dtype().block().1;
+        if k == 0 || !is_odd(out_first, out_stride, m * n, per) {
+            return compute(Product { out, out_first, out_stride, a, b, m, n, k, alpha, beta });
+        }
+        let pitch = n.next_multiple_of(per);
+        let mut even = Tensor::raw(out.device(), &[m, pitch], out.dtype());
+        let product = Product {
+            out: &mut even,
+            out_first: 0,
+            out_stride: pitch,
+            a,
+            b,
+            m,
+            n,
+            k,
+            alpha,
+            beta: 0.0,
+        };
+        let is_done = compute(product);
+        if is_done {
+            self.pitch((&even, 0, pitch), (out, out_first, out_stride), (m, n), beta);
+        }
+        is_done
+    }
+
+    fn aligned_side(&self, side: Operand, (rows, cols): (usize, usize)) -> Operand {
+        let (rows, cols) = if side.is_transposed { (cols, rows) } else { (rows, cols) };
+        let per = ALIGN / side.size();
+        if !is_odd(side.first, side.stride, rows * cols, per) {
+            return side;
+        }
+        let pitch = cols.next_multiple_of(per);
+        let mut even = Tensor::raw(side.tensor.device(), &[rows, pitch], side.tensor.dtype());
+        let from = (&side.tensor, side.first, side.stride);
+        self.pitch(from, (&mut even, 0, pitch), (rows, cols), 0.0);
+        Operand { tensor: even, first: 0, stride: pitch, ..side }
+    }
+
+    /// `y = x + beta y` for matrices of `rows` by `cols`: tensor, first number, numbers from row to
+    /// row.
+    fn pitch(
+        &self,
+        (x, x_first, x_row): (&Tensor, usize, usize),
+        (y, y_first, y_row): (&mut Tensor, usize, usize),
+        (rows, cols): (usize, usize),
+        beta: f32,
+    ) {
+        let sizes = [rows * cols, cols, x_first, x_row, y_first, y_row].map(Word::from);
+        let params: Vec<Word> = sizes.into_iter().chain([beta.into()]).collect();
+        let mut args = [Arg::In(x), Arg::Out(y)];
+        self.launch(&PITCH, Work::each(rows * cols), &[], &mut args, &params);
     }
 
     /// A product of whole tensors, unless it is empty.

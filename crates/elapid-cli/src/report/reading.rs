@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Counts documents and bytes, of many threads at once.
 pub struct Reading {
     kind: &'static str,
-    n_all: u64,
+    n_all: Option<u64>,
     n_done: AtomicU64,
     n_bytes: AtomicU64,
     begin: Instant,
@@ -22,12 +22,12 @@ const LINE_EVERY: Duration = Duration::from_secs(10);
 const DRAW_EVERY: Duration = Duration::from_millis(200);
 
 impl Reading {
-    /// Before the first of `n` documents; `kind` is what is done with them.
-    pub fn new(kind: &'static str, n: usize) -> Reading {
+    /// Before the first of `n` documents, if that is known; `kind` is what is done with them.
+    pub fn new(kind: &'static str, n: Option<usize>) -> Reading {
         let begin = Instant::now();
         Reading {
             kind,
-            n_all: n as u64,
+            n_all: n.map(|n| n as u64),
             n_done: AtomicU64::new(0),
             n_bytes: AtomicU64::new(0),
             begin,
@@ -46,16 +46,13 @@ impl Reading {
             return;
         }
         *shown = Instant::now();
-        let (kind, n_all) = (self.kind, self.n_all);
-        let elapsed = self.begin.elapsed();
-        let rate = n_bytes as f64 / elapsed.as_secs_f64();
-        let left = elapsed.mul_f64(n_all.saturating_sub(n_done) as f64 / n_done as f64);
-        let text = format!(
-            "{kind:<8}{n_done} of {n_all} documents, {}B, {}B/s, {} left",
-            count(n_bytes as f64),
-            count(rate),
-            duration(left.as_secs_f64())
-        );
+        let (kind, elapsed) = (self.kind, self.begin.elapsed().as_secs_f64());
+        let [bytes, rate] = [1.0, elapsed].map(|time| count(n_bytes as f64 / time));
+        let mut text = format!("{kind:<8}{n_done} documents, {bytes}B, {rate}B/s");
+        if let Some(n_all) = self.n_all {
+            let left = duration(elapsed * n_all.saturating_sub(n_done) as f64 / n_done as f64);
+            text += &format!("; {n_all} in all, {left} left");
+        }
         match self.bar.is_hidden() {
             true => eprintln!("{text}"),
             false => self.bar.set_message(text),

@@ -162,7 +162,7 @@ impl Gathered {
             (entry.n_bytes(), (idx < n_training).then_some(entry.weight))
         };
         let items: Vec<(usize, Option<f64>)> = entries.iter().enumerate().map(item).collect();
-        let reading = Reading::new("encode", entries.len());
+        let reading = Reading::new("encode", Some(entries.len()));
         let document = |idx: usize| {
             let document = entries[idx].load(&self.walk)?;
             reading.add(entries[idx].n_bytes());

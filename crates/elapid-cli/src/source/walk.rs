@@ -217,7 +217,7 @@ impl Found {
     /// counts.
     fn scan_text(&mut self, path: &Path, whole: Entry, walk: &Walk) -> Done<()> {
         let blocks = whole.clone().blocks()?;
-        let reading = Reading::new("read", blocks.len());
+        let reading = Reading::new("read", Some(blocks.len()));
         blocks.par_iter().try_for_each(|block| {
             let reason = elapid::unwanted_content(&whole.name, &block.bytes()?);
             reading.add(block.n_bytes());
@@ -245,7 +245,7 @@ impl Found {
         let fail = |source| elapid::Error::Read { path: path.to_path_buf(), source };
         let mut file = BufReader::new(std::fs::File::open(path).map_err(fail)?);
         let (mut start, mut n_lines) = (0, 0);
-        let reading = Reading::new("read", 0);
+        let reading = Reading::new("read", None);
         loop {
             let (mut lines, mut n_bytes) = (Vec::new(), 0);
             while n_bytes < LINES_BYTES {
@@ -275,7 +275,7 @@ impl Found {
     fn scan_directory(&mut self, root: &Path, tree: Tree, walk: &Walk) {
         let Tree { files, left_out } = tree;
         self.left_out.extend(left_out);
-        let reading = Reading::new("read", files.len());
+        let reading = Reading::new("read", Some(files.len()));
         let files: Vec<(String, DirEntry)> = files.into_iter().collect();
         let read = |(name, entry): (String, DirEntry)| match read(&name, &entry, walk) {
             Ok(text) => {

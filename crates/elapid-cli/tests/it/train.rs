@@ -98,7 +98,9 @@ fn sources_are_drawn_by_their_weights() {
         let args: Vec<&str> = args.into_iter().chain(SMALL.split(' ')).collect();
         let text = stderr(&ok(&args, &dir.0));
         let line = text.lines().find(|line| line.starts_with("data ")).unwrap().to_string();
-        line.split(", ").nth(2).unwrap().split(' ').next().unwrap().parse::<f64>().unwrap()
+        let mut words = line.split(", ").nth(2).unwrap().split(' ');
+        let number: f64 = words.next().unwrap().parse().unwrap();
+        if words.next() == Some("k") { 1e3 * number } else { number }
     };
     let (once, thrice) = (tokens("more", "once"), tokens("more=3", "thrice"));
     assert!(thrice > once + 200.0, "{once} {thrice}");

@@ -106,7 +106,10 @@ fn n_id(n_vocab: usize) -> usize {
 }
 
 fn to_bytes(ids: &[u32], n_id: usize) -> Vec<u8> {
-    ids.iter().flat_map(|id| id.to_le_bytes().into_iter().take(n_id)).collect()
+    match n_id {
+        2 => ids.iter().flat_map(|id| (*id as u16).to_le_bytes()).collect(),
+        _ => ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
+    }
 }
 
 impl Corpus {

@@ -14,7 +14,7 @@ pub fn main() -> Result<()> {
         elapid::make_directory(&out)?;
         let path = out.join(name);
         let done = model.convert(&path, Form::Gguf, mix, &Device::cpu(2)?, &mut |_, _| {})?;
-        println!("{name}: {} bytes, {}", done.n_bytes, done.verdict.name());
+        println!("{name}: {} bytes, {}", done.n_bytes, done.verdict);
     }
     println!("{:#?}", Model::open(out.join("small.gguf"))?.info()?);
     Ok(())

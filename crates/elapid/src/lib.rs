@@ -102,7 +102,9 @@ pub use data::filter::{BYTE_MAX, Reason as Unwanted, unwanted_content, unwanted_
 pub use data::language::of_path as language_of_path;
 pub use data::near::{CopyOf, Likeness, Signature, compare as near_copies};
 pub use data::records::{ChatStyle, record as document_of_record};
-pub use data::split::{Divisible, Split, SplitBy, SplitItem, hash as name_hash, split};
+pub use data::split::{
+    Split, SplitBy, SplitItem, cut as cut_end, hash as name_hash, split, too_little,
+};
 pub use data::{Document, Encoded, Ends, Part};
 pub use error::{Error, Result};
 #[cfg(feature = "fs")]
@@ -152,7 +154,7 @@ pub use text::fim::{FimContext, FimFile, FimTokens};
 pub use text::tokenizer::{BpeTrainer, Special, Tokenizer};
 pub use train::method::{Coverage, Form as LoraForm, LoraSettings, Method, Scaling};
 pub use train::optim::OptimizerKind;
-pub use train::plan::{Fixed, Probe, Trial, foretell};
+pub use train::plan::{Fixed, Probe, foretell};
 pub use train::schedule::Schedule;
 pub use train::scratch::{Shape, Texts, Vocabulary};
 pub use train::state::{Capture, Extent, Saved};

@@ -276,29 +276,19 @@ impl Session {
     /// Writes what was trained: an adapter as a PEFT directory (or `.gguf`), otherwise the model as
     /// a `.gguf` file, an `.elapid` package, or a directory for transformers.
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        self.save_as(path, None)
-    }
-
-    /// The same; `base` is what an adapter calls its base model.
-    pub fn save_as(&mut self, path: impl AsRef<Path>, base: Option<&str>) -> Result<()> {
         self.learner(0)?;
         let learner = self.learner.as_ref().expect("it was just made");
-        self.save_weights(&learner.weights, path.as_ref(), base)
+        self.save_weights(&learner.weights, path.as_ref())
     }
 
     /// The same in the middle of a training.
-    pub fn save_from(
-        &self,
-        training: &Training,
-        path: impl AsRef<Path>,
-        base: Option<&str>,
-    ) -> Result<()> {
-        self.save_weights(&training.trainer.weights, path.as_ref(), base)
+    pub fn save_from(&self, training: &Training, path: impl AsRef<Path>) -> Result<()> {
+        self.save_weights(&training.trainer.weights, path.as_ref())
     }
 
-    fn save_weights(&self, weights: &Weights, path: &Path, base: Option<&str>) -> Result<()> {
+    fn save_weights(&self, weights: &Weights, path: &Path) -> Result<()> {
         if let Some(mut lora) = self.method.as_ref().and_then(|it| method::adapter(it, weights)) {
-            lora.base = base.map(str::to_string).or(lora.base);
+            lora.base = lora.base.or(self.model.is_stored().then(|| self.model.name().to_string()));
             lora.save(path, Some(&self.model))?;
             return Ok(());
         }
@@ -513,7 +503,7 @@ impl Training {
     }
 }
 
-impl Capture<'_> {
+impl Capture {
     /// Writes it as a checkpoint.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         crate::files::disk::write(path.as_ref(), |sink| self.write_to(sink))?;

@@ -60,7 +60,7 @@ impl Var {
         Var { value, slot: None, remake: None }
     }
 
-    /// Registers a closure that recomputes this value in the backward pass from what is held anyway:
+    /// Registers a closure that recomputes this value in the backward pass from what is held:
     /// cheaper than to hold it, on devices that compute much faster than they remember.
     pub fn remade_by(self, remake: impl Fn() -> Tensor + Send + Sync + 'static) -> Var {
         let remake = Remake { make: Box::new(remake), made: Mutex::default() };

@@ -227,7 +227,7 @@ fn convert(
     let mut progress = progress("write", "{binary_bytes} of {binary_total_bytes}");
     let done = model.convert(output, form, mix, &common.device()?, &mut progress)?;
     drop(progress);
-    Ok(common.receipt(output, form.name(), mix, &done))
+    Ok(common.receipt(output, &form.to_string(), mix, &done))
 }
 
 impl Common {
@@ -236,7 +236,7 @@ impl Common {
     }
 
     fn receipt(&self, output: &Path, form: &str, mix: Option<Mix>, done: &Conversion) -> ExitCode {
-        let (verdict, parity) = (done.verdict.name(), done.parity.as_ref());
+        let (verdict, parity) = (done.verdict.to_string(), done.parity.as_ref());
         if self.json {
             let mut about = json!({"verdict": verdict});
             if let Some(parity) = parity {

@@ -8,7 +8,7 @@ use crate::source::entry::Entry;
 use crate::source::walk::{Walk, chat_of, collect, divide};
 use elapid::{
     Adapter, Comparison, Device, DocScore, Document, Ends, EvalSettings, FimDoc, FimReport,
-    FimSettings, Interval, Model, Resampled, Score, Session, Summary, Verdict, compare,
+    FimSettings, Interval, Model, Resampled, Score, Session, SplitBy, Summary, Verdict, compare,
 };
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -70,7 +70,7 @@ struct Source {
     /// "file" or "record".
     noun: &'static str,
     /// How they were held out.
-    held_out: Option<&'static str>,
+    held_out: Option<SplitBy>,
 }
 
 impl Source {
@@ -131,7 +131,7 @@ impl Eval {
         if let Some(note) = &divided.note {
             eprintln!("note    {note}");
         }
-        let held_out = Some(divided.by.describe());
+        let held_out = Some(divided.by);
         Ok(Source { documents: load(divided.held_out)?, noun, held_out })
     }
 
@@ -243,7 +243,7 @@ impl Eval {
             out["compare"] = json!({
                 "other": other.name, "bits_per_byte": other.summary.total.bits_per_byte(),
                 "gain": found.gain, "interval": ends_of(found.interval),
-                "resampled": drawn(found.interval), "verdict": found.verdict.name(),
+                "resampled": drawn(found.interval), "verdict": found.verdict.to_string(),
                 "fim": other.fim.as_ref().map(fim_json),
             });
         }

@@ -5,11 +5,8 @@ use crate::report::{Done, Failure, between};
 use crate::run::config::{Budget, Origin, RunConfig};
 use crate::run::{self, Checkpointing, Wishes};
 use clap::ValueEnum;
-use elapid::OptimizerKind;
-use elapid::Schedule;
-use elapid::Settings;
-use elapid::{Arch, Size};
-use elapid::{LoraForm as Form, LoraSettings, Method, Scaling};
+use elapid::{Arch, LoraForm as Form, LoraSettings, Method, OptimizerKind, Scaling, Schedule};
+use elapid::{Settings, Size};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -297,21 +294,6 @@ fn positive(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| format!("{text} is not a positive number"))
 }
 
-/// A number with a unit: 500M, 1.5G, 30000.
-fn amount(text: &str) -> Result<u64, String> {
-    let (number, factor) = match text.trim_end_matches(['k', 'K', 'm', 'M', 'g', 'G', 'b', 'B']) {
-        number if number.len() == text.len() => (number, 1.0),
-        number => match text[number.len()..].to_ascii_lowercase().as_str() {
-            "k" => (number, 1e3),
-            "m" => (number, 1e6),
-            "g" | "b" => (number, 1e9),
-            _ => return Err(format!("{text} is not a number: write 500M or 1.5G")),
-        },
-    };
-    let number = number.parse::<f64>().ok().filter(|x| x.is_finite() && *x * factor >= 1.0);
-    number.map(|x| (x * factor) as u64).ok_or_else(|| format!("{text} is not a number of tokens"))
-}
-
 /// A path, and after the last `=` how often it is drawn in an epoch.
 fn weighted(text: &str) -> Result<(PathBuf, f64), String> {
     match text.rsplit_once('=') {
@@ -322,19 +304,30 @@ fn weighted(text: &str) -> Result<(PathBuf, f64), String> {
     }
 }
 
-/// Bytes with a unit: 800M, 4G, 1.5GiB.
-fn size(text: &str) -> Result<u64, String> {
+/// A number and its unit, by the factors that units have.
+fn scaled(text: &str, factor_of: fn(&str) -> Option<f64>) -> Result<u64, String> {
     let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(at);
-    let factor = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1.0,
-        "k" | "kb" | "kib" => 1024.0,
-        "m" | "mb" | "mib" => 1024.0 * 1024.0,
-        "g" | "gb" | "gib" => 1024.0 * 1024.0 * 1024.0,
-        _ => return Err(format!("{text} is not a size: write 800M or 4G")),
-    };
-    let number = number.parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0);
-    number.map(|x| (x * factor) as u64).ok_or_else(|| format!("{text} is not a size"))
+    let number = number.parse::<f64>().ok().zip(factor_of(&unit.trim().to_ascii_lowercase()));
+    let number = number.map(|(number, factor)| number * factor).filter(|x| *x >= 1.0);
+    number.map(|x| x as u64).ok_or_else(|| format!("{text} is no amount: write 800M or 1.5G"))
+}
+
+/// Tokens: 500M, 1.5G, 30000.
+fn amount(text: &str) -> Result<u64, String> {
+    scaled(text, |unit| {
+        let place = ["", "k", "m", "g"].iter().position(|name| *name == unit);
+        place.map(|n| 1e3f64.powi(n as i32))
+    })
+}
+
+/// Bytes with a unit: 800M, 4G, 1.5GiB.
+fn size(text: &str) -> Result<u64, String> {
+    scaled(text, |unit| {
+        let unit = unit.trim_end_matches("ib").trim_end_matches('b');
+        let place = ["", "k", "m", "g"].iter().position(|name| *name == unit);
+        place.map(|n| 1024f64.powi(n as i32))
+    })
 }
 
 impl Train {
@@ -378,25 +371,20 @@ impl Flags {
     }
 
     fn share(&self, name: &str, value: f64) -> Done<f64> {
-        match (0.0..=1.0).contains(&value) {
-            true => Ok(value),
-            false => Err(Failure::new(
-                format!("`--{name} {value}` is out of range"),
-                "give a fraction from 0 to 1",
-            )),
-        }
+        let problem = || format!("`--{name} {value}` is out of range");
+        let is_share = (0.0..=1.0).contains(&value);
+        is_share
+            .then_some(value)
+            .ok_or_else(|| Failure::new(problem(), "give a fraction from 0 to 1"))
     }
 
     fn held_out_share(&self) -> Done<f64> {
-        match self.held_out > 0.0 && self.held_out < 1.0 {
-            true => Ok(self.held_out),
-            false => {
-                let problem = format!("`--held-out {}` is out of range", self.held_out);
-                let hint =
-                    "give a fraction above 0 and below 1: the result is measured on held-out files";
-                Err(Failure::new(problem, hint))
-            }
+        if self.held_out > 0.0 && self.held_out < 1.0 {
+            return Ok(self.held_out);
         }
+        let problem = format!("`--held-out {}` is out of range", self.held_out);
+        let hint = "give a fraction above 0 and below 1: the result is measured on held-out files";
+        Err(Failure::new(problem, hint))
     }
 
     fn method_name(&self) -> MethodName {

@@ -27,7 +27,7 @@ pub struct Checkpoints {
     /// The one being written; when done, the seconds that took.
     writer: Option<JoinHandle<elapid::Result<f64>>>,
     /// The best weights, where they are not written yet.
-    best: Option<Capture<'static>>,
+    best: Option<Capture>,
 }
 
 /// The directory, for both threads.
@@ -70,14 +70,14 @@ impl Checkpoints {
     /// older ones it removes those before step `best_since`.
     pub fn save(&mut self, training: &Training, extra: &Value, best_since: u64) -> Done<()> {
         self.wait()?;
-        let capture = training.capture(Extent::Run, extra).into_owned();
+        let capture = training.capture(Extent::Run, extra);
         let (place, best) = (self.place.clone(), self.best.take());
         self.writer = Some(std::thread::spawn(move || {
             let begin = Instant::now();
             if let Some(best) = best {
-                best.save(place.best_path(best.step()))?;
+                best.save(place.best_path(best.step))?;
             }
-            capture.save(place.path(capture.step()))?;
+            capture.save(place.path(capture.step))?;
             place.prune(best_since);
             Ok(begin.elapsed().as_secs_f64())
         }));
@@ -95,7 +95,7 @@ impl Checkpoints {
 
     /// Keeps the weights as the best so far.
     pub fn keep_best(&mut self, training: &Training, extra: &Value) {
-        self.best = Some(training.capture(Extent::Weights, extra).into_owned());
+        self.best = Some(training.capture(Extent::Weights, extra));
     }
 
     /// The newest that verifies; what does not is named to `note`.
@@ -115,7 +115,7 @@ impl Checkpoints {
     pub fn best(&mut self, step: u64) -> Done<Option<Saved>> {
         self.wait()?;
         let path = self.place.best_path(step);
-        if let Some(best) = self.best.take_if(|best| best.step() == step) {
+        if let Some(best) = self.best.take_if(|best| best.step == step) {
             best.save(&path)?;
         }
         Ok(path.exists().then(|| Saved::open(&path).ok()).flatten())

@@ -104,14 +104,6 @@ impl RunConfig {
         }
     }
 
-    /// What an adapter of this run calls its base model.
-    pub fn base(&self) -> Option<String> {
-        match &self.origin {
-            Origin::Base { model, .. } => Some(model.display().to_string()),
-            Origin::Scratch { .. } => None,
-        }
-    }
-
     /// Of the run in `dir`.
     pub fn read(dir: &Path) -> Done<RunConfig> {
         let path = dir.join(FILE);

@@ -93,7 +93,7 @@ impl Gathered {
         };
         let (training, held_out) = (blocks(divided.train)?, blocks(divided.held_out)?);
         let facts = Facts {
-            split: divided.by.describe().into(),
+            split: divided.by.to_string(),
             left_out,
             n_training: training.len(),
             n_bytes: training.iter().map(Entry::n_bytes).sum(),

@@ -11,9 +11,11 @@ use super::checkpoints::Checkpoints;
 use super::config::{Budget, RunConfig};
 use super::data::Data;
 use super::finish;
+use super::interrupt::{is_interrupted, listen};
 use super::pace::Pace;
 use super::plan::Plan;
 use super::prepare::Prepared;
+use super::sample::sample;
 use crate::failpoint;
 use crate::machine;
 use crate::report::events::Events;
@@ -24,14 +26,11 @@ use elapid::Device;
 use elapid::Encoded;
 use elapid::Outcome;
 use elapid::Saved;
-use elapid::Tokenizer;
+use elapid::Settings;
 use elapid::{DocScore, EvalSettings, Score};
-use elapid::{Settings, Turn};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A run that is ready to go.
@@ -106,24 +105,6 @@ const RESUMED_RATE: f64 = 0.5;
 
 /// Times that a run may go back before it gives up.
 const N_ROLLBACKS_MAX: u32 = 8;
-
-/// How often Ctrl-C was pressed.
-static N_INTERRUPTS: AtomicU32 = AtomicU32::new(0);
-
-/// The first Ctrl-C asks the run to save and end, the second ends the process.
-fn listen() {
-    // A handler may be there already; then it is ours.
-    let _ = ctrlc::set_handler(|| {
-        if N_INTERRUPTS.fetch_add(1, Ordering::SeqCst) > 0 {
-            std::process::exit(130);
-        }
-        eprintln!("\nstopping  finishing this step and saving; press Ctrl-C again to stop at once");
-    });
-}
-
-fn is_interrupted() -> bool {
-    N_INTERRUPTS.load(Ordering::SeqCst) > 0
-}
 
 /// Why the loop ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,7 +220,7 @@ impl Run {
             let problem = "the base model is not the one this run started with";
             return Err(Failure::new(problem, "restore the old one, or start a new run"));
         }
-        let step = saved.step();
+        let step = saved.step;
         let metrics = Metrics::open(&self.dir, Some(step))?;
         let (dir, device) = (self.dir.display(), self.device.describe());
         self.live.line("resume", &format!("{dir} at step {step} on {device}"));
@@ -344,15 +325,13 @@ impl Run {
     fn set_budget(&mut self, budget: Budget, step: u64) -> Done<()> {
         let Plan { n_tok, .. } = self.plan;
         let settings = &mut self.config.settings;
-        // A rate that has fallen to nearly nothing would teach nothing more.
-        let rate = settings.rate(step).max(RESUMED_RATE);
         let n_steps = match budget {
             Budget::Steps(n) => n,
             Budget::Tokens(n) => n.div_ceil(n_tok as u64),
             Budget::Minutes(_) => Settings::OPEN,
         };
-        settings.turns.retain(|turn| turn.step < step);
-        settings.turns.push(Turn { step, n_steps, rate });
+        // A rate that has fallen to nearly nothing would teach nothing more.
+        settings.turn(step, n_steps, RESUMED_RATE);
         self.config.budget = match budget {
             Budget::Minutes(_) => budget,
             _ => Budget::Steps(n_steps),
@@ -364,7 +343,7 @@ impl Run {
         Ok(())
     }
 
-    /// Decides by the clock how many steps there are, where it is time to; it is written down first.
+    /// Decides by the clock how many steps there are, where it is time to, and writes it down.
     fn keep_time(&mut self, state: &mut Loop) -> Done<()> {
         let now_s = state.elapsed();
         let step = self.prepared.training.progress().step;
@@ -377,7 +356,7 @@ impl Run {
         }
         let end = Some(settings.end()).filter(|end| *end != Settings::OPEN);
         if let Some(n_steps) = pace.decide(end) {
-            settings.turn(step, n_steps);
+            settings.turn(step, n_steps, 0.0);
             self.config.write(&self.dir)?;
             self.prepared.training.settings = self.config.settings.clone();
         }
@@ -394,7 +373,7 @@ impl Run {
         }
         // Steps that are made again find it written down.
         if settings.turns.is_empty() {
-            settings.turn(step + 1, step + 1 + (step / 10).max(1));
+            settings.turn(step + 1, step + 1 + (step / 10).max(1), 0.0);
             self.config.write(&self.dir)?;
             self.prepared.training.settings = self.config.settings.clone();
         }
@@ -573,7 +552,7 @@ impl Run {
         saved.restore(&mut self.prepared.training)?;
         self.prepared.training.retreat(&later);
         state.watch.n_rollbacks += 1;
-        let step = saved.step();
+        let step = saved.step;
         let lr = self.prepared.training.lr();
         state.checkpoints.forget_after(step)?;
         state.metrics = Metrics::open(&self.dir, Some(step))?;
@@ -602,43 +581,8 @@ impl Run {
 }
 
 fn watch_of(saved: &Saved) -> Done<Watch> {
-    serde_json::from_value(saved.extra().clone()).map_err(|error| {
+    serde_json::from_value(saved.extra.clone()).map_err(|error| {
         let hint = "the run may come from another version of Elapid";
-        Failure::new(format!("the checkpoint of step {}: {error}", saved.step()), hint)
+        Failure::new(format!("the checkpoint of step {}: {error}", saved.step), hint)
     })
-}
-
-/// Documents of about so many tokens, of each language its share: those of the smallest hashes of
-/// names, so that the choice is stable and has nothing to do with the alphabet. The last may be cut.
-fn sample(documents: &[Encoded], n_tok_max: usize, tokenizer: &Tokenizer) -> Vec<Encoded> {
-    let n_all: usize = documents.iter().map(|document| document.ids.len()).sum();
-    if n_all <= n_tok_max {
-        return documents.to_vec();
-    }
-    let mut of_language: BTreeMap<&str, Vec<&Encoded>> = BTreeMap::new();
-    for document in documents {
-        of_language.entry(document.language).or_default().push(document);
-    }
-    // Where a document stands among its language, from 0 to 1: languages take turns by that.
-    let mut order: Vec<(f64, &Encoded)> = Vec::new();
-    for list in of_language.values_mut() {
-        list.sort_by_key(|document| elapid::name_hash(&document.name));
-        let n = list.len() as f64;
-        order.extend(
-            list.iter().enumerate().map(|(at, document)| ((at as f64 + 0.5) / n, *document)),
-        );
-    }
-    order.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let mut list = Vec::new();
-    let mut n_left = n_tok_max;
-    for (_, document) in order {
-        let n = document.ids.len().min(n_left);
-        // A few tokens of a document say little of it.
-        if n < document.ids.len().min(64) {
-            break;
-        }
-        list.push(document.cut(n, tokenizer));
-        n_left -= n;
-    }
-    list
 }

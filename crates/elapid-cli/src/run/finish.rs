@@ -157,7 +157,7 @@ pub fn finish(
 pub fn export(run: &Run) -> Done<std::path::PathBuf> {
     let prepared = &run.prepared;
     let dir = run.dir.join(export_name(&run.config.method));
-    prepared.session.save_from(&prepared.training, &dir, run.config.base().as_deref())?;
+    prepared.session.save_from(&prepared.training, &dir)?;
     Ok(dir)
 }
 
@@ -257,7 +257,7 @@ fn summarise(
     let model = run.prepared.session.model().info()?;
     let facts = vec![
         fact("model", format!("{}, {} layers", model.family, model.n_layer)),
-        fact("method", format!("{}, {}", config.method.name(), run.prepared.coverage)),
+        fact("method", format!("{}, {}", config.method, run.prepared.coverage)),
         fact("data", format!("{} documents", run.data.facts.n_training)),
         fact("held out", &run.data.facts.split),
         fact("device", run.device.describe()),

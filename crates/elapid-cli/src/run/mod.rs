@@ -18,10 +18,12 @@ pub mod config;
 mod data;
 mod drive;
 mod finish;
+mod interrupt;
 mod outside;
 mod pace;
 pub mod plan;
 mod prepare;
+mod sample;
 
 use crate::compute::Compute;
 use crate::files;
@@ -283,9 +285,9 @@ fn say_model(
         ),
     );
     let method = match &config.origin {
-        Origin::Scratch { .. } => "scratch",
-        Origin::Base { quant: Some(_), .. } => "qlora",
-        Origin::Base { .. } => config.method.name(),
+        Origin::Scratch { .. } => "scratch".into(),
+        Origin::Base { quant: Some(_), .. } => "qlora".into(),
+        Origin::Base { .. } => config.method.to_string(),
     };
     live.line("method", &format!("{method}, {coverage}"));
     let precision = if device.kind() == "cuda" { "" } else { ", f32" }; // CUDA says its own

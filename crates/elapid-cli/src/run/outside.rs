@@ -30,7 +30,7 @@ pub fn usable(path: &Path) -> Done<PathBuf> {
     let config = RunConfig::read(path)?;
     let checkpoints = Checkpoints::open(&path.join("checkpoints"), 1)?;
     let saved = checkpoints.newest(&mut |problem| eprintln!("note    {problem}"))?;
-    let (step, mark) = (saved.step(), path.join(EXPORTED));
+    let (step, mark) = (saved.step, path.join(EXPORTED));
     let place = path.join(export_name(&config.method));
     let is_fresh = place.is_dir() && read_json::<u64>(&mark).is_ok_and(|at| at == step);
     if !is_fresh {
@@ -38,7 +38,7 @@ pub fn usable(path: &Path) -> Done<PathBuf> {
         let (mut session, _) =
             prepare::session(&config, prepare::open(&config, Texts::Run(path))?, &device)?;
         session.restore(&saved)?;
-        session.save_as(&place, config.base().as_deref())?;
+        session.save(&place)?;
         write_json(&mark, &step)?;
     }
     eprintln!("note    {} is not finished: this is its model of step {step}", path.display());
@@ -88,7 +88,7 @@ pub fn look(dir: &Path, seen: &mut usize, live: &mut Live) -> Done<Look> {
     *seen = records.len();
     let page = dir.join(page::FILE);
     if !is_finished {
-        let facts = vec![Fact { name: "method".into(), value: config.method.name().into() }];
+        let facts = vec![Fact { name: "method".into(), value: config.method.to_string() }];
         let summary = Summary {
             title: config.source.display().to_string(),
             outcome: format!("under way: step {last}"),

@@ -2,8 +2,8 @@
 //!
 //! The rate stays up until a fifth of the time is left. Then the number of steps that still fit is
 //! decided, and the rate falls in a line to its end. Should the machine become slower or faster
-//! meanwhile, the end is moved. Time for measuring and saving afterwards is set aside: what the same
-//! took before the first step.
+//! meanwhile, the end is moved. Time for measuring and saving afterwards is set aside: what the
+//! same took before the first step.
 //!
 //! The clock decides here and nowhere else. Each decision becomes a `Turn` of the settings and is
 //! written into the run before it takes effect: a run that is resumed reads it there, and steps

@@ -120,26 +120,30 @@ struct Foretold {
     base: u64,
     small: Probe,
     large: Probe,
-    /// Seconds of the larger one.
-    seconds: f64,
 }
 
 impl Foretold {
     fn measure(prepared: &mut Prepared, context: usize, device: &Device) -> Done<Foretold> {
         let context = context.min(N_PROBE_TOK);
-        let small = prepared.training.probe(1, context)?;
-        let begin = Instant::now();
-        let large = prepared.training.probe(2, context)?;
-        let seconds = begin.elapsed().as_secs_f64();
-        Ok(Foretold { base: held(device), small, large, seconds })
+        let small = prepared.training.probe(1, context, 1)?;
+        let large = prepared.training.probe(2, context, 1)?;
+        Ok(Foretold { base: held(device), small, large })
     }
 
     fn buffers(&self, n_tok: usize) -> usize {
         foretell(&self.small, &self.large, n_tok)
     }
 
-    fn activations(&self, n_tok: usize) -> usize {
-        (self.large.activations as f64 / self.large.n_tok as f64 * n_tok as f64) as usize
+    /// A step of one pass over so many tokens.
+    fn probe(&self, n_tok: usize) -> Probe {
+        let share = n_tok as f64 / self.large.n_tok as f64;
+        Probe {
+            n_tok,
+            activations: (self.large.activations as f64 * share) as usize,
+            buffers: self.buffers(n_tok),
+            pass_s: self.large.pass_s * share,
+            ..self.large
+        }
     }
 }
 
@@ -235,12 +239,10 @@ pub fn plan(
     let n_accumulate = config.settings.n_accumulate;
     let (n_pass_tok, base) = (n_rows * context, foretold.base);
     let fixed = prepared.training.fixed();
-    let (mut activations, mut buffers) =
-        (foretold.activations(n_pass_tok), foretold.buffers(n_pass_tok));
-    let seconds = pass_and_update(config, prepared, device, &foretold)?;
-    if let Seconds { found: Some((found_activations, found_buffers)), .. } = seconds {
-        (activations, buffers) = (found_activations, found_buffers);
-    }
+    let Probe { activations, buffers, pass_s, update_s, .. } = match is_gpu(device) {
+        true => prepared.training.probe(n_rows, context, 3)?,
+        false => foretold.probe(n_pass_tok),
+    };
     let peak = base + buffers as u64 + copies(prepared, device);
     let host_peak = is_gpu(device).then(|| {
         let checkpoint = checkpoint_bytes(prepared) + fixed.gradients as u64;
@@ -262,7 +264,7 @@ pub fn plan(
         n_accumulate,
         checkpointing: config.checkpointing,
         n_tok: n_pass_tok * n_accumulate,
-        step_s: seconds.pass * n_accumulate as f64 + seconds.update,
+        step_s: pass_s * n_accumulate as f64 + update_s,
         limit_tok_s: product_rate(device) / flops,
         n_steps: 0,
         total_s: 0.0,
@@ -279,51 +281,6 @@ pub fn plan(
         }
         _ => Ok(plan),
     }
-}
-
-/// What a step is made of.
-struct Seconds {
-    pass: f64,
-    update: f64,
-    /// Activations and buffers in bytes, where a pass of the size chosen was made.
-    found: Option<(usize, usize)>,
-}
-
-fn pass_and_update(
-    config: &RunConfig,
-    prepared: &mut Prepared,
-    device: &Device,
-    foretold: &Foretold,
-) -> Done<Seconds> {
-    let n_pass_tok = config.n_rows * config.context;
-    let is_short = !is_gpu(device);
-    let (n_rows, context, n_reps) = match is_short {
-        true => (1, config.context.min(N_PROBE_TOK), 1),
-        false => (config.n_rows, config.context, 3),
-    };
-    let training = &mut prepared.training;
-    training.set_checkpointing(config.checkpointing);
-    device.trim();
-    let before = device.memory().reserved;
-    let mut trial = training.trial(n_rows, context);
-    let (mut pass, mut update, mut activations) = (f64::INFINITY, f64::INFINITY, 0);
-    for _ in 0..n_reps {
-        let begin = Instant::now();
-        activations = trial.pass()?;
-        pass = pass.min(begin.elapsed().as_secs_f64());
-        let begin = Instant::now();
-        trial.update();
-        device.wait()?;
-        update = update.min(begin.elapsed().as_secs_f64());
-    }
-    drop(trial);
-    let buffers = device.memory().reserved.saturating_sub(before);
-    device.trim();
-    if is_short {
-        let pass = foretold.seconds / foretold.large.n_tok as f64 * n_pass_tok as f64;
-        return Ok(Seconds { pass, update, found: None });
-    }
-    Ok(Seconds { pass, update, found: Some((activations, buffers)) })
 }
 
 /// Measurements in a run.

@@ -6,7 +6,7 @@
 //! Not here: which files are read (`walk.rs`).
 
 use super::walk::Walk;
-use elapid::{Divisible, Document, Error, Result, Signature};
+use elapid::{Document, Error, Result, Signature};
 use rayon::prelude::*;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -146,8 +146,8 @@ impl Entry {
         let n_all = self.range.end - self.range.start;
         let at = match n_all > TEXT_BYTES_MAX {
             true => self.cut_before(self.range.start + ((1.0 - fraction) * n_all as f64) as u64)?,
-            false => match Divisible::cut(&self.load(walk)?, fraction) {
-                Some((training, _)) => self.range.start + training.n_bytes() as u64,
+            false => match elapid::cut_end(&self.load(walk)?.text(), fraction) {
+                Some(at) => self.range.start + at as u64,
                 None => return Ok(None),
             },
         };

@@ -60,8 +60,8 @@ pub fn head(directory: &Path) -> Option<String> {
     String::from_utf8(line).ok().map(|line| line.trim().to_string())
 }
 
-/// Dates of the files under `directory` at HEAD. None where there is no git program, no work tree of
-/// git, no commit, nothing committed under `directory`, or a repository that git does not read.
+/// Dates of the files under `directory` at HEAD. None where there is no git program, no work tree,
+/// no commit, nothing committed under `directory`, or a repository that git does not read.
 pub fn dates(directory: &Path) -> Option<Dates> {
     dates_within(directory, N_COMMIT_MAX)
 }

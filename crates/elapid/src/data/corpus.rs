@@ -4,7 +4,7 @@
 //! tokens   the ids of all documents, one after the other: u16 where no id needs more, else u32,
 //!          little-endian
 //! index    a line of JSON for each document, in the same order:
-//!          {"name":"src/a.rs","language":"Rust","n_bytes":812,"n_tok":240,"turns":[1],"weight":1.0}
+//!          {"name":"a.rs","language":"Rust","n_bytes":812,"n_tok":240,"turns":[1],"weight":1.0}
 //! ```
 //!
 //! `turns` are the tokens from which on learned and not learned take turns; the first token is not

@@ -24,7 +24,6 @@
 //! text; in all 6 KiB at least, where a third of the text is that much. A near copy of another is
 //! not cut: its end would be learned from the other.
 
-use super::{Document, Part};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,9 +59,15 @@ pub enum SplitBy {
     End,
 }
 
+impl std::fmt::Display for SplitBy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.describe())
+    }
+}
+
 impl SplitBy {
     /// As in "41 files held out by commit date, in each language".
-    pub fn describe(self) -> &'static str {
+    pub(crate) fn describe(self) -> &'static str {
         match self {
             SplitBy::Date => "by commit date, in each language",
             SplitBy::Hash => "by a hash of the name, in each language",
@@ -72,50 +77,43 @@ impl SplitBy {
     }
 }
 
-/// What the split looks at besides the text.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SplitItem {
+/// A document as the split sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct SplitItem<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its language.
+    pub language: &'static str,
+    /// Its size.
+    pub n_bytes: usize,
+    /// Whether it is one text, whose end can be held out.
+    pub is_text: bool,
     /// Which of the documents are near copies of each other: equal numbers.
     pub cluster: usize,
     /// When it was last changed, in seconds since any fixed moment.
     pub date: Option<i64>,
 }
 
-/// A document as the split sees it: with its text, or with that elsewhere.
-pub trait Divisible: Clone {
-    /// Its name.
-    fn name(&self) -> &str;
-    /// Its language.
-    fn language(&self) -> &'static str;
-    /// Its size.
-    fn n_bytes(&self) -> usize;
-    /// A document without its last lines, and these: at least `fraction` of the bytes. `None`
-    /// where there is nothing to cut: less than two characters, or a text in parts.
-    fn cut(&self, fraction: f64) -> Option<(Self, Self)>;
-}
-
-/// Two sides, neither empty; documents in the order in which they were given.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Split<T> {
+/// What is held out; neither side is empty.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Split {
     /// What decided.
     pub by: SplitBy,
-    /// To learn from.
-    pub train: Vec<T>,
-    /// To measure on.
-    pub held_out: Vec<T>,
+    /// Indices of the documents, ascending: of the whole ones, or with [`SplitBy::End`] of those
+    /// whose ends are held out.
+    pub held_out: Vec<usize>,
+    /// With [`SplitBy::End`], how much of each; see [`cut`].
+    pub share: f64,
 }
 
-impl<T: Divisible> Split<T> {
-    /// Says so where no comparison on the held-out text can have a verdict.
-    pub fn note(&self) -> Option<String> {
-        let sizes: Vec<usize> = self.held_out.iter().map(T::n_bytes).collect();
-        let n_blocks: usize = sizes.iter().map(|n_bytes| n_bytes.div_ceil(BLOCK_BYTES)).sum();
-        let (n_docs, n_bytes) = (sizes.len(), sizes.iter().sum::<usize>());
-        let noun = if n_docs == 1 { "document of" } else { "documents, together" };
-        (n_blocks < N_BLOCKS_MIN).then(|| {
-            format!("{n_docs} held-out {noun} {n_bytes} bytes: too little to prove a difference")
-        })
-    }
+/// Says so where no comparison on held-out documents of these sizes can have a verdict.
+pub fn too_little(sizes: &[usize]) -> Option<String> {
+    let n_blocks: usize = sizes.iter().map(|n_bytes| n_bytes.div_ceil(BLOCK_BYTES)).sum();
+    let (n_docs, n_bytes) = (sizes.len(), sizes.iter().sum::<usize>());
+    let noun = if n_docs == 1 { "document of" } else { "documents, together" };
+    (n_blocks < N_BLOCKS_MIN).then(|| {
+        format!("{n_docs} held-out {noun} {n_bytes} bytes: too little to prove a difference")
+    })
 }
 
 /// A cluster and what speaks for holding it out.
@@ -130,16 +128,11 @@ struct Cluster {
     hash: u64,
 }
 
-/// Holds out at least `fraction` of the text, as the table says; `items` are as many as the
-/// documents. `None` where there is too little text for two sides.
-pub fn split<T: Divisible>(
-    documents: Vec<T>,
-    items: &[SplitItem],
-    fraction: f64,
-) -> Option<Split<T>> {
-    assert_eq!(documents.len(), items.len(), "documents and what is known of them");
-    if documents.len() < N_DOCS_CUT
-        && let Some(split) = cut_ends(&documents, items, fraction)
+/// Holds out at least `fraction` of the text, as the table says. `None` where there is too little
+/// text for two sides.
+pub fn split(items: &[SplitItem<'_>], fraction: f64) -> Option<Split> {
+    if items.len() < N_DOCS_CUT
+        && let Some(split) = ends(items, fraction)
     {
         return Some(split);
     }
@@ -150,36 +143,31 @@ pub fn split<T: Divisible>(
         false if 2 * n_dated >= items.len() => SplitBy::Date,
         false => SplitBy::Hash,
     };
-    let mut clusters = clusters(&documents, items, by);
+    let mut clusters = clusters(items, by);
     // The likeliest to be held out come first.
     clusters.sort_by_key(|cluster| match by {
         SplitBy::Date => (Reverse(cluster.date), cluster.hash),
         _ => (Reverse(0), cluster.hash),
     });
-    let held = choose(&clusters, fraction)?;
-    let (mut train, mut held_out) = (Vec::new(), Vec::new());
-    for (idx, document) in documents.into_iter().enumerate() {
-        let side = if held.contains(&idx) { &mut held_out } else { &mut train };
-        side.push(document);
-    }
-    Some(Split { by, train, held_out })
+    let held_out = choose(&clusters, fraction)?.into_iter().collect();
+    Some(Split { by, held_out, share: 1.0 })
 }
 
-fn clusters<T: Divisible>(documents: &[T], items: &[SplitItem], by: SplitBy) -> Vec<Cluster> {
+fn clusters(items: &[SplitItem<'_>], by: SplitBy) -> Vec<Cluster> {
     let mut map: BTreeMap<usize, Cluster> = BTreeMap::new();
-    for (idx, (document, item)) in documents.iter().zip(items).enumerate() {
+    for (idx, item) in items.iter().enumerate() {
         let number = if by == SplitBy::Alike { idx } else { item.cluster };
         let cluster = map.entry(number).or_insert_with(|| Cluster {
             members: Vec::new(),
             n_bytes: 0,
-            language: document.language(),
+            language: item.language,
             date: i64::MAX,
             hash: 0,
         });
         cluster.members.push(idx);
-        cluster.n_bytes += document.n_bytes();
+        cluster.n_bytes += item.n_bytes;
         cluster.date = cluster.date.min(item.date.unwrap_or(i64::MAX));
-        cluster.hash = cluster.hash.max(hash(document.name()));
+        cluster.hash = cluster.hash.max(hash(item.name));
     }
     map.into_values().collect()
 }
@@ -237,56 +225,24 @@ pub fn hash(name: &str) -> u64 {
 }
 
 /// Holds out the ends of the long documents, or of the only one, that are like no other.
-fn cut_ends<T: Divisible>(documents: &[T], items: &[SplitItem], fraction: f64) -> Option<Split<T>> {
+fn ends(items: &[SplitItem<'_>], fraction: f64) -> Option<Split> {
     let is_long = |idx: &usize| {
-        let n_alike = items.iter().filter(|item| item.cluster == items[*idx].cluster).count();
-        n_alike == 1 && (documents.len() == 1 || documents[*idx].n_bytes() >= CUT_BYTES)
+        let one = &items[*idx];
+        let n_alike = items.iter().filter(|item| item.cluster == one.cluster).count();
+        one.is_text && n_alike == 1 && (items.len() == 1 || one.n_bytes >= CUT_BYTES)
     };
-    let long: Vec<usize> = (0..documents.len()).filter(is_long).collect();
-    let n_bytes: usize = documents.iter().map(T::n_bytes).sum();
-    let n_bytes_long: usize = long.iter().map(|idx| documents[*idx].n_bytes()).sum();
+    let held_out: Vec<usize> = (0..items.len()).filter(is_long).collect();
+    let n_bytes: usize = items.iter().map(|item| item.n_bytes).sum();
+    let n_bytes_long: usize = held_out.iter().map(|idx| items[*idx].n_bytes).sum();
     let wanted = (fraction * n_bytes as f64).max(ENDS_BYTES) / n_bytes_long as f64;
     let share = if wanted <= SHARE_MAX { wanted } else { fraction };
-    let (mut train, mut held_out) = (documents.to_vec(), Vec::new());
-    for idx in long {
-        if let Some((begin, end)) = documents[idx].cut(share) {
-            train[idx] = begin;
-            held_out.push(end);
-        }
-    }
-    (!held_out.is_empty()).then_some(Split { by: SplitBy::End, train, held_out })
+    (!held_out.is_empty()).then_some(Split { by: SplitBy::End, held_out, share })
 }
 
-impl Divisible for Document {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn language(&self) -> &'static str {
-        self.language
-    }
-
-    fn n_bytes(&self) -> usize {
-        Document::n_bytes(self)
-    }
-
-    /// Where there are no lines it is cut between words, or between characters.
-    fn cut(&self, fraction: f64) -> Option<(Document, Document)> {
-        let [part] = self.parts.as_slice() else { return None };
-        let at = cut_at(&part.text, fraction)?;
-        let side = |name: String, text: &str| Document {
-            name,
-            language: self.language,
-            parts: vec![Part { text: text.to_string(), ..*part }],
-        };
-        let (training, held_out) = part.text.split_at(at);
-        let end = format!("{} (its end)", self.name);
-        Some((side(self.name.clone(), training), side(end, held_out)))
-    }
-}
-
-/// Where the last `fraction` begins: never at either end.
-fn cut_at(text: &str, fraction: f64) -> Option<usize> {
+/// Where the last lines of a text begin that are at least `fraction` of its bytes: never at either
+/// end. Where there are no lines it is cut between words, or between characters. `None` for less
+/// than two characters.
+pub fn cut(text: &str, fraction: f64) -> Option<usize> {
     // Beginnings of lines; else of words; else any character.
     let after = |find: fn(char) -> bool| -> Vec<usize> {
         let found = text.char_indices().filter(|pair| find(pair.1));
@@ -303,21 +259,85 @@ fn cut_at(text: &str, fraction: f64) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::{Document, Part};
+
+    #[derive(Clone, Copy, Default)]
+    struct Item {
+        cluster: usize,
+        date: Option<i64>,
+    }
+
+    #[derive(Debug, PartialEq)]
+    struct Sides {
+        by: SplitBy,
+        train: Vec<Document>,
+        held_out: Vec<Document>,
+    }
+
+    impl Sides {
+        fn note(&self) -> Option<String> {
+            too_little(&self.held_out.iter().map(Document::n_bytes).collect::<Vec<_>>())
+        }
+    }
+
+    /// Both sides of a document.
+    fn cut_document(document: &Document, fraction: f64) -> Option<(Document, Document)> {
+        let [part] = document.parts.as_slice() else { return None };
+        let (first, last) = part.text.split_at(cut(&part.text, fraction)?);
+        let side = |name: &str, text: &str| Document {
+            name: name.into(),
+            language: document.language,
+            parts: vec![Part { text: text.into(), ..*part }],
+        };
+        let end = format!("{} (its end)", document.name);
+        Some((side(&document.name, first), side(&end, last)))
+    }
+
+    fn divide(documents: Vec<Document>, items: &[Item], fraction: f64) -> Option<Sides> {
+        let item = |(document, item): (&'_ Document, &Item)| (document.n_bytes(), *item);
+        let known: Vec<_> = documents.iter().zip(items).map(item).collect();
+        let all: Vec<SplitItem<'_>> = documents
+            .iter()
+            .zip(&known)
+            .map(|(document, (n_bytes, Item { cluster, date }))| SplitItem {
+                name: &document.name,
+                language: document.language,
+                n_bytes: *n_bytes,
+                is_text: true,
+                cluster: *cluster,
+                date: *date,
+            })
+            .collect();
+        let Split { by, held_out: chosen, share } = split(&all, fraction)?;
+        let (mut train, mut held_out) = (Vec::new(), Vec::new());
+        for (idx, document) in documents.iter().enumerate() {
+            match (chosen.contains(&idx), by) {
+                (false, _) => train.push(document.clone()),
+                (true, SplitBy::End) => {
+                    let (first, last) = cut_document(document, share)?;
+                    train.push(first);
+                    held_out.push(last);
+                }
+                (true, _) => held_out.push(document.clone()),
+            }
+        }
+        Some(Sides { by, train, held_out })
+    }
 
     const TENTH: f64 = 0.1;
 
     /// `n` documents of one language and 100 to 200 bytes, each like no other.
-    fn documents(n: usize) -> (Vec<Document>, Vec<SplitItem>) {
+    fn documents(n: usize) -> (Vec<Document>, Vec<Item>) {
         let one = |n: usize| {
             let text = "let it be;\n".repeat(9 + n * 7 % 10);
             Document::whole(format!("src/file-{n}.rs"), text)
         };
-        let item = |cluster: usize| SplitItem { cluster, date: None };
+        let item = |cluster: usize| Item { cluster, date: None };
         ((0..n).map(one).collect(), (0..n).map(item).collect())
     }
 
-    fn tenth(documents: &[Document], items: &[SplitItem]) -> Split<Document> {
-        split(documents.to_vec(), items, TENTH).unwrap()
+    fn tenth(documents: &[Document], items: &[Item]) -> Sides {
+        divide(documents.to_vec(), items, TENTH).unwrap()
     }
 
     fn names(documents: &[Document]) -> Vec<&str> {
@@ -325,7 +345,7 @@ mod tests {
     }
 
     /// Numbers of the held-out documents.
-    fn held(split: &Split<Document>) -> Vec<usize> {
+    fn held(split: &Sides) -> Vec<usize> {
         let number = |name: &str| name[9..name.len() - 3].parse().unwrap();
         names(&split.held_out).into_iter().map(number).collect()
     }
@@ -366,7 +386,7 @@ mod tests {
             for fraction in [0.0, TENTH, 0.5, 1.0, f64::NAN] {
                 for date in [None, Some(7)] {
                     items.iter_mut().for_each(|item| item.date = date);
-                    let split = split(all.clone(), &items, fraction).unwrap();
+                    let split = divide(all.clone(), &items, fraction).unwrap();
                     assert!(!split.train.is_empty(), "{n} {fraction} {date:?}");
                     assert!(!split.held_out.is_empty(), "{n} {fraction} {date:?}");
                     let mut both = [names(&split.train), names(&split.held_out)].concat();
@@ -377,9 +397,9 @@ mod tests {
                 }
             }
         }
-        assert_eq!(split(Vec::<Document>::new(), &[], TENTH), None);
+        assert_eq!(divide(Vec::new(), &[], TENTH), None);
         let empty = vec![Document::whole("a", "")];
-        assert_eq!(split(empty, &[SplitItem::default()], TENTH), None);
+        assert_eq!(divide(empty, &[Item::default()], TENTH), None);
     }
 
     #[test]
@@ -395,7 +415,7 @@ mod tests {
         }
         // A larger fraction is what was asked for.
         let (all, items) = documents(100);
-        let half = split(all.clone(), &items, 0.5).unwrap();
+        let half = divide(all.clone(), &items, 0.5).unwrap();
         let share = bytes(&half.held_out) as f64 / bytes(&all) as f64;
         assert!((0.5..0.52).contains(&share), "{share}");
     }
@@ -458,7 +478,7 @@ mod tests {
         let (all, mut items) = documents(300);
         for dated in [false, true] {
             for (idx, item) in items.iter_mut().enumerate() {
-                *item = SplitItem { cluster: idx % 97, date: dated.then_some(idx as i64) };
+                *item = Item { cluster: idx % 97, date: dated.then_some(idx as i64) };
             }
             let split = tenth(&all, &items);
             let of_held: Vec<usize> = held(&split).iter().map(|idx| idx % 97).collect();
@@ -500,7 +520,7 @@ mod tests {
         let lines = |n: usize| (0..n).map(|n| format!("line {n}\n")).collect::<String>();
         let long = |name: &str, n: usize| Document::whole(name, lines(n));
         let all = vec![long("a.py", 900), long("b.py", 1200), long("c.py", 20), long("d.py", 700)];
-        let items: Vec<_> = (0..4).map(|cluster| SplitItem { cluster, date: None }).collect();
+        let items: Vec<_> = (0..4).map(|cluster| Item { cluster, date: None }).collect();
         let split = tenth(&all, &items);
         assert_eq!((split.by, split.train.len()), (SplitBy::End, 4));
         assert_eq!(names(&split.held_out), ["a.py (its end)", "b.py (its end)", "d.py (its end)"]);
@@ -524,12 +544,12 @@ mod tests {
     fn one_document_is_cut_by_lines_then_words_then_characters() {
         let lines: String = (0..50).map(|n| format!("line {n}\n")).collect();
         let document = Document::whole("a.rs", lines.clone());
-        let (training, held_out) = document.cut(TENTH).unwrap();
+        let (training, held_out) = cut_document(&document, TENTH).unwrap();
         assert_eq!(held_out.text().lines().count(), 5);
         assert_eq!([training.text(), held_out.text()].concat(), lines);
         assert_eq!((training.language, held_out.language), ("Rust", "Rust"));
         let cut = |text: &str| {
-            let sides = Document::whole("a", text).cut(TENTH)?;
+            let sides = cut_document(&Document::whole("a", text), TENTH)?;
             Some((sides.0.text().into_owned(), sides.1.text().into_owned()))
         };
         assert_eq!(cut("a b c"), Some(("a b ".into(), "c".into())));

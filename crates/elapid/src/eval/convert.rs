@@ -40,9 +40,15 @@ pub enum Same {
     Different,
 }
 
+impl std::fmt::Display for Same {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 impl Same {
     /// One word.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Same::Equal => "equal",
             Same::Same => "same",

@@ -20,6 +20,12 @@ pub enum Form {
     Package,
 }
 
+impl std::fmt::Display for Form {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 impl Form {
     /// What the name of a path says: `.gguf`, `.elapid`, anything else is a directory.
     pub fn of_path(path: &Path) -> Form {
@@ -31,7 +37,7 @@ impl Form {
     }
 
     /// `gguf`, `hf` or `package`.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Form::Gguf => "gguf",
             Form::Directory => "hf",

@@ -159,7 +159,7 @@ impl Device {
     }
 
     /// Waits until the device has done all that it was given, and tells what went wrong.
-    pub fn wait(&self) -> Result<()> {
+    pub(crate) fn wait(&self) -> Result<()> {
         self.gpu().map_or(Ok(()), |gpu| {
             gpu.wait();
             gpu.check()

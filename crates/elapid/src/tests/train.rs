@@ -195,7 +195,7 @@ fn a_run_goes_on_from_any_checkpoint_to_the_bit() {
                 })
                 .unwrap();
             let saved = Saved::parse("a", Arc::new(bytes)).unwrap();
-            assert_eq!((saved.step(), saved.extra()), (3, &extra));
+            assert_eq!((saved.step, &saved.extra), (3, &extra));
             let mut second = setup.training(&device);
             // It has been elsewhere before.
             losses(&mut second, 1);

@@ -46,9 +46,15 @@ pub enum Method {
     Embeddings,
 }
 
+impl std::fmt::Display for Method {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 impl Method {
     /// As people write it.
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             Method::Full => "full",
             Method::Lora(_) => "lora",

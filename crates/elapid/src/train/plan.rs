@@ -18,11 +18,11 @@ use crate::model::Model;
 use crate::model::config::FeedForwardConfig;
 use crate::model::weights::{ParamId, Role, Weights};
 use crate::ops::adamw::AdamW;
-use crate::tape::Gradients;
 use crate::tensor::batch::Batch;
 use crate::tensor::rng::Rng;
-use crate::train::{StepReport, StepSettings, Trainer, Training};
+use crate::train::{StepSettings, Trainer, Training};
 use serde::{Deserialize, Serialize};
+use std::time::Instant;
 
 /// Bytes of a model in training that do not depend on the batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,15 +49,19 @@ impl Fixed {
     }
 }
 
-/// What a pass took.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a step took.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Probe {
     /// Tokens in it.
     pub n_tok: usize,
     /// Bytes that the tape held at the end of the forward pass.
     pub activations: usize,
-    /// Bytes of buffers that the pass and its gradients took from the system.
+    /// Bytes of buffers that the step took from the system.
     pub buffers: usize,
+    /// Seconds of the forward and backward pass.
+    pub pass_s: f64,
+    /// Seconds of the optimizer.
+    pub update_s: f64,
 }
 
 impl Training {
@@ -71,71 +75,37 @@ impl Training {
         flops_per_token(&self.trainer.model, &self.trainer.weights)
     }
 
-    /// Makes a pass over random tokens with gradients, and changes nothing; what it took.
-    pub fn probe(&mut self, n_rows: usize, context: usize) -> Result<Probe> {
-        let device = self.trainer.weights.device().clone();
-        device.run(|| probe(&mut self.trainer, n_rows, context))
-    }
-
-    /// Steps over random tokens that take their time and change no parameter.
-    pub fn trial(&mut self, n_rows: usize, context: usize) -> Trial<'_> {
-        let part = random_batch(self.trainer.model.config().n_vocab, n_rows, context);
-        Trial { training: self, part, found: None }
-    }
-}
-
-/// Steps that change nothing, for their time and memory.
-pub struct Trial<'a> {
-    training: &'a mut Training,
-    part: PackedBatch,
-    found: Option<(StepReport, Gradients)>,
-}
-
-impl Trial<'_> {
-    /// Forward and backward; the bytes that the tape held in between.
-    pub fn pass(&mut self) -> Result<usize> {
-        let (trainer, parts) = (&mut self.training.trainer, std::slice::from_ref(&self.part));
+    /// Makes steps over random tokens, `n_rows` of `context`, that change no parameter; what one
+    /// took, the fastest of `n_reps`.
+    ///
+    /// Buffers are given back to the system before and after: what is measured is this alone.
+    pub fn probe(&mut self, n_rows: usize, context: usize, n_reps: usize) -> Result<Probe> {
+        let trainer = &mut self.trainer;
         let device = trainer.weights.device().clone();
-        let found = device.run(|| trainer.gradients_of(parts, None, || ()))?;
-        let n_bytes = found.0.tape_bytes;
-        self.found = Some(found);
-        Ok(n_bytes)
-    }
-
-    /// The optimizer, with a learning rate of zero.
-    pub fn update(&mut self) {
-        if let Some((report, grads)) = self.found.take() {
-            let adamw = AdamW { lr: 0.0, weight_decay: 0.0, ..AdamW::default() };
-            let settings = StepSettings { adamw, clip_norm: None };
-            let trainer = &mut self.training.trainer;
-            let device = trainer.weights.device().clone();
+        device.trim();
+        let before = device.memory().reserved;
+        let part = [random_batch(trainer.model.config().n_vocab, n_rows, context)];
+        let adamw = AdamW { lr: 0.0, weight_decay: 0.0, ..AdamW::default() };
+        let settings = StepSettings { adamw, clip_norm: None };
+        let (mut activations, mut pass_s, mut update_s) = (0, f64::INFINITY, f64::INFINITY);
+        for _ in 0..n_reps.max(1) {
+            let begin = Instant::now();
+            let (report, grads) = device.run(|| trainer.gradients_of(&part, None, || ()))?;
+            pass_s = pass_s.min(begin.elapsed().as_secs_f64());
+            activations = report.tape_bytes;
+            let begin = Instant::now();
             device.run(|| trainer.update(&grads, report.grad_norm, &settings));
+            device.wait()?;
+            update_s = update_s.min(begin.elapsed().as_secs_f64());
         }
+        trainer.optimizer.reset();
+        let buffers = device.memory().reserved.saturating_sub(before);
+        device.trim();
+        Ok(Probe { n_tok: n_rows * context, activations, buffers, pass_s, update_s })
     }
 }
 
-impl Drop for Trial<'_> {
-    fn drop(&mut self) {
-        self.training.trainer.optimizer.reset();
-    }
-}
-
-/// Makes a pass over random tokens, `n_rows` of `context`, with gradients, and changes nothing.
-///
-/// Buffers are given back to the system before and after: what is measured is this pass alone.
-pub fn probe(trainer: &mut Trainer, n_rows: usize, context: usize) -> Result<Probe> {
-    let device = trainer.weights.device().clone();
-    device.trim();
-    let before = device.memory().reserved;
-    let part = random_batch(trainer.model.config().n_vocab, n_rows, context);
-    let (report, grads) = trainer.gradients_of(&[part], None, || ())?;
-    drop(grads);
-    let buffers = device.memory().reserved - before;
-    device.trim();
-    Ok(Probe { n_tok: n_rows * context, activations: report.tape_bytes, buffers })
-}
-
-/// Random rows, every token to be foreseen.
+/// Random rows, every token to be predicted.
 pub fn random_batch(n_vocab: usize, n_rows: usize, context: usize) -> PackedBatch {
     let rng = Rng::new(0, 0);
     let id = |n: usize| rng.below(n as u64, n_vocab as u64) as u32;

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! with mean and mean deviation of the last steps (each new one counts a twentieth), once twenty
-//! have been seen. Such a step changes nothing. The caller goes back to the last good state and
+//! have been seen; before, when it is twice the mean of at least three. Such a step changes nothing. The caller goes back to the last good state and
 //! calls `retreat`: half the rate, and the batch is left out, which would only diverge again.
 //!
 //! Not here: the clock, files, evaluation (`eval.rs`); the caller decides when to save and measure.
@@ -109,7 +109,7 @@ impl Settings {
     }
 
     /// The share of the highest rate that a step (from 0) gets.
-    pub fn rate(&self, step: u64) -> f64 {
+    pub(crate) fn rate(&self, step: u64) -> f64 {
         let turn = self.turns.iter().rfind(|turn| turn.step <= step);
         let Some(turn) = turn.filter(|_| self.schedule != Schedule::Constant) else {
             return self.schedule.rate(step, self.n_steps, self.n_warmup, self.lr_min);
@@ -119,9 +119,10 @@ impl Settings {
         self.lr_min + (turn.rate - self.lr_min) * height
     }
 
-    /// Ends the run at `n_steps`, with the rate falling from what it is at `step`.
-    pub fn turn(&mut self, step: u64, n_steps: u64) {
-        let rate = self.rate(step);
+    /// Ends the run at `n_steps`, with the rate falling from what it is at `step`, or from
+    /// `at_least`.
+    pub fn turn(&mut self, step: u64, n_steps: u64, at_least: f64) {
+        let rate = self.rate(step).max(at_least);
         self.turns.retain(|turn| turn.step < step);
         self.turns.push(Turn { step, n_steps, rate });
     }
@@ -150,15 +151,19 @@ pub struct Progress {
 
 /// Share of a new loss in the means.
 const SHARE: f64 = 0.05;
-/// Losses before a jump is believed.
+/// Losses before a jump is believed, and before one to twice the mean is.
 const N_SEEN_MIN: u32 = 20;
+const N_SEEN_FEW: u32 = 3;
 /// Deviations that a loss may be off without being a jump.
 const N_DEVIATIONS: f64 = 6.0;
 
 impl Progress {
     fn is_spike(&self, loss: f64, spike: f64) -> bool {
-        let limit = self.mean + spike.ln() + N_DEVIATIONS * self.deviation;
-        self.n_seen >= N_SEEN_MIN && loss > limit
+        match self.n_seen {
+            0..N_SEEN_FEW => false,
+            N_SEEN_FEW..N_SEEN_MIN => loss > 2.0 * self.mean + spike.ln(),
+            _ => loss > self.mean + spike.ln() + N_DEVIATIONS * self.deviation,
+        }
     }
 
     fn see(&mut self, loss: f64) {
@@ -226,13 +231,6 @@ impl Training {
         self.trainer.options.checkpoint = on;
     }
 
-    /// Lays out the rows of the next epoch and goes back: for the memory that takes.
-    pub fn lay_out_next_epoch(&mut self) -> Result<()> {
-        let begin = self.loader.cursor();
-        self.loader.seek(Cursor { epoch: begin.epoch + 1, row: 0 })?;
-        self.loader.seek(begin)
-    }
-
     /// Tokens of one time through the documents, each as often as its weight says.
     pub fn n_tok_epoch(&self) -> usize {
         self.loader.n_tok_epoch()
@@ -297,7 +295,10 @@ impl Training {
         let lr = self.lr();
         let Training { trainer, loader, settings, progress, ready } = self;
         let mut next = || Training::next_batches(loader, settings, &progress.skipped);
-        let Ready { place, parts, after } = ready.take().unwrap_or_else(&mut next)?;
+        let made = ready.take().unwrap_or_else(&mut next)?;
+        // What was made before a retreat may be what is left out now.
+        let is_left_out = progress.skipped.contains(&made.place);
+        let Ready { place, parts, after } = if is_left_out { next()? } else { made };
         let n_tok = parts.iter().map(|part| part.batch.tokens.len()).sum();
         let noise = Noise { seed: settings.seed, counter: progress.step };
         let meanwhile = || *ready = Some(next());
@@ -389,19 +390,19 @@ mod tests {
         let rates = |s: &Settings| (0..20).map(|step| s.rate(step)).collect::<Vec<f64>>();
         assert_eq!(rates(&open)[2..], [1.0; 18]);
         let mut turned = open.clone();
-        turned.turn(10, 14);
+        turned.turn(10, 14, 0.0);
         assert_eq!(turned.end(), 14);
         assert_eq!(rates(&turned)[..11], rates(&open)[..11]);
         assert_eq!(turned.rate(12), 0.1 + 0.9 * 0.5);
         assert!((turned.rate(14) - 0.1).abs() < 1e-12);
         // Moved on the way: what was there before stays, and the rate falls on from where it was.
         let mut moved = turned.clone();
-        moved.turn(12, 20);
+        moved.turn(12, 20, 0.0);
         assert_eq!(moved.end(), 20);
         assert_eq!(rates(&moved)[..13], rates(&turned)[..13]);
         assert!(moved.rate(13) < turned.rate(12) && moved.rate(13) > turned.rate(13));
         // Decided again for the same step: the later word counts.
-        moved.turn(12, 13);
+        moved.turn(12, 13, 0.0);
         assert_eq!((moved.turns.len(), moved.end()), (2, 13));
         let text = serde_json::to_string(&moved).unwrap();
         assert_eq!(serde_json::from_str::<Settings>(&text).unwrap(), moved);
@@ -410,7 +411,7 @@ mod tests {
     #[test]
     fn a_constant_rate_stays_whatever_the_end() {
         let mut settings = Settings { schedule: Schedule::Constant, ..Settings::default() };
-        settings.turn(30, 40);
+        settings.turn(30, 40, 0.0);
         assert_eq!((settings.rate(35), settings.end()), (1.0, 40));
     }
 }

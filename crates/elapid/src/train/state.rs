@@ -31,14 +31,16 @@ struct State {
     extra: Value,
 }
 
-/// What a checkpoint holds, ready to be written; owned, by another thread.
-pub struct Capture<'a> {
+/// A copy of what a checkpoint holds, to be written, perhaps by another thread.
+pub struct Capture {
+    /// Steps that were made.
+    pub step: u64,
     state: State,
-    tensors: Vec<Captured<'a>>,
+    tensors: Vec<Captured>,
 }
 
 /// Name, shape and the bytes of f32.
-type Captured<'a> = (String, Vec<usize>, Cow<'a, [u8]>);
+type Captured = (String, Vec<usize>, Vec<u8>);
 
 /// How much of a run is captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,9 +52,8 @@ pub enum Extent {
 }
 
 impl Training {
-    /// What a checkpoint of this moment holds; `extra` comes back from [`Saved::extra`]. From the
-    /// memory of a GPU it is copied, from that of the CPU borrowed: see [`Capture::into_owned`].
-    pub fn capture(&self, extent: Extent, extra: &Value) -> Capture<'_> {
+    /// A copy of what a checkpoint of this moment holds; `extra` comes back with [`Saved`].
+    pub fn capture(&self, extent: Extent, extra: &Value) -> Capture {
         let weights = &self.trainer.weights;
         let trained = weights.trained().into_iter();
         let trained = trained.map(|id| (format!("p.{}", weights.name(id)), weights.tensor(id)));
@@ -61,34 +62,22 @@ impl Training {
             Extent::Weights => Vec::new(),
         };
         let state = State { progress: self.progress().clone(), extra: extra.clone() };
-        Capture { state, tensors: trained.chain(kept).map(captured).collect() }
+        let tensors = trained.chain(kept).map(captured).collect();
+        Capture { step: state.progress.step, state, tensors }
     }
 }
 
-fn captured((name, tensor): (String, &Tensor)) -> Captured<'_> {
-    (name, tensor.shape().to_vec(), tensor.to_bytes())
+fn captured((name, tensor): (String, &Tensor)) -> Captured {
+    (name, tensor.shape().to_vec(), tensor.to_bytes().into_owned())
 }
 
-fn outgoing<'a>((name, shape, bytes): &'a Captured<'_>) -> Outgoing<'a> {
+fn outgoing((name, shape, bytes): &Captured) -> Outgoing<'_> {
     let (name, shape) = (name.clone(), shape.clone());
-    let bytes = Box::new(|| Ok(Cow::Borrowed(&**bytes)));
+    let bytes = Box::new(|| Ok(Cow::Borrowed(&bytes[..])));
     Outgoing { name, shape, dtype: DType::F32, bytes }
 }
 
-impl Capture<'_> {
-    /// The same with copies of what it borrowed.
-    pub fn into_owned(self) -> Capture<'static> {
-        let own =
-            |(name, shape, bytes): Captured<'_>| (name, shape, Cow::Owned(bytes.into_owned()));
-        let tensors = self.tensors.into_iter().map(own).collect();
-        Capture { state: self.state, tensors }
-    }
-
-    /// Steps that were made.
-    pub fn step(&self) -> u64 {
-        self.state.progress.step
-    }
-
+impl Capture {
     pub(crate) fn write_to(&self, sink: &mut Sink) -> Result<()> {
         let json = serde_json::to_vec_pretty(&self.state).map_err(|error| {
             Error::input(format!("the state of the run: {error}"), "this is a defect of Elapid")
@@ -99,13 +88,17 @@ impl Capture<'_> {
             safetensors::write("elapid run", &list, sink)
         });
         let files = [(JSON.into(), json), (TENSORS.into(), tensors)];
-        package::write(&format!("step {}", self.step()), &files, sink)
+        package::write(&format!("step {}", self.step), &files, sink)
     }
 }
 
 /// A checkpoint whose every byte is as it was written.
 pub struct Saved {
-    state: State,
+    /// Steps that were made.
+    pub step: u64,
+    /// What the caller of [`Training::capture`] gave.
+    pub extra: Value,
+    progress: Progress,
     tensors: SafeTensors,
 }
 
@@ -118,20 +111,10 @@ impl Saved {
             let missing = || Error::format(file, format!("there is no `{name}` in it"), HINT);
             package.get(name).ok_or_else(missing)
         };
-        let state = serde_json::from_slice((*part(JSON)?).as_ref())
+        let State { progress, extra } = serde_json::from_slice((*part(JSON)?).as_ref())
             .map_err(|error| Error::format(file, format!("{JSON}: {error}"), HINT))?;
         let tensors = SafeTensors::parse(file, part(TENSORS)?)?;
-        Ok(Saved { state, tensors })
-    }
-
-    /// Steps that were made.
-    pub fn step(&self) -> u64 {
-        self.state.progress.step
-    }
-
-    /// What the caller gave to `write`.
-    pub fn extra(&self) -> &Value {
-        &self.state.extra
+        Ok(Saved { step: progress.step, extra, progress, tensors })
     }
 
     /// Puts the run back to where it was.
@@ -140,14 +123,14 @@ impl Saved {
         let file = &self.tensors;
         let trainer = &mut training.trainer;
         let mut get = |name: &str| self.tensor(&trainer.weights, name);
-        trainer.optimizer.restore(self.state.progress.step, &mut get)?;
+        trainer.optimizer.restore(self.step, &mut get)?;
         let want = trainer.weights.trained().len() + trainer.optimizer.state().len();
         let got = file.names().len();
         if want != got {
             let problem = format!("holds {got} tensors, the run has {want}");
             return Err(Error::format(file.file(), problem, HINT));
         }
-        training.set_progress(self.state.progress.clone())
+        training.set_progress(self.progress.clone())
     }
 
     /// Puts back the trained parameters alone.

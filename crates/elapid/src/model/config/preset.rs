@@ -45,6 +45,12 @@ pub enum Arch {
     Moe,
 }
 
+impl std::fmt::Display for Size {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 impl Size {
     /// Every size, smallest first.
     pub const ALL: [Size; 4] = [Size::Tiny, Size::Small, Size::Base, Size::Medium];
@@ -60,13 +66,19 @@ impl Size {
     }
 
     /// As people write it.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         self.facts().0
     }
 
     /// Tokens of the vocabulary that is made for it.
     pub fn n_vocab(self) -> usize {
         self.facts().1
+    }
+}
+
+impl std::fmt::Display for Arch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -86,7 +98,7 @@ impl Arch {
     }
 
     /// As people write it.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         self.facts()[0]
     }
 }

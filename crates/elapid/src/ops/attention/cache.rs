@@ -46,12 +46,18 @@ pub enum CacheType {
     Q8_0,
 }
 
+impl std::fmt::Display for CacheType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 impl CacheType {
     /// Every type.
     pub const ALL: [CacheType; 3] = [CacheType::F32, CacheType::F16, CacheType::Q8_0];
 
     /// As people write it: `q8_0`.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         self.dtype().name()
     }
 

@@ -11,8 +11,8 @@
 //!
 //! wgpu: tiles in shared memory, f32; a right side in f16 is read as it is stored. CUDA: cuBLASLt,
 //! which may do a little more on the way (`Epilogue`). It is many times slower where rows do not
-//! begin at multiples of 16 bytes, as of a vocabulary of 50,257: large matrices of such rows are
-//! copied to longer ones and back. What does not fit into a binding is split along its stored rows.
+//! begin at multiples of 16 bytes or a size is odd, as of a vocabulary of 50,257: such matrices are
+//! copied to larger ones and back. What does not fit into a binding is split along its stored rows.
 //!
 //! Not here: products of few rows with a stored matrix, in `vector.rs`.
 
@@ -164,17 +164,17 @@ const TILE: usize = 64;
 const DEPTH_MAX: usize = N_ROUNDS_MAX / 2;
 /// Groups that keep a machine busy.
 const N_GROUPS_BUSY: usize = 128;
-/// Bytes that rows begin at multiples of, for cuBLASLt to read them quickly.
+/// What sizes are multiples of, and bytes that rows begin at multiples of, for cuBLASLt to be fast.
+const EVEN: usize = 8;
 const ALIGN: usize = 16;
-/// Fewer numbers are not worth a copy.
-const N_COPIED_MIN: usize = 1 << 16;
+/// Smaller sizes are not worth a copy.
+const N_COPIED_MIN: usize = 64;
+/// Rows that are copied at once.
+const N_PITCH_ROWS: usize = 1 << 15;
 
-/// Whether a matrix is large, can be counted by a kernel, and has rows off the alignment of `per`
-/// numbers.
-fn is_odd(first: usize, stride: usize, n_elem: usize, per: usize) -> bool {
-    let is_even = first.is_multiple_of(per) && stride.is_multiple_of(per);
-    let end = first.saturating_add(n_elem);
-    !is_even && n_elem >= N_COPIED_MIN && u32::try_from(end.max(stride)).is_ok()
+/// Whether rows begin at multiples of `per` numbers.
+fn is_even(first: usize, stride: usize, per: usize) -> bool {
+    first.is_multiple_of(per) && stride.is_multiple_of(per)
 }
 
 impl Gpu {
@@ -197,65 +197,81 @@ impl Gpu {
         let Some(cuda) = self.as_cuda() else { return false };
         let product = self.described(out, 0.0, 1.0, a, b);
         product.is_some_and(|product| {
-            self.aligned(product, |product| cuda.product_with(self, product, epilogue))
+            // Of sizes that are filled up an epilogue would read or write too much.
+            let is_even = [product.m, product.n].iter().all(|n| n.is_multiple_of(EVEN));
+            is_even && self.aligned(product, |it| cuda.product_with(self, it, epilogue))
         })
     }
 
-    /// Computes a product with rows that begin at multiples of 16 bytes; false where it was not.
+    /// Computes a product whose sizes are multiples of 8 and whose rows begin at multiples of 16
+    /// bytes: copies of sides are filled up with zeros, a copy of the result is cut. False where it
+    /// was not computed.
     fn aligned(&self, product: Product, compute: impl FnOnce(Product) -> bool) -> bool {
-        let Product { out, out_first, out_stride, a, b, m, n, k, alpha, beta } = product;
-        let (a, b) = (self.aligned_side(a, (m, k)), self.aligned_side(b, (k, n)));
-        let per = ALIGN / out.dtype().block().1;
-        if k == 0 || !is_odd(out_first, out_stride, m * n, per) {
+        let Product { m, n, k, out_first, out_stride, .. } = product;
+        let per = ALIGN / product.out.dtype().block().1;
+        let is_odd = |n: &usize| !n.is_multiple_of(EVEN);
+        let rows_are_even = is_even(out_first, out_stride, per);
+        let sides_are_even = product.a.is_even() && product.b.is_even();
+        let is_even = ![m, n, k].iter().any(is_odd) && rows_are_even && sides_are_even;
+        let is_far = out_first.max(product.a.first).max(product.b.first) > u32::MAX as usize;
+        if is_even || is_far || m.min(n).min(k) < N_COPIED_MIN {
+            return compute(product);
+        }
+        let Product { out, a, b, alpha, beta, .. } = product;
+        let [m_even, n_even, k_even] = [m, n, k].map(|n| n.next_multiple_of(EVEN));
+        let a = self.aligned_side(a, (m, k), (m_even, k_even));
+        let b = self.aligned_side(b, (k, n), (k_even, n_even));
+        let sizes = [m_even, n_even, k_even];
+        if (m, n) == (m_even, n_even) && rows_are_even {
+            let [m, n, k] = sizes;
             return compute(Product { out, out_first, out_stride, a, b, m, n, k, alpha, beta });
         }
-        let pitch = n.next_multiple_of(per);
-        let mut even = Tensor::raw(out.device(), &[m, pitch], out.dtype());
-        let product = Product {
+        let mut even = Tensor::raw(out.device(), &[m_even, n_even], out.dtype());
+        let [m_all, n_all, k] = sizes;
+        let is_done = compute(Product {
             out: &mut even,
             out_first: 0,
-            out_stride: pitch,
+            out_stride: n_even,
             a,
             b,
-            m,
-            n,
+            m: m_all,
+            n: n_all,
             k,
             alpha,
             beta: 0.0,
-        };
-        let is_done = compute(product);
+        });
         if is_done {
-            self.pitch((&even, 0, pitch), (out, out_first, out_stride), (m, n), beta);
+            self.pitch((&even, 0, n_even), (out, out_first, out_stride), [m, n, m, n], beta);
         }
         is_done
     }
 
-    fn aligned_side(&self, side: Operand, (rows, cols): (usize, usize)) -> Operand {
-        let (rows, cols) = if side.is_transposed { (cols, rows) } else { (rows, cols) };
-        let per = ALIGN / side.size();
-        if !is_odd(side.first, side.stride, rows * cols, per) {
+    /// A side of (`rows`, `cols`) as one of `all`, with zeros in what is more.
+    fn aligned_side(&self, side: Operand, size: (usize, usize), all: (usize, usize)) -> Operand {
+        if size == all && side.is_even() {
             return side;
         }
-        let pitch = cols.next_multiple_of(per);
-        let mut even = Tensor::raw(side.tensor.device(), &[rows, pitch], side.tensor.dtype());
+        let turned = |(rows, cols)| if side.is_transposed { (cols, rows) } else { (rows, cols) };
+        let ((rows, cols), (n_rows, n_cols)) = (turned(size), turned(all));
+        let mut even = Tensor::raw(side.tensor.device(), &[n_rows, n_cols], side.tensor.dtype());
         let from = (&side.tensor, side.first, side.stride);
-        self.pitch(from, (&mut even, 0, pitch), (rows, cols), 0.0);
-        Operand { tensor: even, first: 0, stride: pitch, ..side }
+        self.pitch(from, (&mut even, 0, n_cols), [n_rows, n_cols, rows, cols], 0.0);
+        Operand { tensor: even, first: 0, stride: n_cols, ..side }
     }
 
-    /// `y = x + beta y` for matrices of `rows` by `cols`: tensor, first number, numbers from row to
-    /// row.
+    /// `y = x + beta y` over `n_rows` by `n_cols` numbers, of which x has `rows` by `cols` and else
+    /// zeros: tensor, first number, numbers from row to row.
     fn pitch(
         &self,
         (x, x_first, x_row): (&Tensor, usize, usize),
         (y, y_first, y_row): (&mut Tensor, usize, usize),
-        (rows, cols): (usize, usize),
+        [n_rows, n_cols, rows, cols]: [usize; 4],
         beta: f32,
     ) {
-        let sizes = [rows * cols, cols, x_first, x_row, y_first, y_row].map(Word::from);
+        let sizes = [n_rows, n_cols, rows, cols, x_first, x_row, y_first, y_row].map(Word::from);
         let params: Vec<Word> = sizes.into_iter().chain([beta.into()]).collect();
-        let mut args = [Arg::In(x), Arg::Out(y)];
-        self.launch(&PITCH, Work::each(rows * cols), &[], &mut args, &params);
+        let work = Work::grid([n_rows.min(N_PITCH_ROWS), n_cols.div_ceil(256), 1], 256);
+        self.launch(&PITCH, work, &[], &mut [Arg::In(x), Arg::Out(y)], &params);
     }
 
     /// A product of whole tensors, unless it is empty.
@@ -401,6 +417,11 @@ impl Product<'_> {
 }
 
 impl Operand {
+    /// Whether its rows begin at multiples of 16 bytes.
+    fn is_even(&self) -> bool {
+        is_even(self.first, self.stride, ALIGN / self.size())
+    }
+
     /// Bytes of a number.
     fn size(&self) -> usize {
         self.tensor.dtype().block().1
@@ -478,7 +499,7 @@ mod tests {
     fn tiles_of_both_sizes_on_and_off_their_edges() {
         for (device, tolerance) in devices() {
             // Small tiles, by fours and not; large tiles, by fours and not; nothing to sum.
-            for size in [[64, 64, 16], [65, 66, 17], [68, 132, 36], [3, 5, 2]] {
+            for size in [[64, 64, 16], [65, 66, 17], [68, 132, 36], [3, 5, 2], [67, 129, 71]] {
                 check(device, *tolerance, size);
             }
             for size in [[1028, 1860, 8], [1027, 1859, 5], [1, 2, 70_001]] {

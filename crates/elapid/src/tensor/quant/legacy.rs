@@ -25,7 +25,7 @@ pub(super) const Q5_0_BYTES: usize = 6 + HALF;
 pub(super) const Q5_1_BYTES: usize = 8 + HALF;
 pub(super) const Q8_0_BYTES: usize = 2 + N_ELEM;
 
-/// A format of 4 or 5 bits, with or without a minimum; q are its last bytes, fifth bits before them.
+/// A format of 4 or 5 bits, with or without a minimum; q are its last bytes, fifth bits before.
 pub(super) struct Legacy<const BITS: u32, const HAS_MIN: bool, const BYTES: usize>;
 
 pub(super) type Q4_0 = Legacy<4, false, Q4_0_BYTES>;

@@ -88,7 +88,7 @@ impl Tokenizer {
     }
 
     /// Reads a tokenizer.json; `file` is its name, for errors.
-    pub fn from_json(file: &str, json: &[u8]) -> Result<Tokenizer> {
+    pub(crate) fn from_json(file: &str, json: &[u8]) -> Result<Tokenizer> {
         let json = json.strip_prefix(b"\xef\xbb\xbf").unwrap_or(json);
         let text = utf8(file, json)?;
         match json::read(file, text) {

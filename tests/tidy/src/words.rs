@@ -18,17 +18,17 @@ const fn word(not: &'static str, but: &'static str, n_max: usize) -> Word {
 }
 
 pub const WORDS: &[Word] = &[
-    word("graphics processor*", "GPU", 47),
-    word("the processor*", "the CPU", 6),
-    word("foresee*", "predict", 22),
-    word("the way back", "the backward pass", 9),
-    word("goes on", "resumes or continues", 27),
-    word("go on", "resume or continue", 4),
+    word("graphics processor*", "GPU", 0),
+    word("the processor*", "the CPU", 0),
+    word("foresee*", "predict", 0),
+    word("the way back", "the backward pass", 0),
+    word("goes on", "resumes or continues", 0),
+    word("go on", "resume or continue", 0),
     word("leave away", "omit", 0),
     word("leave it away", "omit it", 0),
     word("leaves it away", "omits it", 0),
-    word("the begin of", "the start of", 7),
-    word("who asks", "the caller, the client", 2),
+    word("the begin of", "the start of", 0),
+    word("who asks", "the caller, the client", 0),
 ];
 
 /// Files and lines in which `word` is found.

@@ -231,7 +231,6 @@ struct Flags {
     json: bool,
 }
 
-/// Methods by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum MethodName {
     /// A new model
@@ -569,12 +568,7 @@ const DEFAULT_FIM: f64 = 0.25;
 
 impl QuantName {
     fn name(self) -> &'static str {
-        match self {
-            QuantName::Q8_0 => "q8_0",
-            QuantName::Q4_0 => "q4_0",
-            QuantName::Q4K => "q4_k",
-            QuantName::Nf4 => "nf4",
-        }
+        ["q8_0", "q4_0", "q4_k", "nf4"][self as usize]
     }
 }
 

@@ -111,6 +111,12 @@ fn divisions(n_rows: usize, wished: Option<usize>) -> Done<Vec<usize>> {
     Ok((1..=n_rows).filter(|n| n_rows.is_multiple_of(*n)).collect())
 }
 
+/// Seconds since now.
+fn clock() -> impl Fn() -> f64 {
+    let begin = Instant::now();
+    move || begin.elapsed().as_secs_f64()
+}
+
 /// Tokens of a short pass: its memory and time speak for longer ones.
 const N_PROBE_TOK: usize = 256;
 
@@ -125,8 +131,8 @@ struct Foretold {
 impl Foretold {
     fn measure(prepared: &mut Prepared, context: usize, device: &Device) -> Done<Foretold> {
         let context = context.min(N_PROBE_TOK);
-        let small = prepared.training.probe(1, context, 1)?;
-        let large = prepared.training.probe(2, context, 1)?;
+        let small = prepared.training.probe(1, context, 1, &clock())?;
+        let large = prepared.training.probe(2, context, 1, &clock())?;
         Ok(Foretold { base: held(device), small, large })
     }
 
@@ -240,7 +246,7 @@ pub fn plan(
     let (n_pass_tok, base) = (n_rows * context, foretold.base);
     let fixed = prepared.training.fixed();
     let Probe { activations, buffers, pass_s, update_s, .. } = match is_gpu(device) {
-        true => prepared.training.probe(n_rows, context, 3)?,
+        true => prepared.training.probe(n_rows, context, 3, &clock())?,
         false => foretold.probe(n_pass_tok),
     };
     let peak = base + buffers as u64 + copies(prepared, device);

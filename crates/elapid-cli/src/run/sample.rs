@@ -4,7 +4,8 @@ use elapid::{Encoded, Tokenizer};
 use std::collections::BTreeMap;
 
 /// Documents of about so many tokens, of each language its share: those of the smallest hashes of
-/// names, so that the choice is stable and has nothing to do with the alphabet. The last may be cut.
+/// names, so that the choice is stable and has nothing to do with the alphabet. The last may be
+/// cut.
 pub fn sample(documents: &[Encoded], n_tok_max: usize, tokenizer: &Tokenizer) -> Vec<Encoded> {
     let n_all: usize = documents.iter().map(|document| document.ids.len()).sum();
     if n_all <= n_tok_max {

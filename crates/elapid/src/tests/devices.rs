@@ -84,7 +84,7 @@ fn compare(what: &str, want: &[f32], got: &[f32], tolerance: f32) {
 fn trains_alike(layers: &[&str], feed_forward: &str) {
     let devices = found();
     if devices.is_empty() {
-        eprintln!("skip: no graphics processor is found");
+        eprintln!("skip: no GPU is found");
         return;
     }
     let config = config(layers, feed_forward);
@@ -197,7 +197,7 @@ fn training_goes_on_from_one_device_to_another() {
         let mut back = trainer(&cpu, &config);
         back.weights = there.weights.to(&cpu);
         let (want, got) = (losses(&mut there, 1), losses(&mut back, 1));
-        compare(&format!("{device:?} to the processor"), &want, &got, tolerance);
+        compare(&format!("{device:?} to the CPU"), &want, &got, tolerance);
     }
 }
 

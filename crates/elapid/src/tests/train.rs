@@ -1,4 +1,4 @@
-//! The loop of training: it overfits, it goes on from any checkpoint to the bit, parts of a batch
+//! The loop of training: it overfits, it continues from any checkpoint to the bit, parts of a batch
 //! are the batch, every setting is alive, and what is frozen costs nothing.
 
 use crate::data::corpus::Corpus;

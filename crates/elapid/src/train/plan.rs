@@ -22,7 +22,6 @@ use crate::tensor::batch::Batch;
 use crate::tensor::rng::Rng;
 use crate::train::{StepSettings, Trainer, Training};
 use serde::{Deserialize, Serialize};
-use std::time::Instant;
 
 /// Bytes of a model in training that do not depend on the batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,10 +75,16 @@ impl Training {
     }
 
     /// Makes steps over random tokens, `n_rows` of `context`, that change no parameter; what one
-    /// took, the fastest of `n_reps`.
+    /// took, the fastest of `n_reps`; `clock` tells seconds.
     ///
     /// Buffers are given back to the system before and after: what is measured is this alone.
-    pub fn probe(&mut self, n_rows: usize, context: usize, n_reps: usize) -> Result<Probe> {
+    pub fn probe(
+        &mut self,
+        n_rows: usize,
+        context: usize,
+        n_reps: usize,
+        clock: &dyn Fn() -> f64,
+    ) -> Result<Probe> {
         let trainer = &mut self.trainer;
         let device = trainer.weights.device().clone();
         device.trim();
@@ -89,14 +94,14 @@ impl Training {
         let settings = StepSettings { adamw, clip_norm: None };
         let (mut activations, mut pass_s, mut update_s) = (0, f64::INFINITY, f64::INFINITY);
         for _ in 0..n_reps.max(1) {
-            let begin = Instant::now();
+            let begin = clock();
             let (report, grads) = device.run(|| trainer.gradients_of(&part, None, || ()))?;
-            pass_s = pass_s.min(begin.elapsed().as_secs_f64());
+            pass_s = pass_s.min(clock() - begin);
             activations = report.tape_bytes;
-            let begin = Instant::now();
+            let begin = clock();
             device.run(|| trainer.update(&grads, report.grad_norm, &settings));
             device.wait()?;
-            update_s = update_s.min(begin.elapsed().as_secs_f64());
+            update_s = update_s.min(clock() - begin);
         }
         trainer.optimizer.reset();
         let buffers = device.memory().reserved.saturating_sub(before);

@@ -13,12 +13,12 @@
 //! Schedules and Further Refinements", 2023. The minimum is what the step after the last would
 //! get, so that no step is spent at a rate of zero.
 //!
-//! A rate depends on the step alone: a run that is resumed goes on where it was.
+//! A rate depends on the step alone: a run that is resumed continues where it was.
 
 use serde::{Deserialize, Serialize};
 use std::f64::consts::PI;
 
-/// How the learning rate goes on after the warm-up.
+/// What the learning rate does after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Schedule {

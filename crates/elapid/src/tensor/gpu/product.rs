@@ -197,9 +197,10 @@ impl Gpu {
         let Some(cuda) = self.as_cuda() else { return false };
         let product = self.described(out, 0.0, 1.0, a, b);
         product.is_some_and(|product| {
-            // Of sizes that are filled up an epilogue would read or write too much.
-            let is_even = [product.m, product.n].iter().all(|n| n.is_multiple_of(EVEN));
-            is_even && self.aligned(product, |it| cuda.product_with(self, it, epilogue))
+            // Of a size that is filled up an epilogue would read or write too much.
+            let n = if matches!(epilogue, Epilogue::Bias(..)) { product.n } else { product.m };
+            n.is_multiple_of(EVEN)
+                && self.aligned(product, |it| cuda.product_with(self, it, epilogue))
         })
     }
 
@@ -209,19 +210,21 @@ impl Gpu {
     fn aligned(&self, product: Product, compute: impl FnOnce(Product) -> bool) -> bool {
         let Product { m, n, k, out_first, out_stride, .. } = product;
         let per = ALIGN / product.out.dtype().block().1;
-        let is_odd = |n: &usize| !n.is_multiple_of(EVEN);
+        // What lies in rows: the other sizes may be odd.
+        let (a_turned, b_turned) = (product.a.is_transposed, product.b.is_transposed);
+        let even = |n: usize, in_rows: bool| if in_rows { n.next_multiple_of(EVEN) } else { n };
+        let sizes = [even(m, a_turned), even(n, true), even(k, !a_turned || b_turned)];
         let rows_are_even = is_even(out_first, out_stride, per);
         let sides_are_even = product.a.is_even() && product.b.is_even();
-        let is_even = ![m, n, k].iter().any(is_odd) && rows_are_even && sides_are_even;
+        let is_even = sizes == [m, n, k] && rows_are_even && sides_are_even;
         let is_far = out_first.max(product.a.first).max(product.b.first) > u32::MAX as usize;
         if is_even || is_far || m.min(n).min(k) < N_COPIED_MIN {
             return compute(product);
         }
         let Product { out, a, b, alpha, beta, .. } = product;
-        let [m_even, n_even, k_even] = [m, n, k].map(|n| n.next_multiple_of(EVEN));
+        let [m_even, n_even, k_even] = sizes;
         let a = self.aligned_side(a, (m, k), (m_even, k_even));
         let b = self.aligned_side(b, (k, n), (k_even, n_even));
-        let sizes = [m_even, n_even, k_even];
         if (m, n) == (m_even, n_even) && rows_are_even {
             let [m, n, k] = sizes;
             return compute(Product { out, out_first, out_stride, a, b, m, n, k, alpha, beta });

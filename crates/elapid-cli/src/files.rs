@@ -1,6 +1,6 @@
 //! Small files that commands read and write.
 
-pub use elapid::{make_directory, map, read_text, write};
+pub use elapid::{make_directory, read_text, write};
 use std::path::Path;
 
 /// Writes a small file beside its place, syncs it, and moves it there.

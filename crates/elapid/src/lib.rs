@@ -100,7 +100,7 @@ mod train;
 pub use data::corpus::Corpus;
 pub use data::filter::{BYTE_MAX, Reason as Unwanted, unwanted_content, unwanted_path};
 pub use data::language::of_path as language_of_path;
-pub use data::near::{CopyOf, Likeness, Signature, compare as near_copies};
+pub use data::near::{Signature, compare as near_copies};
 pub use data::records::{ChatStyle, record as document_of_record};
 pub use data::split::{
     Split, SplitBy, SplitItem, cut as cut_end, hash as name_hash, split, too_little,
@@ -119,7 +119,7 @@ pub use eval::{
 };
 pub use files::Sink;
 #[cfg(feature = "fs")]
-pub use files::disk::{make_directory, map, read_text, write};
+pub use files::disk::{make_directory, read_text, write};
 pub use files::package::{OutFile as PackageFile, Package, write as write_package};
 pub use generate::engine::{
     Constraint, Engine, EngineSettings, Event, Finish, Reason, Refusal, Request, RequestId, Stats,

@@ -214,7 +214,9 @@ fn write_package(dir: &Path, index: &[u8], facts: &Facts) -> Done<()> {
 
 fn package(dir: &Path) -> Done<Package> {
     let path = dir.join(FILE);
-    Ok(Package::parse(&path.display().to_string(), files::map(&path)?)?)
+    let bytes = std::fs::read(&path)
+        .map_err(|source| elapid::Error::Read { path: path.clone(), source })?;
+    Ok(Package::parse(&path.display().to_string(), Arc::new(bytes))?)
 }
 
 const OTHER_VERSION: &str = "the run may come from another version of Elapid";

@@ -108,6 +108,11 @@ impl Entry {
         self.n_bytes
     }
 
+    /// Whether both have the same text.
+    pub fn is_same(&self, other: &Entry) -> bool {
+        self.hash.is_some() && self.hash == other.hash
+    }
+
     /// The bytes of the file that it is made of.
     pub fn bytes(&self) -> Result<Vec<u8>> {
         read(&self.path, &self.range)

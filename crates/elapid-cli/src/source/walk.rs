@@ -24,7 +24,6 @@ use super::left_out::{LeftOut, Why};
 use crate::report::reading::Reading;
 use crate::report::{Done, Failure};
 use elapid::ChatStyle;
-use elapid::CopyOf;
 use elapid::Model;
 use elapid::Signature;
 use elapid::Unwanted as Reason;
@@ -313,31 +312,32 @@ impl Found {
         let alike = elapid::near_copies(&signatures, &text)?;
         drop(signatures);
         let mut oldest = BTreeMap::new();
-        for (date, alike) in dates.into_iter().zip(&alike) {
-            let oldest = oldest.entry(alike.cluster).or_insert(date);
+        for (date, (cluster, _)) in dates.into_iter().zip(&alike) {
+            let oldest = oldest.entry(*cluster).or_insert(date);
             // None is newer than any date.
             *oldest = [*oldest, date].into_iter().flatten().min();
         }
-        let name = |idx: usize| entries[idx].name.clone();
-        let reason = |(entry, alike): (&Entry, &elapid::Likeness)| match alike.copy_of {
-            Some(CopyOf::Exact(idx)) => Some(Reason::Duplicate { of: name(idx) }),
-            Some(CopyOf::Near(idx)) if entry.form == Form::Text => {
-                Some(Reason::NearDuplicate { of: name(idx) })
+        let reason = |(entry, (_, copy_of)): (&Entry, &(usize, Option<usize>))| {
+            let of = &entries[(*copy_of)?];
+            let name = of.name.clone();
+            match (entry.is_same(of), entry.form) {
+                (true, _) => Some(Reason::Duplicate { of: name }),
+                (false, Form::Text) => Some(Reason::NearDuplicate { of: name }),
+                (false, Form::Record) => None,
             }
-            _ => None,
         };
         let reasons: Vec<_> = entries.iter().zip(&alike).map(reason).collect();
         let (mut documents, mut dates) = (Vec::new(), Vec::new());
         let (mut clusters, mut left_out) = (Vec::new(), left_out);
-        for ((entry, alike), reason) in entries.into_iter().zip(alike).zip(reasons) {
+        for ((entry, (cluster, _)), reason) in entries.into_iter().zip(alike).zip(reasons) {
             if let Some(reason) = reason {
                 let (why, n_bytes) = (Why::Unwanted(reason), Some(entry.n_bytes() as u64));
                 left_out.push(LeftOut { name: entry.name, why, n_bytes });
                 continue;
             }
             documents.push(entry);
-            dates.push(oldest[&alike.cluster]);
-            clusters.push(alike.cluster);
+            dates.push(oldest[&cluster]);
+            clusters.push(cluster);
         }
         left_out.sort_by(|left, right| left.name.cmp(&right.name));
         Ok(Collected { documents, dates, clusters, left_out })

@@ -50,24 +50,6 @@ const N_SHINGLE_MIN: usize = 5;
 /// Texts in a bucket.
 const N_BUCKET_MAX: usize = 32;
 
-/// What an earlier text makes of a text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CopyOf {
-    /// Byte for byte.
-    Exact(usize),
-    /// But for small changes.
-    Near(usize),
-}
-
-/// How a text relates to those before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Likeness {
-    /// The first text of its cluster.
-    pub cluster: usize,
-    /// The earlier text it is a copy of; that one is kept.
-    pub copy_of: Option<CopyOf>,
-}
-
 /// What is kept of a text to find its copies: about half a kilobyte, whatever its length.
 pub struct Signature {
     hash: [u8; 32],
@@ -75,12 +57,13 @@ pub struct Signature {
     least: Option<Box<[u32; N_HASH]>>,
 }
 
-/// Finds copies and clusters among the texts of these signatures; `text` reads one of them again
-/// where the signatures of two are so alike that the texts must decide.
+/// Finds copies and clusters among the texts of these signatures: for each the first text of its
+/// cluster, and the earlier text that it is a copy or near copy of, which is kept. `text` reads a
+/// text again where the signatures of two are so alike that the texts must decide.
 pub fn compare<E>(
     signatures: &[Signature],
     text: &dyn Fn(usize) -> Result<String, E>,
-) -> Result<Vec<Likeness>, E> {
+) -> Result<Vec<(usize, Option<usize>)>, E> {
     let mut search = Search {
         text,
         by_hash: HashMap::new(),
@@ -95,8 +78,7 @@ pub fn compare<E>(
         search.copies.push(copy);
     }
     let copies = std::mem::take(&mut search.copies);
-    let likeness = |(idx, copy_of)| Likeness { cluster: search.root(idx), copy_of };
-    Ok(copies.into_iter().enumerate().map(likeness).collect())
+    Ok(copies.into_iter().enumerate().map(|(idx, copy)| (search.root(idx), copy)).collect())
 }
 
 impl Signature {
@@ -256,7 +238,8 @@ struct Search<'a, E> {
     by_hash: HashMap<[u8; 32], usize>,
     /// Each text's way to the first of its cluster.
     parents: Vec<usize>,
-    copies: Vec<Option<CopyOf>>,
+    /// The text that each is a copy of.
+    copies: Vec<Option<usize>>,
 }
 
 impl<E> Search<'_, E> {
@@ -266,21 +249,18 @@ impl<E> Search<'_, E> {
         idx: usize,
         signature: &Signature,
         candidates: &[usize],
-    ) -> Result<Option<CopyOf>, E> {
+    ) -> Result<Option<usize>, E> {
         if let Some(&first) = self.by_hash.get(&signature.hash) {
             self.join(first, idx);
             // The first may be a near copy itself: then what it was kept for stands for both.
-            return Ok(match self.copies[first] {
-                Some(CopyOf::Near(kept)) => Some(CopyOf::Near(kept)),
-                _ => Some(CopyOf::Exact(first)),
-            });
+            return Ok(self.copies[first].or(Some(first)));
         }
         self.by_hash.insert(signature.hash, idx);
         self.choose(idx, candidates)
     }
 
     /// Joins `idx` with every candidate it resembles and returns the first that is kept.
-    fn choose(&mut self, idx: usize, candidates: &[usize]) -> Result<Option<CopyOf>, E> {
+    fn choose(&mut self, idx: usize, candidates: &[usize]) -> Result<Option<usize>, E> {
         let mut copy = None;
         let mut own = None;
         for &other in candidates {
@@ -294,7 +274,7 @@ impl<E> Search<'_, E> {
             };
             if jaccard(own, &shingles(&(self.text)(other)?)) >= JACCARD_MIN {
                 self.join(other, idx);
-                copy = copy.or(may_be_origin.then_some(CopyOf::Near(other)));
+                copy = copy.or(may_be_origin.then_some(other));
             }
         }
         Ok(copy)
@@ -320,7 +300,7 @@ mod tests {
     use super::*;
     use crate::tensor::rng::Rng;
 
-    fn compare(texts: &[&str]) -> Vec<Likeness> {
+    fn compare(texts: &[&str]) -> Vec<(usize, Option<usize>)> {
         let signatures: Vec<Signature> = texts.iter().map(|text| Signature::new(text)).collect();
         let text = |idx: usize| Ok::<_, std::convert::Infallible>(texts[idx].to_string());
         super::compare(&signatures, &text).unwrap()
@@ -328,7 +308,7 @@ mod tests {
 
     /// For each text the first text of its cluster.
     fn clusters(texts: &[&str]) -> Vec<usize> {
-        compare(texts).into_iter().map(|likeness| likeness.cluster).collect()
+        compare(texts).into_iter().map(|found| found.0).collect()
     }
 
     /// `n` lines like code, different for every seed.
@@ -361,11 +341,11 @@ mod tests {
         let moved = texts[5].replace("    ", "\t").replace('\n', "\r\n");
         list.extend([texts[7].as_str(), &near, &far, &moved]);
         let found = compare(&list);
-        assert_eq!(found[40], Likeness { cluster: 7, copy_of: Some(CopyOf::Exact(7)) });
-        assert_eq!(found[41], Likeness { cluster: 3, copy_of: Some(CopyOf::Near(3)) });
-        assert_eq!(found[42], Likeness { cluster: 42, copy_of: None });
-        assert_eq!(found[43], Likeness { cluster: 5, copy_of: Some(CopyOf::Near(5)) });
-        assert!(found[..40].iter().all(|likeness| likeness.copy_of.is_none()));
+        assert_eq!(found[40], (7, Some(7)));
+        assert_eq!(found[41], (3, Some(3)));
+        assert_eq!(found[42], (42, None));
+        assert_eq!(found[43], (5, Some(5)));
+        assert!(found[..40].iter().all(|found| found.1.is_none()));
     }
 
     #[test]
@@ -386,9 +366,9 @@ mod tests {
         for right in 0..texts.len() {
             // What comparing with every earlier text that is kept would say.
             let alike = |left: &usize| jaccard(&sets[*left], &sets[right]) >= JACCARD_MIN;
-            let kept = (0..right).filter(|left| found[*left].copy_of.is_none());
-            let want = kept.clone().find(alike).map(CopyOf::Near);
-            assert_eq!(found[right].copy_of, want, "text {right}");
+            let kept = (0..right).filter(|left| found[*left].1.is_none());
+            let want = kept.clone().find(alike);
+            assert_eq!(found[right].1, want, "text {right}");
             *(if want.is_some() { &mut n_near } else { &mut n_far }) += 1;
         }
         assert!(n_near > 20 && n_far > 40, "{n_near} {n_far}");
@@ -401,17 +381,15 @@ mod tests {
         let texts: Vec<String> = (0..6).map(link).collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         assert_eq!(clusters(&texts), [0; 6]);
-        let copies: Vec<Option<CopyOf>> =
-            compare(&texts).iter().map(|likeness| likeness.copy_of).collect();
-        let near = |of: usize| Some(CopyOf::Near(of));
-        assert_eq!(copies, [None, near(0), near(0), None, near(3), near(3)]);
+        let copies: Vec<Option<usize>> = compare(&texts).iter().map(|found| found.1).collect();
+        assert_eq!(copies, [None, Some(0), Some(0), None, Some(3), Some(3)]);
     }
 
     #[test]
     fn short_texts_are_copies_only_when_they_are_the_same() {
         let texts = ["mod a;", "mod b;", "mod a;", "", "", "a b c d e f g", "a b c d e f g\n"];
         assert_eq!(clusters(&texts), [0, 1, 0, 3, 3, 5, 6]);
-        assert_eq!(compare(&texts)[4].copy_of, Some(CopyOf::Exact(3)));
+        assert_eq!(compare(&texts)[4].1, Some(3));
         assert_eq!(compare(&[]), []);
     }
 

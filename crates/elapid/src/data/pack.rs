@@ -41,7 +41,7 @@ use std::sync::Arc;
 
 /// Tokens of an epoch at most, about: 5 bytes each, and as much again for a moment when the next
 /// is laid out.
-const N_TOK_EPOCH: f64 = (1 << 25) as f64;
+const N_TOK_EPOCH: f64 = (1 << 24) as f64;
 
 /// The order of documents and rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

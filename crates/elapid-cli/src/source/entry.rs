@@ -6,13 +6,14 @@
 //! Not here: which files are read (`walk.rs`).
 
 use super::walk::Walk;
+use crate::report::n_threads_default;
 use elapid::{Document, Error, Result, Signature};
-use rayon::prelude::*;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A document in a file.
 #[derive(Clone, Debug, PartialEq)]
@@ -215,5 +216,24 @@ pub fn some(entries: &[Entry], n_bytes_max: usize) -> Vec<usize> {
 
 /// The same, read.
 pub fn sample(entries: &[Entry], n_bytes_max: usize, walk: &Walk) -> Result<Vec<Document>> {
-    some(entries, n_bytes_max).into_par_iter().map(|idx| entries[idx].load(walk)).collect()
+    let list = some(entries, n_bytes_max);
+    each(list.len(), |n| entries[list[n]].load(walk)).into_iter().collect()
+}
+
+/// What `f` makes of 0, 1, ... `n` - 1, by all cores.
+pub(super) fn each<T: Send>(n: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let numbers = std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
+        numbers.take_while(|idx| *idx < n).map(|idx| (idx, f(idx))).collect::<Vec<_>>()
+    };
+    let mut list: Vec<(usize, T)> = std::thread::scope(|scope| {
+        let n_threads = n_threads_default().min(n);
+        let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
+        let done = threads.into_iter().map(|thread| thread.join());
+        done.flat_map(|done| done.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    list.sort_unstable_by_key(|pair| pair.0);
+    list.into_iter().map(|pair| pair.1).collect()
 }

@@ -18,7 +18,7 @@
 //!
 //! Not here: why a file is unwanted, what a near copy is, how the split is drawn (the engine).
 
-use super::entry::{Entry, Form};
+use super::entry::{Entry, Form, each};
 use super::git;
 use super::left_out::{LeftOut, Why};
 use crate::report::reading::Reading;
@@ -30,7 +30,6 @@ use elapid::Unwanted as Reason;
 use elapid::{ChatOptions, ChatTemplate};
 use elapid::{SplitBy, SplitItem};
 use ignore::{DirEntry, WalkBuilder};
-use rayon::prelude::*;
 use std::collections::{BTreeMap, HashSet};
 use std::fs::Metadata;
 use std::io::{BufRead, BufReader};
@@ -135,13 +134,13 @@ impl Listing {
         for Listed { root, weight, files, .. } in &self.0 {
             let head = git::head(root);
             hasher.update(format!("{root:?} {weight} {head:?}\n").as_bytes());
-            let line = |(name, entry): (&String, &DirEntry)| {
-                let facts = facts(entry.metadata().map_err(std::io::Error::other));
-                format!("{name:?} {facts:?}\n")
-            };
             let lines: Vec<String> = match files {
-                Files::Directory(tree) => tree.files.par_iter().map(line).collect(),
                 Files::One(_) => vec![format!("{:?}", facts(root.metadata()))],
+                Files::Directory(tree) => each(tree.files.len(), |idx| {
+                    let (name, entry) = &tree.files[idx];
+                    let facts = facts(entry.metadata().map_err(std::io::Error::other));
+                    format!("{name:?} {facts:?}\n")
+                }),
             };
             lines.iter().for_each(|line| {
                 hasher.update(line.as_bytes());
@@ -217,9 +216,9 @@ impl Found {
     fn scan_text(&mut self, path: &Path, whole: Entry, walk: &Walk) -> Done<()> {
         let blocks = whole.clone().blocks()?;
         let reading = Reading::new("read", Some(blocks.len()));
-        blocks.par_iter().try_for_each(|block| {
-            let reason = elapid::unwanted_content(&whole.name, &block.bytes()?);
-            reading.add(block.n_bytes());
+        let check = |idx: usize| {
+            let reason = elapid::unwanted_content(&whole.name, &blocks[idx].bytes()?);
+            reading.add(blocks[idx].n_bytes());
             match reason {
                 Some(
                     reason @ (Reason::Binary | Reason::NotUtf8 | Reason::Empty | Reason::Secret),
@@ -230,7 +229,8 @@ impl Found {
                 }
                 _ => Ok(()),
             }
-        })?;
+        };
+        each(blocks.len(), check).into_iter().collect::<Done<()>>()?;
         let signature = match blocks.len() {
             1 => Signature::new(&whole.load(walk)?.text()),
             // Not compared with others.
@@ -260,12 +260,12 @@ impl Found {
             if lines.is_empty() {
                 return Ok(());
             }
-            let read = |(number, start, line): &(usize, u64, Vec<u8>)| {
+            let read = |idx: usize| {
+                let (number, start, line) = &lines[idx];
                 reading.add(line.len());
                 Entry::of_line(&format!("{name}:{number}"), path, *start, line, walk)
             };
-            let entries: Vec<_> = lines.par_iter().map(read).collect();
-            for entry in entries {
+            for entry in each(lines.len(), read) {
                 self.entries.extend(entry?);
             }
         }
@@ -275,21 +275,17 @@ impl Found {
         let Tree { files, left_out } = tree;
         self.left_out.extend(left_out);
         let reading = Reading::new("read", Some(files.len()));
-        let files: Vec<(String, DirEntry)> = files.into_iter().collect();
-        let read = |(name, entry): (String, DirEntry)| match read(&name, &entry, walk) {
-            Ok(text) => {
-                let found = Entry::of_text(name, entry.path(), &text);
-                reading.add(text.len());
-                Ok(found)
-            }
-            Err(why) => {
-                reading.add(0);
+        let read = |idx: usize| {
+            let (name, entry) = &files[idx];
+            let text = read(name, entry, walk);
+            reading.add(text.as_ref().map_or(0, String::len));
+            text.map(|text| Entry::of_text(name.clone(), entry.path(), &text)).map_err(|why| {
                 let facts = entry.metadata().ok().filter(|facts| facts.is_file());
-                let n_bytes = facts.map(|facts| facts.len());
-                Err(LeftOut { name, why, n_bytes })
-            }
+                LeftOut { name: name.clone(), why, n_bytes: facts.map(|facts| facts.len()) }
+            })
         };
-        let read: Vec<_> = files.into_par_iter().with_max_len(16).map(read).collect();
+        let read = each(files.len(), read);
+        drop(files);
         let dates = git::dates(root);
         for found in read {
             match found {
@@ -355,8 +351,8 @@ fn nothing(path: &Path, left_out: &[LeftOut]) -> Failure {
 
 /// What a walk meets.
 struct Tree {
-    /// By relative name.
-    files: BTreeMap<String, DirEntry>,
+    /// With relative names, by name.
+    files: Vec<(String, DirEntry)>,
     left_out: Vec<LeftOut>,
 }
 
@@ -373,17 +369,16 @@ impl Tree {
             .add_custom_ignore_filename(".aiignore")
             .filter_entry(move |entry| entry.depth() == 0 || !may_enter(entry.path()))
             .build();
-        let mut tree = Tree { files: BTreeMap::new(), left_out: Vec::new() };
+        let mut tree = Tree { files: Vec::new(), left_out: Vec::new() };
         let (mut folders, mut visited) = (Vec::new(), HashSet::new());
         for entry in entries.flatten() {
             visited.insert(entry.path().to_path_buf());
             match entry.file_type().is_some_and(|kind| kind.is_dir()) {
                 true => folders.push(entry.into_path()),
-                false => {
-                    tree.files.insert(relative(root, entry.path()), entry);
-                }
+                false => tree.files.push((relative(root, entry.path()), entry)),
             }
         }
+        tree.files.sort_by(|left, right| left.0.cmp(&right.0));
         for folder in folders {
             tree.list_unvisited(root, &folder, &visited, &is_run);
         }

@@ -162,7 +162,8 @@ fn the_engine_sees_no_terminal_network_environment_clock_and_files_in_few_places
 
 #[test]
 fn commands_see_no_ops_and_no_kernels() {
-    let names = ["elapid::ops", "elapid::tensor::cpu", "elapid::tensor::quant", "pulp", "gemm"];
+    let names =
+        ["elapid::ops", "elapid::tensor::cpu", "elapid::tensor::quant", "pulp", "rayon", "gemm"];
     assert_none("inside the engine", forbidden(&tree("elapid-cli"), &names));
 }
 

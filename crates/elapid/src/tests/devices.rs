@@ -20,7 +20,7 @@ use crate::train::{StepReport, StepSettings, Trainer};
 use serde_json::json;
 use std::ops::ControlFlow;
 
-/// Graphics processors that are found, with what a loss may differ by, as a share of it.
+/// GPUs that are found, with what a loss may differ by, as a share of it.
 fn found() -> Vec<(Device, f32)> {
     let wanted = [
         ("wgpu", Precision::F32, 1e-3),

@@ -178,17 +178,17 @@ impl WithSimd for Code<'_> {
         use {k_encode as e, legacy as l};
         let job = self.job;
         match self.block {
-            Q4_0 => job.run(|x, y| l::Q4_0::decode(x, y), |x, y| l::Q4_0::encode(x, y)),
-            Q4_1 => job.run(|x, y| l::Q4_1::decode(x, y), |x, y| l::Q4_1::encode(x, y)),
-            Q5_0 => job.run(|x, y| l::Q5_0::decode(x, y), |x, y| l::Q5_0::encode(x, y)),
-            Q5_1 => job.run(|x, y| l::Q5_1::decode(x, y), |x, y| l::Q5_1::encode(x, y)),
-            Q8_0 => job.run(|x, y| l::decode_q8_0(x, y), |x, y| l::encode_q8_0(x, y)),
-            Q2K => job.run(|x, y| k::decode_q2k(x, y), |x, y| e::encode_q2k(x, y)),
-            Q3K => job.run(|x, y| k::decode_q3k(x, y), |x, y| e::encode_q3k(x, y)),
-            Q4K => job.run(|x, y| k::decode_q4k_or_q5k(x, y), |x, y| e::encode_q4k(x, y)),
-            Q5K => job.run(|x, y| k::decode_q4k_or_q5k(x, y), |x, y| e::encode_q5k(x, y)),
-            Q6K => job.run(|x, y| k::decode_q6k(x, y), |x, y| e::encode_q6k(x, y)),
-            Nf4 => job.run(|x, y| nf4::decode(x, y), |x, y| nf4::encode(x, y)),
+            Q4_0 => job.run(l::Q4_0::decode, l::Q4_0::encode),
+            Q4_1 => job.run(l::Q4_1::decode, l::Q4_1::encode),
+            Q5_0 => job.run(l::Q5_0::decode, l::Q5_0::encode),
+            Q5_1 => job.run(l::Q5_1::decode, l::Q5_1::encode),
+            Q8_0 => job.run(l::decode_q8_0, l::encode_q8_0),
+            Q2K => job.run(k::decode_q2k, e::encode_q2k),
+            Q3K => job.run(k::decode_q3k, e::encode_q3k),
+            Q4K => job.run(k::decode_q4k_or_q5k, e::encode_q4k),
+            Q5K => job.run(k::decode_q4k_or_q5k, e::encode_q5k),
+            Q6K => job.run(k::decode_q6k, e::encode_q6k),
+            Nf4 => job.run(nf4::decode, nf4::encode),
         }
     }
 }

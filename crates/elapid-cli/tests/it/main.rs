@@ -18,4 +18,5 @@ mod serve_fuzz;
 mod serve_life;
 mod train;
 mod train_devices;
+mod train_use;
 mod words;

@@ -54,7 +54,7 @@ impl Lens {
         let rms = (square / made.n_elem() as f64).sqrt();
         if !(rms.is_finite() && rms > 0.0) {
             let problem = format!("the donor's embedding has a mean square of {rms}");
-            return Err(Error::input(problem, "choose another `--donor`"));
+            return Err(Error::input(problem, "choose another donor"));
         }
         let factor = (f64::from(config.init_std) / rms) as f32;
         w = scaled_by(&w, factor);

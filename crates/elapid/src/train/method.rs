@@ -221,7 +221,7 @@ fn targets(settings: &LoraSettings, model: &Model, weights: &Weights) -> Result<
         modules.iter().filter(|module| wanted(module)).map(|module| module.0).collect();
     if ids.is_empty() {
         let problem = format!("no matrix of {} parameters can be adapted", weights.ids().count());
-        return Err(Error::input(problem, "use `--method full`"));
+        return Err(Error::input(problem, "train all parameters instead"));
     }
     Ok(ids)
 }
@@ -238,7 +238,7 @@ fn lora(settings: &LoraSettings, model: &Model, weights: &mut Weights, seed: u64
         let (rank, device) = (settings.rank, base.device().host_device());
         if rank == 0 || rank > d_in.min(d_out) {
             let problem = format!("rank {rank} for `{}` of {d_out} x {d_in}", weights.name(id));
-            return Err(Error::input(problem, "choose `--rank` between 1 and the smaller side"));
+            return Err(Error::input(problem, "choose a rank between 1 and the smaller side"));
         }
         // As PEFT begins: `a` uniform as a linear layer of torch, `b` zero.
         let (bound, rng) = ((d_in as f64).powf(-0.5), Rng::new(seed, STREAM + id.0 as u64));
@@ -289,7 +289,7 @@ pub fn quantize(weights: &mut Weights, name: &str) -> Result<()> {
         0 => format!("no matrix of this model fits blocks of {}", block.name()),
         _ => "the matrices of this model are in blocks already".to_string(),
     };
-    Err(Error::input(problem, "leave --quant away, or use `--method lora`"))
+    Err(Error::input(problem, "omit the quantization, or train with LoRA"))
 }
 
 /// The rows of linear maps that make B and C: (module, rows).
@@ -316,7 +316,7 @@ fn bc(model: &Model, weights: &mut Weights) -> Result<()> {
     if modules.is_empty() {
         let family = &model.config().family;
         let problem = format!("no layer of this {family} model has B and C");
-        return Err(Error::input(problem, "`--method bc` is for Mamba layers; use `lora`"));
+        return Err(Error::input(problem, "training B and C alone is for Mamba layers; use LoRA"));
     }
     let lora = Lora { modules, rslora: false, base: None };
     lora.attach(weights)?;

@@ -198,8 +198,9 @@ impl Gpu {
         let product = self.described(out, 0.0, 1.0, a, b);
         product.is_some_and(|product| {
             // Of a size that is filled up an epilogue would read or write too much.
+            let is_small = product.m.min(product.n).min(product.k) < N_COPIED_MIN;
             let n = if matches!(epilogue, Epilogue::Bias(..)) { product.n } else { product.m };
-            n.is_multiple_of(EVEN)
+            (is_small || n.is_multiple_of(EVEN))
                 && self.aligned(product, |it| cuda.product_with(self, it, epilogue))
         })
     }

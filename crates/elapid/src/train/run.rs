@@ -12,9 +12,9 @@
 //! ```
 //!
 //! with mean and mean deviation of the last steps (each new one counts a twentieth), once twenty
-//! have been seen; before, when it is twice the mean of at least three. Such a step changes nothing.
-//! The caller goes back to the last good state and
-//! calls `retreat`: half the rate, and the batch is left out, which would only diverge again.
+//! have been seen; before, when it is twice the mean of at least three. Such a step changes
+//! nothing. The caller goes back to the last good state and calls `retreat`: half the rate, and
+//! the batch is left out, which would only diverge again.
 //!
 //! Not here: the clock, files, evaluation (`eval.rs`); the caller decides when to save and measure.
 

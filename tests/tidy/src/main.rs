@@ -69,7 +69,7 @@ fn print_words() {
     let sources = source::sources(words::EXTENSIONS);
     for word in words::WORDS {
         let places = words::places(&sources, word);
-        println!("{:5} of {:3}  {}: {}", places.len(), word.n_max, word.not, word.but);
+        println!("{:5}  {}: {}", places.len(), word.not, word.but);
         for place in places {
             println!("              {place}");
         }

@@ -1,4 +1,4 @@
-//! Words that readers who know PyTorch and llama.cpp would not search for, counted.
+//! Words that readers who know PyTorch and llama.cpp would not search for.
 //! (tidy: allow words, this is the list)
 
 use crate::source::Source;
@@ -6,29 +6,28 @@ use crate::source::Source;
 /// Files that are read.
 pub const EXTENSIONS: &[&str] = &["rs", "md", "html"];
 
-/// A word, what to say instead, and how often it may still be there. `*` stands for any ending.
+/// A word, and what to say instead. `*` stands for any ending.
 pub struct Word {
     pub not: &'static str,
     pub but: &'static str,
-    pub n_max: usize,
 }
 
-const fn word(not: &'static str, but: &'static str, n_max: usize) -> Word {
-    Word { not, but, n_max }
+const fn word(not: &'static str, but: &'static str) -> Word {
+    Word { not, but }
 }
 
 pub const WORDS: &[Word] = &[
-    word("graphics processor*", "GPU", 0),
-    word("the processor*", "the CPU", 0),
-    word("foresee*", "predict", 0),
-    word("the way back", "the backward pass", 0),
-    word("goes on", "resumes or continues", 0),
-    word("go on", "resume or continue", 0),
-    word("leave away", "omit", 0),
-    word("leave it away", "omit it", 0),
-    word("leaves it away", "omits it", 0),
-    word("the begin of", "the start of", 0),
-    word("who asks", "the caller, the client", 0),
+    word("graphics processor*", "GPU"),
+    word("the processor*", "the CPU"),
+    word("foresee*", "predict"),
+    word("the way back", "the backward pass"),
+    word("goes on", "resumes or continues"),
+    word("go on", "resume or continue"),
+    word("leave away", "omit"),
+    word("leave it away", "omit it"),
+    word("leaves it away", "omits it"),
+    word("the begin of", "the start of"),
+    word("who asks", "the caller, the client"),
 ];
 
 /// Files and lines in which `word` is found.

@@ -196,7 +196,8 @@ impl Run {
             let (least, most) = SAVE_EVERY_S;
             let every_s = (save_s / SAVE_SHARE).clamp(least, most);
             let every = (every_s / self.plan.step_s) as u64;
-            self.config.save_every = Some(every.clamp(1, self.config.settings.end()));
+            let every = every.clamp(1, self.config.settings.end().max(1));
+            self.config.save_every = Some(every);
             self.config.write(&self.dir)?;
             state.checkpoints.set_every(every);
         }

@@ -21,8 +21,9 @@ const EXPORTED: &str = "exported.json";
 /// What `Model::open` takes for a path: of a run that is not finished, the model of its newest
 /// checkpoint is written first, unless it was.
 pub fn usable(path: &Path) -> Done<PathBuf> {
+    // What has no metrics is no run, though a model may have checkpoints beside it.
     let is_open = path.join("checkpoints").is_dir()
-        && path.join("config.json").is_file()
+        && path.join(metrics::FILE).is_file()
         && !path.join(finish::SUMMARY).exists();
     if !is_open {
         return Ok(path.into());

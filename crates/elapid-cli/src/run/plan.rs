@@ -239,7 +239,8 @@ pub fn plan(
     wishes: &Wishes,
     live: &mut Live,
 ) -> Done<Plan> {
-    live.line("measure", "memory and time of two short passes, for the plan");
+    let passes = if is_gpu(device) { "two short and three whole" } else { "two short" };
+    live.line("measure", &format!("memory and time of {passes} passes, for the plan"));
     let foretold = choose(config, prepared, device, wishes)?;
     let (context, n_rows) = (config.context, config.n_rows);
     let n_accumulate = config.settings.n_accumulate;

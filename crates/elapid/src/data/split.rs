@@ -61,19 +61,12 @@ pub enum SplitBy {
 
 impl std::fmt::Display for SplitBy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.describe())
-    }
-}
-
-impl SplitBy {
-    /// As in "41 files held out by commit date, in each language".
-    pub(crate) fn describe(self) -> &'static str {
-        match self {
+        f.write_str(match self {
             SplitBy::Date => "by commit date, in each language",
             SplitBy::Hash => "by a hash of the name, in each language",
             SplitBy::Alike => "by a hash of the name; all are near copies of each other",
             SplitBy::End => "at the end of each long file",
-        }
+        })
     }
 }
 

@@ -42,19 +42,12 @@ pub enum Same {
 
 impl std::fmt::Display for Same {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl Same {
-    /// One word.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
+        f.write_str(match self {
             Same::Equal => "equal",
             Same::Same => "same",
             Same::Close => "close",
             Same::Different => "DIFFERENT",
-        }
+        })
     }
 }
 

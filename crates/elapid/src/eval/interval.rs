@@ -131,19 +131,12 @@ pub enum Verdict {
 
 impl std::fmt::Display for Verdict {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl Verdict {
-    /// In words.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
+        f.write_str(match self {
             Verdict::Better => "better",
             Verdict::Worse => "worse",
             Verdict::NoDifference => "no difference",
             Verdict::TooLittle => "too little to tell",
-        }
+        })
     }
 }
 
@@ -168,7 +161,7 @@ impl Comparison {
         };
         let interval = interval.map(|interval| interval.to_string());
         let interval = interval.unwrap_or("too little for an interval".into());
-        let name = self.verdict.name();
+        let name = self.verdict;
         format!("{name}: {amount:.3} {word} bits per byte than {other} ({interval})")
     }
 }

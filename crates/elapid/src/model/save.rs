@@ -22,7 +22,11 @@ pub enum Form {
 
 impl std::fmt::Display for Form {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
+        f.write_str(match self {
+            Form::Gguf => "gguf",
+            Form::Directory => "hf",
+            Form::Package => "package",
+        })
     }
 }
 
@@ -33,15 +37,6 @@ impl Form {
             "gguf" => Form::Gguf,
             "elapid" => Form::Package,
             _ => Form::Directory,
-        }
-    }
-
-    /// `gguf`, `hf` or `package`.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Form::Gguf => "gguf",
-            Form::Directory => "hf",
-            Form::Package => "package",
         }
     }
 }

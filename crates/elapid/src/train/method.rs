@@ -48,19 +48,12 @@ pub enum Method {
 
 impl std::fmt::Display for Method {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl Method {
-    /// As people write it.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
+        f.write_str(match self {
             Method::Full => "full",
             Method::Lora(_) => "lora",
             Method::Bc => "bc",
             Method::Embeddings => "embeddings",
-        }
+        })
     }
 }
 

@@ -45,7 +45,10 @@ impl TrainBench {
         let targets = Targets { ids: targets, weights, norm: targets.len() as f32 };
         let adamw = AdamW { weight_decay: 0.1, ..AdamW::default() };
         let settings = StepSettings { adamw, clip_norm: Some(1.0) };
-        Ok(device.run(|| self.trainer.step(batch, &targets, &settings))?.tape_bytes)
+        let report = device.run(|| self.trainer.step(batch, &targets, &settings))?;
+        // The update of the weights belongs to the step.
+        device.gpu().inspect(|gpu| gpu.wait());
+        Ok(report.tape_bytes)
     }
 
     /// One more step with the time of each kernel, on a GPU.

@@ -3,8 +3,9 @@
 
 #if defined(ENTRY_head_loss_rows) || defined(ENTRY_head_loss_held)
 // words: four lists of n_all: tokens that are learned, their targets, factors of gradients,
-// weights. Row 0 of the logits is number `first` of them.
-struct Params { u32 n_rows; u32 n_vocab; u32 first; u32 n_all; float factor; };
+// weights. Row 0 of the logits is number `first` of them. Rows have `n_row` places, of which those
+// from `n_vocab` on are no logits: their gradient is zero.
+struct Params { u32 n_rows; u32 n_vocab; u32 first; u32 n_all; float factor; u32 n_row; };
 
 // The largest number so far and the sum of exponentials under it.
 struct Softmax { float largest, sum; };
@@ -48,11 +49,11 @@ KERNEL head_loss_rows(const T0* words, T1* logits, T2* dlogits, T3* nll, T4* top
     if (row >= p.n_rows) return;
     const u32* lists = (const u32*)words;
     u32 n = p.n_vocab;
-    size_t begin = row * n, at = p.first + row;
+    size_t begin = row * p.n_row, at = p.first + row;
     u32 token = lists[at], id = lists[p.n_all + at];
     float factor = p.factor, target = load(logits, begin + id);
     Softmax s = {-3.0e38f, 0.0f};
-    bool is_even = n % 4 == 0;
+    bool is_even = n % 4 == 0 && p.n_row % 4 == 0;
     if (is_even) {
         for (u32 i = 4 * threadIdx.x; i < n; i += 4 * BATCH * THREADS) {
             float4 batch[BATCH];
@@ -107,6 +108,10 @@ KERNEL head_loss_rows(const T0* words, T1* logits, T2* dlogits, T3* nll, T4* top
             else store(dlogits, begin + i, dl);
         }
     }
+    for (u32 i = n + threadIdx.x; i < p.n_row; i += THREADS) {
+        if (IN_PLACE) store(logits, begin + i, 0.0f);
+        else store(dlogits, begin + i, 0.0f);
+    }
 }
 #endif
 
@@ -154,27 +159,40 @@ DEVICE Softmax group_merge(Softmax s, Softmax parts[THREADS / 32]) {
     return warp_merge(part);
 }
 
+// Numbers `4 i` to `4 i + 3` of a row; what is no logit adds nothing to a sum.
+DEVICE float4 held4(const uint4* held, u32 i, Params p) {
+    float4 l = *(const float4*)&held[i];
+    if (4 * i + 4 > p.n_vocab) {
+        float none = p.factor < 0.0f ? 3.0e38f : -3.0e38f;
+        if (4 * i >= p.n_vocab) l.x = none;
+        if (4 * i + 1 >= p.n_vocab) l.y = none;
+        if (4 * i + 2 >= p.n_vocab) l.z = none;
+        l.w = none;
+    }
+    return l;
+}
+
 KERNEL head_loss_held(const T0* words, const T1* logits, T2* dlogits, T3* nll, T4* top1, Params p) {
     extern __shared__ uint4 held[];
     __shared__ Softmax parts[2][THREADS / 32];
     const u32* lists = (const u32*)words;
-    u32 n = p.n_vocab / 4;
+    u32 n = p.n_row / 4;
     float factor = p.factor * LOG2_E;
     size_t row = group_of(), n_groups = (size_t)gridDim.x * gridDim.y;
     for (int k = 0; k < STEPS; k++) {
         u32 i = threadIdx.x + k * THREADS;
-        if (row < p.n_rows && i < n) fetch(held, logits, row * p.n_vocab, i);
+        if (row < p.n_rows && i < n) fetch(held, logits, row * p.n_row, i);
         copies_end();
     }
     for (int turn = 0; row < p.n_rows; row += n_groups, turn ^= 1) {
-        size_t begin = row * p.n_vocab, next = (row + n_groups) * p.n_vocab, at = p.first + row;
+        size_t begin = row * p.n_row, next = (row + n_groups) * p.n_row, at = p.first + row;
         u32 token = lists[at], id = lists[p.n_all + at];
         float scale = __uint_as_float(lists[2 * (size_t)p.n_all + at]);
         Softmax s = {-3.0e38f, 0.0f};
         for (int k = 0; k < STEPS; k++) {
             u32 i = threadIdx.x + k * THREADS;
             copies_wait<STEPS - 1>();
-            if (i < n) put4(&s, *(const float4*)&held[i], factor);
+            if (i < n) put4(&s, held4(held, i, p), factor);
             // Of nothing, so that always as many are behind the one that is waited for.
             copies_end();
         }
@@ -192,7 +210,7 @@ KERNEL head_loss_held(const T0* words, const T1* logits, T2* dlogits, T3* nll, T
         for (int k = 0; k < STEPS; k++) {
             u32 i = threadIdx.x + k * THREADS;
             if (i < n) {
-                float4 e = powers(*(const float4*)&held[i], factor, s.largest);
+                float4 e = powers(held4(held, i, p), factor, s.largest);
                 e.x *= over, e.y *= over, e.z *= over, e.w *= over;
                 store4(dlogits, begin + 4 * i, e);
                 if (row + n_groups < p.n_rows) fetch(held, logits, next, i);

@@ -17,7 +17,9 @@
 //! separate backward would have to compute them again. Backward proper only scales what is there.
 //! Tokens of weight zero are skipped: a masked prompt costs nothing.
 //!
-//! On a GPU everything stays there, the loss too; a group takes a row of logits.
+//! On a GPU everything stays there, the loss too; a group takes a row of logits. Where products want
+//! rows of even length, the head and the rows of logits are filled up: the gradient of what is more
+//! is zero, and nothing of it is seen outside.
 
 use super::linear::{Linear, Operands, Way};
 use crate::tape::{Tape, Var};
@@ -88,8 +90,9 @@ fn forward(
     let device = x.value().device();
     let (n_tok, n_vocab) = (x.value().dims2().0, head.d_out());
     let learned = Learned::new(device, targets, factor, n_vocab);
-    let n_chunk = n_chunk(device, n_tok, n_vocab).clamp(1, n_tok.max(1));
-    let operands = Operands::new(head);
+    let operands = Operands::new(head).filled_up();
+    let n_row = operands.d_out();
+    let n_chunk = n_chunk(device, n_tok, n_row).clamp(1, n_tok.max(1));
     let mut grads = wants_grads.then(|| operands.grads());
     let mut dx = (wants_grads && x.needs_grad()).then(|| {
         let mut dx = Tensor::uninit_as(x.value(), x.value().shape());
@@ -101,7 +104,7 @@ fn forward(
     let [nll, top1] = [(); 2].map(|()| Tensor::zeros(device, &[n_tok]));
     let mut tokens = TokenLoss { nll, top1 };
     // One size whatever is learned: buffers of many sizes would lie beside each other in the pool.
-    let mut logits = Tensor::uninit(device, &[n_chunk, n_vocab]);
+    let mut logits = Tensor::uninit(device, &[n_chunk, n_row]);
     // Products take what they are computed in; f32 logits become their gradient in place.
     let in_place = device.activation_dtype() == logits.dtype();
     let shape = if in_place || !wants_grads { &[1, 1] } else { logits.shape() };
@@ -111,9 +114,9 @@ fn forward(
         let n = chunk.len();
         let input = operands.input(&learned.gather(x.value(), &chunk), first);
         let out = Rows { tensor: &mut logits, rows: 0..n };
-        let pass = operands.forward(0..n_vocab, &input, out, Way::Many);
+        let pass = operands.forward(0..n_row, &input, out, Way::Many);
         let buffers = [&mut logits, &mut dlogits];
-        learned.softmax(&chunk, (factor, wants_grads), buffers, &mut tokens);
+        learned.softmax(&chunk, (factor, wants_grads), n_vocab, buffers, &mut tokens);
         if let Some(grads) = &mut grads {
             let dy = if in_place { logits.rows(0..n) } else { dlogits.rows(0..n) };
             learned.each_dx(dx.as_mut(), &chunk, |dx| {
@@ -124,6 +127,9 @@ fn forward(
     let loss = learned.sum(&tokens.nll, targets.norm);
     let mut list = vec![dx];
     list.extend(grads.map(|grads| grads.into_list()).unwrap_or_default());
+    if let Some(Some(dw)) = list.get_mut(1) {
+        *dw = dw.rows(0..n_vocab);
+    }
     (loss, tokens, list)
 }
 
@@ -225,16 +231,16 @@ const N_THREAD_HELD: usize = 512;
 const SHARED_MORE: usize = 2 << 10;
 
 /// How groups that hold a row take `n` rows, and in how many steps; none where it does not fit.
-fn work_held(gpu: &Gpu, n: usize, n_vocab: usize) -> Option<(Work, usize)> {
+fn work_held(gpu: &Gpu, n: usize, n_row: usize) -> Option<(Work, usize)> {
     let Caps { warps, shared_bytes_max: most, n_multiprocessors, .. } = *gpu.caps();
-    let row_bytes = 4 * n_vocab;
-    if !warps || !n_vocab.is_multiple_of(4) || row_bytes + SHARED_MORE > most {
+    let row_bytes = 4 * n_row;
+    if !warps || !n_row.is_multiple_of(4) || row_bytes + SHARED_MORE > most {
         return None;
     }
     // As many groups as are there at once.
     let n_each = (most / (row_bytes + SHARED_MORE)).min(1024 / N_THREAD_HELD);
     let work = Work::groups(n.min(n_each * n_multiprocessors), N_THREAD_HELD);
-    let n_step = n_vocab.div_ceil(4 * N_THREAD_HELD);
+    let n_step = n_row.div_ceil(4 * N_THREAD_HELD);
     Some((Work { shared: row_bytes as u32, ..work }, n_step))
 }
 
@@ -318,10 +324,11 @@ impl Learned {
         &self,
         chunk: &Range<usize>,
         (factor, wants_grads): (f32, bool),
+        n_vocab: usize,
         [logits, dlogits]: [&mut Tensor; 2],
         tokens: &mut TokenLoss,
     ) {
-        let (n, n_vocab) = (chunk.len(), logits.dims2().1);
+        let (n, n_row) = (chunk.len(), logits.dims2().1);
         let gpu = match logits.device().clone() {
             Device::Gpu(gpu) => gpu,
             Device::Cpu(cpu) => {
@@ -341,8 +348,8 @@ impl Learned {
         let in_place = gpu.activation_dtype() == logits.dtype();
         let mut args = bind([&self.lists], [logits, dlogits, &mut tokens.nll, &mut tokens.top1]);
         let sizes = [n, n_vocab, chunk.start, self.rows.len()].map(Word::from);
-        let params = [sizes[0], sizes[1], sizes[2], sizes[3], factor.into()];
-        let held = (wants_grads && !in_place).then(|| work_held(&gpu, n, n_vocab)).flatten();
+        let params = [sizes[0], sizes[1], sizes[2], sizes[3], factor.into(), n_row.into()];
+        let held = (wants_grads && !in_place).then(|| work_held(&gpu, n, n_row)).flatten();
         if let Some((work, n_step)) = held {
             return gpu.launch(&HELD, work, &[("STEPS", n_step)], &mut args, &params);
         }

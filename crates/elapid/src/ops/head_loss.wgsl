@@ -7,8 +7,8 @@
 @group(0) @binding(2) var<storage, read_write> unused: array<f32>; // (1)
 @group(0) @binding(3) var<storage, read_write> nll: array<f32>; // (n_tok)
 @group(0) @binding(4) var<storage, read_write> top1: array<f32>; // (n_tok)
-// Row 0 of the logits is number `first` of the lists.
-struct RowParams { n_rows: u32, n_vocab: u32, first: u32, n_all: u32, factor: f32 }
+// Row 0 of the logits is number `first` of the lists; `n_row` is `n_vocab` but on CUDA.
+struct RowParams { n_rows: u32, n_vocab: u32, first: u32, n_all: u32, factor: f32, n_row: u32 }
 @group(0) @binding(5) var<uniform> p_rows: RowParams;
 
 // A group takes a row: its largest number and the sum of exponentials in one pass, which is made

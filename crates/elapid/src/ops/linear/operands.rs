@@ -145,13 +145,26 @@ impl Operands {
         Operands { linear: linear.clone(), weight }
     }
 
+    /// With rows of zeros up to a number for which products are fast, where that is all there is.
+    pub(in crate::ops) fn filled_up(mut self) -> Operands {
+        let is_plain = self.linear.bias.is_none() && self.linear.adapter.is_none();
+        if let (true, Device::Gpu(gpu)) = (is_plain, self.weight.device().clone()) {
+            self.weight = gpu.even_rows(&self.weight).unwrap_or(self.weight);
+        }
+        self
+    }
+
+    pub(in crate::ops) fn d_out(&self) -> usize {
+        self.weight.shape()[0]
+    }
+
     /// Empty gradients for what wants them.
     pub(in crate::ops) fn grads(&self) -> Grads {
         let grad = |(idx, var): (usize, &Var)| {
             let (device, shape) = (var.value().device(), var.value().shape());
             // The weight's gradient is large and written whole; the others start from zero.
             var.needs_grad().then(|| match idx {
-                0 => Tensor::uninit(device, shape),
+                0 => Tensor::uninit(device, self.weight.shape()),
                 _ => Tensor::zeros(device, shape),
             })
         };

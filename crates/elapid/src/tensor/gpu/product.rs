@@ -250,6 +250,21 @@ impl Gpu {
         is_done
     }
 
+    /// A matrix of odd height in the dtype of products, with rows of zeros to an even one; none
+    /// where there is nothing to win.
+    pub fn even_rows(&self, x: &Tensor) -> Option<Tensor> {
+        let (rows, cols) = x.dims2();
+        let is_plain = matches!(x.dtype(), DType::F32 | DType::BF16);
+        let is_fast = !self.caps().tensor_cores || rows.is_multiple_of(EVEN);
+        if is_fast || !is_plain || rows < N_COPIED_MIN {
+            return None;
+        }
+        let n_rows = rows.next_multiple_of(EVEN);
+        let mut even = Tensor::raw(x.device(), &[n_rows, cols], self.activation_dtype());
+        self.pitch((x, 0, cols), (&mut even, 0, cols), [n_rows, cols, rows, cols], 0.0);
+        Some(even)
+    }
+
     /// A side of (`rows`, `cols`) as one of `all`, with zeros in what is more.
     fn aligned_side(&self, side: Operand, size: (usize, usize), all: (usize, usize)) -> Operand {
         if size == all && side.is_even() {

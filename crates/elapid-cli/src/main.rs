@@ -11,7 +11,8 @@ mod server;
 mod source;
 mod talk;
 
-use clap::{Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use serde_json::json;
 use std::process::ExitCode;
 
 /// Train, fine-tune and serve small language models on your own machine.
@@ -43,7 +44,17 @@ enum Command {
 
 fn main() -> ExitCode {
     failpoint::install();
-    let done = match Cli::parse().command {
+    let matches = Cli::command().try_get_matches().unwrap_or_else(|error| {
+        if error.use_stderr() && std::env::args_os().any(|arg| arg == "--json") {
+            let text = error.render().to_string();
+            say_json(text.trim_end().trim_start_matches("error: "), "see --help");
+        }
+        error.exit()
+    });
+    let flag = |matches: &ArgMatches| matches!(matches.try_get_one("json"), Ok(Some(true)));
+    let wants_json = matches.subcommand().is_some_and(|(_, matches)| flag(matches));
+    let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
+    let done = match command {
         Command::Train(args) => args.run(),
         Command::Plan(args) => args.run(),
         Command::Info(args) => args.run(),
@@ -63,8 +74,16 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(failure) => {
+            if wants_json {
+                say_json(&failure.problem, &failure.hint);
+            }
             eprintln!("error: {failure}");
             ExitCode::from(1)
         }
     }
+}
+
+/// An error among the objects that `--json` asks for.
+fn say_json(problem: &str, hint: &str) {
+    report::line(json!({ "kind": "error", "error": problem, "hint": hint }));
 }

@@ -2,7 +2,7 @@
 
 use crate::compute::Compute;
 use crate::report::live::progress;
-use crate::report::{Done, between, count, line};
+use crate::report::{Done, between, beyond_trained, count, line};
 use crate::run;
 use crate::source::entry::Entry;
 use crate::source::walk::{Walk, chat_of, collect, divide};
@@ -176,6 +176,9 @@ impl Eval {
     fn settings(&self, checkpoint: &Model) -> Done<EvalSettings> {
         let n_ctx = checkpoint.info()?.n_ctx.unwrap_or(CONTEXT);
         let settings = EvalSettings::new(self.context.unwrap_or(CONTEXT.min(n_ctx).max(2)));
+        if let Some(note) = beyond_trained(settings.context, checkpoint.info()?.n_ctx) {
+            eprintln!("note    {note}");
+        }
         Ok(EvalSettings { overlap: self.overlap.unwrap_or(settings.overlap), ..settings })
     }
 

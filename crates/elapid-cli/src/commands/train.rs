@@ -24,12 +24,14 @@ use std::process::ExitCode;
     elapid train . --model SmolLM2-135M.gguf --rank 8\n  \
     elapid train . --model mamba-130m --method bc\n  \
     elapid train chats.jsonl --model SmolLM2-135M --method qlora --quant nf4\n  \
-    elapid train --resume runs/1"
+    elapid train . --init runs/1 --context 4096 --eval rust=../other/src\n  \
+    elapid train --resume runs/1 --minutes 20"
 )]
 pub struct Train {
     #[command(flatten)]
     flags: Flags,
-    /// Resume this run, on the device and in the precision it started with unless others are given
+    /// Resume this run, on the device and in the precision it started with unless others are given;
+    /// with --steps, --tokens or --minutes for longer or shorter than planned
     #[arg(long, value_name = "RUN", conflicts_with_all = DECIDED)]
     resume: Option<PathBuf>,
     /// Run directory to create [default: runs/N]
@@ -50,9 +52,11 @@ pub struct Plan {
 }
 
 /// Flags that a run has decided when it is resumed.
-const DECIDED: [&str; 40] = [
+const DECIDED: [&str; 42] = [
     "path",
     "data",
+    "eval",
+    "init",
     "out",
     "model",
     "method",
@@ -93,6 +97,9 @@ const DECIDED: [&str; 40] = [
     "checkpointing",
 ];
 
+/// Flags of a new model, and of one that is fine-tuned.
+const NEW_OR_TUNED: [&str; 6] = ["model", "method", "preset", "arch", "vocab", "donor"];
+
 #[derive(clap::Args)]
 struct Flags {
     /// Directory, text file, or .jsonl file with `text`, `prompt` and `completion`, or `messages`
@@ -100,9 +107,16 @@ struct Flags {
     /// Another PATH, drawn WEIGHT times per epoch [default weight: 1]; can be repeated
     #[arg(long, value_name = "PATH[=WEIGHT]", value_parser = weighted)]
     data: Vec<(PathBuf, f64)>,
+    /// Measure on the text under PATH too, as NAME; can be repeated
+    #[arg(long, value_name = "NAME=PATH", value_parser = named)]
+    eval: Vec<(String, PathBuf)>,
     /// Model to fine-tune: directory, .gguf or .elapid file
     #[arg(long, value_name = "M")]
     model: Option<PathBuf>,
+    /// Continue training this model: its weights, a new optimizer, settings as from scratch with a
+    /// quarter of the learning rate
+    #[arg(long, value_name = "M", conflicts_with_all = NEW_OR_TUNED)]
+    init: Option<PathBuf>,
     /// What to train [default: scratch, or lora with --model]
     #[arg(long, value_enum, value_name = "M")]
     method: Option<MethodName>,
@@ -303,6 +317,16 @@ fn weighted(text: &str) -> Result<(PathBuf, f64), String> {
     }
 }
 
+/// A set to measure on: its name and where it is.
+fn named(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !name.contains('/') => {
+            Ok((name.into(), path.into()))
+        }
+        _ => Err("write NAME=PATH, with a NAME without `/`".into()),
+    }
+}
+
 /// A number and its unit, by the factors that units have.
 fn scaled(text: &str, factor_of: fn(&str) -> Option<f64>) -> Result<u64, String> {
     let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -387,10 +411,16 @@ impl Flags {
     }
 
     fn method_name(&self) -> MethodName {
-        self.method.unwrap_or(match self.model {
-            Some(_) => MethodName::Lora,
-            None => MethodName::Scratch,
+        self.method.unwrap_or(match (&self.model, &self.init) {
+            (Some(_), _) => MethodName::Lora,
+            (None, Some(_)) => MethodName::Full,
+            (None, None) => MethodName::Scratch,
         })
+    }
+
+    /// The model that is there.
+    fn base(&self) -> Option<&PathBuf> {
+        self.model.as_ref().or(self.init.as_ref())
     }
 
     /// Flags without effect under this method are errors, not silence.
@@ -424,7 +454,7 @@ impl Flags {
             let problem = format!("`--{flag}` has no effect with `--method {method}`");
             return Err(Failure::new(problem, "remove it, or choose another --method"));
         }
-        match (is_scratch, &self.model) {
+        match (is_scratch, self.base()) {
             (true, Some(_)) => {
                 let problem =
                     "`--method scratch` trains a new model, but --model names an existing one";
@@ -441,6 +471,11 @@ impl Flags {
     fn config(&self) -> Done<RunConfig> {
         let name = self.method_name();
         self.check(name)?;
+        let is_twice = |at: usize| self.eval[..at].iter().any(|(name, _)| *name == self.eval[at].0);
+        if let Some(at) = (0..self.eval.len()).find(|at| is_twice(*at)) {
+            let problem = format!("`--eval {}` is given twice", self.eval[at].0);
+            return Err(Failure::new(problem, "give each set a name of its own"));
+        }
         let path = self.path.iter().map(|path| (path.clone(), 1.0));
         let mut sources: Vec<(PathBuf, f64)> = path.chain(self.data.iter().cloned()).collect();
         let Some((source, weight)) = sources.first().cloned() else {
@@ -453,7 +488,7 @@ impl Flags {
         let is_scratch = name == MethodName::Scratch;
         // The rest of the defaults of a new model follows from its size, once that is known.
         let size = self.preset.map_or(Size::Tiny, Size::from);
-        let origin = match &self.model {
+        let origin = match self.base() {
             None => Origin::Scratch {
                 size,
                 arch: self.arch.map_or(Arch::Hybrid, Arch::from),
@@ -461,7 +496,7 @@ impl Flags {
                 donor: self.donor.clone(),
             },
             Some(model) => Origin::Base {
-                model: model.clone(),
+                model: run::usable(model)?,
                 quant: (name == MethodName::Qlora)
                     .then(|| self.quant.map_or("auto", QuantName::name).to_string()),
             },
@@ -472,6 +507,7 @@ impl Flags {
             source,
             sources,
             held_out: self.held_out_share()?,
+            evals: self.eval.clone(),
             origin,
             method: self.method_settings(name)?,
             fim: fim.unwrap_or(if is_scratch && self.donor.is_none() { DEFAULT_FIM } else { 0.0 }),
@@ -516,9 +552,10 @@ impl Flags {
     }
 
     fn settings(&self, name: MethodName) -> Settings {
-        let is_scratch = name == MethodName::Scratch;
+        let is_scratch = name == MethodName::Scratch || self.init.is_some();
         let default = Settings::default();
         let lr = match name {
+            _ if self.init.is_some() => 1e-3,
             MethodName::Scratch => 4e-3,
             MethodName::Full => 1e-4,
             MethodName::Lora | MethodName::Qlora => 4e-4,

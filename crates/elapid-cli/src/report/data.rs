@@ -30,6 +30,8 @@ pub struct Summary {
     pub facts: Vec<Fact>,
     pub held_out: HeldOut,
     pub languages: Vec<LanguageRow>,
+    /// Sets that were asked for besides, by name.
+    pub sets: Vec<LanguageRow>,
     /// Files that were not learned from, by reason, as `left_out_json` makes it.
     pub left_out: serde_json::Value,
     /// What was predicted before the run against what was measured.
@@ -128,7 +130,10 @@ impl ReportData {
     }
 
     pub(super) fn evals(&self) -> Vec<EvalRecord> {
-        self.kept(|record| if let Record::Eval(eval) = record { Some(*eval) } else { None })
+        self.kept(|record| match record {
+            Record::Eval(eval) if eval.set.is_none() => Some(eval.clone()),
+            _ => None,
+        })
     }
 
     pub(super) fn notes(&self) -> Vec<&NoteRecord> {
@@ -175,7 +180,13 @@ mod tests {
     }
 
     fn eval(step: u64, bits_per_byte: f64) -> Record {
-        Record::Eval(EvalRecord { step, loss: 1.0, bits_per_byte, elapsed_s: step as f64 })
+        Record::Eval(EvalRecord {
+            set: None,
+            step,
+            loss: 1.0,
+            bits_per_byte,
+            elapsed_s: step as f64,
+        })
     }
 
     #[test]

@@ -73,9 +73,10 @@ impl Events {
     }
 
     pub fn eval(&mut self, wall: Duration, record: &EvalRecord) -> Done<()> {
-        let EvalRecord { step, loss, bits_per_byte, .. } = *record;
-        let values = [("eval/loss", loss as f32), ("eval/bits_per_byte", bits_per_byte as f32)];
-        self.scalars(wall, step, &values)
+        let set = record.set.as_ref().map_or(String::new(), |set| format!("{set}/"));
+        let [loss, bits] = ["loss", "bits_per_byte"].map(|name| format!("eval/{set}{name}"));
+        let values = [(&*loss, record.loss as f32), (&*bits, record.bits_per_byte as f32)];
+        self.scalars(wall, record.step, &values)
     }
 
     fn scalars(&mut self, wall: Duration, step: u64, values: &[(&str, f32)]) -> Done<()> {
@@ -216,7 +217,8 @@ mod tests {
             elapsed_s: 0.0,
         };
         events.step(ms(1250), &step).unwrap();
-        let eval = EvalRecord { step: 300, loss: 3.5, bits_per_byte: 1.25, elapsed_s: 0.0 };
+        let eval =
+            EvalRecord { set: None, step: 300, loss: 3.5, bits_per_byte: 1.25, elapsed_s: 0.0 };
         events.eval(ms(2000), &eval).unwrap();
         let bytes = std::fs::read(dir.join(&names(&dir)[0])).unwrap();
         assert_eq!(hex(&bytes), GOLDEN);

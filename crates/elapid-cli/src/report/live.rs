@@ -166,11 +166,14 @@ impl Live {
 
     /// After a measurement on held-out files.
     pub fn eval(&mut self, record: &EvalRecord, n_steps: u64) {
-        self.bits_per_byte = Some(record.bits_per_byte);
-        let EvalRecord { step, loss, bits_per_byte, .. } = record;
+        let EvalRecord { set, step, loss, bits_per_byte, .. } = record;
+        if set.is_none() {
+            self.bits_per_byte = Some(*bits_per_byte);
+        }
         let step = step_column(&step.to_string(), n_steps);
-        let text = format!("eval    {step}  loss {loss:.4}  {bits_per_byte:.3} bits per byte");
-        self.put(&Record::Eval(*record), &text);
+        let on = set.as_ref().map_or(String::new(), |set| format!(" on {set}"));
+        let text = format!("eval    {step}  loss {loss:.4}  {bits_per_byte:.3} bits per byte{on}");
+        self.put(&Record::Eval(record.clone()), &text);
     }
 
     /// After a checkpoint.
@@ -313,7 +316,7 @@ mod tests {
     }
 
     const EVAL: EvalRecord =
-        EvalRecord { step: 100, loss: 3.44182, bits_per_byte: 1.31251, elapsed_s: 41.0 };
+        EvalRecord { set: None, step: 100, loss: 3.44182, bits_per_byte: 1.31251, elapsed_s: 41.0 };
 
     #[test]
     fn plain_lines_are_columns_with_the_kind_first() {

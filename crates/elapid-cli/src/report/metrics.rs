@@ -58,9 +58,12 @@ pub struct StepRecord {
     pub elapsed_s: f64,
 }
 
-/// A measurement on the held-out files.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// A measurement on the held-out files, or on another set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalRecord {
+    /// The name of a set that was asked for besides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub set: Option<String>,
     /// Updates before it; 0 is the model as it was.
     pub step: u64,
     /// Nats per token.
@@ -227,7 +230,8 @@ mod tests {
 
     #[test]
     fn lines_have_the_documented_fields_in_order() {
-        let eval = EvalRecord { step: 2, loss: 3.4418, bits_per_byte: 1.313, elapsed_s: 0.825 };
+        let eval =
+            EvalRecord { set: None, step: 2, loss: 3.4418, bits_per_byte: 1.313, elapsed_s: 0.825 };
         let lines = [step(2), Record::Eval(eval), note(3, "a \"b\"\n"), save(2)];
         let lines: Vec<String> = lines.iter().map(Record::to_json).collect();
         let want = [

@@ -12,7 +12,7 @@ pub mod reading;
 pub mod samples;
 pub mod text;
 
-pub use text::{count, mebibytes};
+pub use text::{beyond_trained, count, mebibytes};
 
 use elapid::Error;
 use std::fmt::Display;

@@ -146,17 +146,17 @@ fn loss_range(raw: &[Point], low: f64, high: f64) -> (f64, f64) {
 }
 
 /// At most `N_ROWS_MAX` of a list, evenly, with both ends.
-fn some<T: Copy>(list: &[T]) -> Vec<T> {
+fn some<T: Clone>(list: &[T]) -> Vec<T> {
     if list.len() <= N_ROWS_MAX {
         return list.to_vec();
     }
-    (0..N_ROWS_MAX).map(|idx| list[idx * (list.len() - 1) / (N_ROWS_MAX - 1)]).collect()
+    (0..N_ROWS_MAX).map(|idx| list[idx * (list.len() - 1) / (N_ROWS_MAX - 1)].clone()).collect()
 }
 
 /// Bits per byte over time.
 fn time(data: &ReportData) -> Option<Value> {
     let evals = data.evals();
-    let (first, last) = (*evals.first()?, *evals.last()?);
+    let (first, last) = (evals.first()?, evals.last()?);
     let (unit, seconds) = match last.elapsed_s {
         s if s > 3.0 * 3600.0 => ("hours", 3600.0),
         s if s > 150.0 => ("minutes", 60.0),
@@ -221,7 +221,13 @@ mod tests {
     }
 
     fn eval(step: u64, bits_per_byte: f64) -> Record {
-        Record::Eval(EvalRecord { step, loss: 3.0, bits_per_byte, elapsed_s: step as f64 * 0.4 })
+        Record::Eval(EvalRecord {
+            set: None,
+            step,
+            loss: 3.0,
+            bits_per_byte,
+            elapsed_s: step as f64 * 0.4,
+        })
     }
 
     fn page_of(data: &ReportData) -> String {

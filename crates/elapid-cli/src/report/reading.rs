@@ -1,4 +1,4 @@
-//! How far work on many files is: on a terminal a line that moves, elsewhere one every ten seconds.
+//! How far work on many files is: on a terminal a line that moves, elsewhere one every five seconds.
 
 use super::live::bar;
 use super::text::{count, duration};
@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 /// Counts documents and bytes, of many threads at once.
 pub struct Reading {
     kind: &'static str,
+    /// What is counted.
+    unit: &'static str,
     n_all: Option<u64>,
     n_done: AtomicU64,
     n_bytes: AtomicU64,
@@ -18,7 +20,7 @@ pub struct Reading {
     bar: ProgressBar,
 }
 
-const LINE_EVERY: Duration = Duration::from_secs(10);
+const LINE_EVERY: Duration = Duration::from_secs(5);
 const DRAW_EVERY: Duration = Duration::from_millis(200);
 
 impl Reading {
@@ -27,6 +29,7 @@ impl Reading {
         let begin = Instant::now();
         Reading {
             kind,
+            unit: "documents",
             n_all: n.map(|n| n as u64),
             n_done: AtomicU64::new(0),
             n_bytes: AtomicU64::new(0),
@@ -34,6 +37,11 @@ impl Reading {
             shown: Mutex::new(begin),
             bar: bar(ProgressDrawTarget::stderr(), "{wide_msg}"),
         }
+    }
+
+    /// Before work on what is no document and is not known to be how much.
+    pub fn of(kind: &'static str, unit: &'static str) -> Reading {
+        Reading { unit, ..Reading::new(kind, None) }
     }
 
     /// One more document of so many bytes.
@@ -46,9 +54,12 @@ impl Reading {
             return;
         }
         *shown = Instant::now();
-        let (kind, elapsed) = (self.kind, self.begin.elapsed().as_secs_f64());
+        let (kind, unit, elapsed) = (self.kind, self.unit, self.begin.elapsed().as_secs_f64());
         let [bytes, rate] = [1.0, elapsed].map(|time| count(n_bytes as f64 / time));
-        let mut text = format!("{kind:<8}{n_done} documents, {bytes}B, {rate}B/s");
+        let mut text = format!("{kind:<8}{n_done} {unit}");
+        if n_bytes > 0 {
+            text += &format!(", {bytes}B, {rate}B/s");
+        }
         if let Some(n_all) = self.n_all {
             let left = duration(elapsed * n_all.saturating_sub(n_done) as f64 / n_done as f64);
             text += &format!("; {n_all} in all, {left} left");

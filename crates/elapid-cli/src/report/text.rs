@@ -94,6 +94,15 @@ pub fn rate(n: f64) -> String {
     }
 }
 
+/// What is to be known of a context that is longer than what a model was trained on.
+pub fn beyond_trained(context: usize, n_ctx: Option<usize>) -> Option<String> {
+    let n_ctx = n_ctx.filter(|n_ctx| context > *n_ctx)?;
+    Some(format!(
+        "context {context}, but the model was trained on {n_ctx} tokens: what is further back may \
+         be of little use to it"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

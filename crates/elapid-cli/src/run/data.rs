@@ -6,13 +6,14 @@
 //!
 //! A run on the same files with the same vocabulary as one beside it takes both from there.
 
+use super::config::RunConfig;
 use crate::files;
 use crate::report::reading::Reading;
 use crate::report::{Done, Failure};
 use crate::source::compress;
 use crate::source::entry::{Entry, sample, some};
 use crate::source::walk::{Divided, Walk};
-use elapid::{Corpus, Tokenizer};
+use elapid::{Corpus, Encoded, Tokenizer};
 use elapid::{Package, PackageFile as OutFile, SharedBytes};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -23,11 +24,24 @@ use std::sync::Arc;
 pub struct Gathered {
     pub training: Vec<Entry>,
     pub held_out: Vec<Entry>,
+    /// Documents of sets that are measured on besides, named by `name_in_set`.
+    pub sets: Vec<Entry>,
     pub facts: Facts,
     /// How they are read.
     pub walk: Walk,
     /// A run that learned from the same: then nothing is read, and the lists are empty.
     pub same: Option<PathBuf>,
+}
+
+/// Documents that are measured on because somebody asked for it.
+pub struct Set {
+    pub name: String,
+    pub documents: Vec<Encoded>,
+}
+
+/// The name of a document of a set: no held-out one is called so.
+pub fn name_in_set(set: &str, name: &str) -> String {
+    format!("eval:{set}/{name}")
 }
 
 /// What a run learns from and is measured on.
@@ -101,7 +115,7 @@ impl Gathered {
             key,
             ..Facts::default()
         };
-        Ok(Gathered { training, held_out, facts, walk, same: None })
+        Ok(Gathered { training, held_out, sets: Vec::new(), facts, walk, same: None })
     }
 
     /// Those of a run beside this one that has the same key.
@@ -114,8 +128,8 @@ impl Gathered {
             // A configuration is written last: all else is there.
             let is_same = facts.key.as_deref() == Some(key) && dir.join("config.json").exists();
             let walk = Walk { out: walk.out.clone(), ..Walk::default() };
-            let (training, held_out) = (Vec::new(), Vec::new());
-            is_same.then_some(Gathered { training, held_out, facts, walk, same: Some(dir) })
+            let [training, held_out, sets] = [(); 3].map(|()| Vec::new());
+            is_same.then_some(Gathered { training, held_out, sets, facts, walk, same: Some(dir) })
         })
     }
 
@@ -147,7 +161,8 @@ impl Gathered {
         if let Some(same) = &self.same {
             return self.take(same);
         }
-        let mut entries = [std::mem::take(&mut self.training), std::mem::take(&mut self.held_out)];
+        let lists = [&mut self.training, &mut self.held_out, &mut self.sets];
+        let mut entries = lists.map(std::mem::take);
         if self.walk.out.is_none() {
             let few = |list: &mut Vec<Entry>| {
                 *list = some(list, SAMPLE_BYTES).into_iter().map(|idx| list[idx].clone()).collect();
@@ -262,8 +277,22 @@ impl Data {
         }
     }
 
-    /// What is measured on, as tokens.
-    pub fn held_out(&self) -> Done<Vec<elapid::Encoded>> {
-        Ok(self.corpus.held_out(HELD_OUT_TOKENS)?)
+    /// What is measured on, as tokens: the held-out documents, and those of each set.
+    pub fn measured(&self, config: &RunConfig) -> Done<(Vec<Encoded>, Vec<Set>)> {
+        let mut held_out = self.corpus.held_out(HELD_OUT_TOKENS)?;
+        let mut sets = Vec::new();
+        for (name, path) in &config.evals {
+            let prefix = name_in_set(name, "");
+            let (documents, others) =
+                held_out.into_iter().partition(|it: &Encoded| it.name.starts_with(&prefix));
+            held_out = others;
+            let set = Set { name: name.clone(), documents };
+            if set.documents.is_empty() {
+                let problem = format!("nothing to measure of {name} under {}", path.display());
+                return Err(Failure::new(problem, "give a directory or file with text"));
+            }
+            sets.push(set);
+        }
+        Ok((held_out, sets))
     }
 }

@@ -130,8 +130,8 @@ struct Loop {
     before: f64,
     /// Where time is the budget.
     pace: Option<Pace>,
-    /// Held-out documents that are measured in between.
-    sample: Vec<Encoded>,
+    /// What is measured in between: held-out documents, then those of other sets with their names.
+    samples: Vec<(Option<String>, Vec<Encoded>)>,
 }
 
 impl Loop {
@@ -180,11 +180,12 @@ impl Run {
         let mut state = self.open_loop(metrics, Watch::default(), 0)?;
         state.watch.frozen_hash = self.prepared.frozen_hash.clone();
         state.watch.spent.prepare_s = state.elapsed();
-        let scores = timed(&mut state.watch.spent.eval_s, || self.measure(&self.prepared.held_out));
+        let measured: Vec<Encoded> = self.prepared.measured().cloned().collect();
+        let scores = timed(&mut state.watch.spent.eval_s, || self.measure(&measured));
         finish::keep_scores(&self.dir, &scores?)?;
         finish::write_samples(&self, 0)?;
         state.watch.around_s = state.elapsed() - state.watch.spent.prepare_s;
-        if !state.sample.is_empty() {
+        if !state.samples[0].1.is_empty() {
             // What is there already is the first to be beaten.
             let loss = self.eval(&mut state)?;
             self.judge(&mut state, loss);
@@ -240,13 +241,18 @@ impl Run {
 
     /// Leaves of the held-out documents as many as there is time to measure.
     fn choose_measured(&mut self) {
-        let all = std::mem::take(&mut self.prepared.held_out);
-        let n_all = all.len();
-        let n_tok = |list: &[Encoded]| list.iter().map(|one| one.ids.len()).sum::<usize>();
-        let tokenizer = self.prepared.session.tokenizer();
-        self.prepared.held_out = sample(&all, self.config.n_final_tok, tokenizer);
-        let n = self.prepared.held_out.len();
-        let (some, whole) = (n_tok(&self.prepared.held_out), n_tok(&all));
+        let sum = |prepared: &Prepared| {
+            let lengths = prepared.measured().map(|one| one.ids.len());
+            (prepared.measured().count(), lengths.sum::<usize>())
+        };
+        let (n_all, whole) = sum(&self.prepared);
+        let (n_tok, tokenizer) = (self.config.n_final_tok, self.prepared.session.tokenizer());
+        self.prepared.held_out = sample(&self.prepared.held_out, n_tok, tokenizer);
+        let n_sets = self.prepared.sets.len();
+        for set in &mut self.prepared.sets {
+            set.documents = sample(&set.documents, n_tok / n_sets, tokenizer);
+        }
+        let (n, some) = sum(&self.prepared);
         if some < whole {
             let text = format!(
                 "{n} of {n_all} held-out documents, {some} of {whole} tokens, to stay within \
@@ -257,6 +263,13 @@ impl Run {
     }
 
     fn open_loop(&self, metrics: Metrics, watch: Watch, step: u64) -> Done<Loop> {
+        let (n_tok, tokenizer) = (self.config.n_eval_tok, self.prepared.session.tokenizer());
+        let Prepared { held_out, sets, .. } = &self.prepared;
+        let few = |documents: &[Encoded], n_tok| sample(documents, n_tok, tokenizer);
+        // Other sets take together as long as the held-out documents, whose choice they leave.
+        let n_each = n_tok / sets.len().max(1);
+        let sets = sets.iter().map(|set| (Some(set.name.clone()), few(&set.documents, n_each)));
+        let held_out = (None, few(held_out, n_tok));
         Ok(Loop {
             checkpoints: self.checkpoints()?,
             metrics,
@@ -265,11 +278,7 @@ impl Run {
             before: watch.elapsed_s,
             watch,
             pace: None,
-            sample: sample(
-                &self.prepared.held_out,
-                self.config.n_eval_tok,
-                self.prepared.session.tokenizer(),
-            ),
+            samples: std::iter::once(held_out).chain(sets).collect(),
         })
     }
 
@@ -460,7 +469,9 @@ impl Run {
     fn after_step(&mut self, state: &mut Loop) -> Done<()> {
         let step = self.prepared.training.progress().step;
         let is_last = self.prepared.training.is_done();
-        if (step.is_multiple_of(self.config.eval_every) || is_last) && !state.sample.is_empty() {
+        if (step.is_multiple_of(self.config.eval_every) || is_last)
+            && !state.samples[0].1.is_empty()
+        {
             let loss = self.eval(state)?;
             self.judge(state, loss);
         }
@@ -470,21 +481,27 @@ impl Run {
         Ok(())
     }
 
+    /// Measures on every set; returns the loss on the held-out documents, which are the first.
     fn eval(&mut self, state: &mut Loop) -> Done<f64> {
-        let mut eval_s = 0.0;
-        let scores = timed(&mut eval_s, || self.measure(&state.sample))?;
-        state.watch.spent.eval_s += eval_s;
-        let score = Score::of(&scores.iter().collect::<Vec<_>>());
-        let record = EvalRecord {
-            step: self.prepared.training.progress().step,
-            loss: score.loss(),
-            bits_per_byte: score.bits_per_byte(),
-            elapsed_s: state.elapsed(),
-        };
-        state.metrics.append(&Record::Eval(record))?;
-        state.events.eval(wall(), &record)?;
-        self.live.eval(&record, self.n_steps(state));
-        Ok(record.loss)
+        let mut losses = Vec::new();
+        for at in 0..state.samples.len() {
+            let mut eval_s = 0.0;
+            let scores = timed(&mut eval_s, || self.measure(&state.samples[at].1))?;
+            state.watch.spent.eval_s += eval_s;
+            let score = Score::of(&scores.iter().collect::<Vec<_>>());
+            let record = EvalRecord {
+                set: state.samples[at].0.clone(),
+                step: self.prepared.training.progress().step,
+                loss: score.loss(),
+                bits_per_byte: score.bits_per_byte(),
+                elapsed_s: state.elapsed(),
+            };
+            state.metrics.append(&Record::Eval(record.clone()))?;
+            state.events.eval(wall(), &record)?;
+            self.live.eval(&record, self.n_steps(state));
+            losses.push(record.loss);
+        }
+        Ok(losses[0])
     }
 
     fn judge(&mut self, state: &mut Loop, loss: f64) {

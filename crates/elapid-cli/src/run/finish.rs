@@ -1,6 +1,7 @@
 //! The end of a run: what came of it is measured, written for other tools, and told.
 
 use super::config::Budget;
+use super::data::{Set, name_in_set};
 use super::drive::{Run, Spent};
 use super::outside::export_name;
 use super::write_json;
@@ -121,10 +122,14 @@ pub fn finish(
 ) -> Done<ExitCode> {
     let step = run.prepared.training.progress().step;
     write_samples(run, step)?;
-    let before = kept_scores(&run.dir)?;
+    let mut before = kept_scores(&run.dir)?;
     let begin = elapsed();
-    let after = run.measure(&run.prepared.held_out)?;
+    let measured: Vec<_> = run.prepared.measured().cloned().collect();
+    let mut after = run.measure(&measured)?;
     spent.eval_s += elapsed() - begin;
+    // Held-out documents come first.
+    let n_held_out = run.prepared.held_out.len();
+    let sets = (before.split_off(n_held_out.min(before.len())), after.split_off(n_held_out));
     let comparison = match after.is_empty() {
         true => None,
         false => Some(compare(&after, &before)?),
@@ -140,7 +145,11 @@ pub fn finish(
         None => machine::peak_bytes().unwrap_or(0).max(peak),
     };
     let taken = Taken { seconds: elapsed(), peak, spent };
-    let summary = summarise(run, (&before, &after), comparison.as_ref(), taken)?;
+    let mut summary = summarise(run, (&before, &after), comparison.as_ref(), taken)?;
+    summary.sets = rows(&sets.0, &sets.1, |score| {
+        let name = |set: &&Set| score.name.starts_with(&name_in_set(&set.name, ""));
+        run.prepared.sets.iter().find(name).map_or("", |set| &set.name)
+    });
     write_json(&run.dir.join(SUMMARY), &summary)?;
     let report = ReportData::gather(&run.dir, summary.clone())?;
     files::write_bytes(&run.dir.join(page::FILE), page::html(&report)?.as_bytes())?;
@@ -165,10 +174,15 @@ fn fact(name: &str, value: impl ToString) -> Fact {
     Fact { name: name.into(), value: value.to_string() }
 }
 
-fn languages(before: &[DocScore], after: &[DocScore]) -> Vec<LanguageRow> {
+/// Scores in groups of one name.
+fn rows<'a>(
+    before: &'a [DocScore],
+    after: &'a [DocScore],
+    name: impl Fn(&'a DocScore) -> &'a str,
+) -> Vec<LanguageRow> {
     let mut by_language: BTreeMap<&str, (Vec<&DocScore>, Vec<&DocScore>)> = BTreeMap::new();
     for (before, after) in before.iter().zip(after) {
-        let entry = by_language.entry(after.language).or_default();
+        let entry = by_language.entry(name(after)).or_default();
         entry.0.push(before);
         entry.1.push(after);
     }
@@ -272,7 +286,8 @@ fn summarise(
         outcome: format!("{step} steps in {time}"),
         facts,
         held_out,
-        languages: languages(before, after),
+        languages: rows(before, after, |score| score.language),
+        sets: Vec::new(),
         left_out: serde_json::from_value(run.data.facts.left_out.clone()).unwrap_or_default(),
         plan: plan_rows(run, taken)?,
         config: json!(config),
@@ -311,6 +326,11 @@ fn say(run: &mut Run, summary: &Summary, taken: Taken) {
         number(zstd)
     );
     run.live.line("result", &text);
+    for row in &summary.sets {
+        let (after, before) = (number(&row.after), number(&row.before));
+        let text = format!("{} {after} bits per byte, before {before}", row.language);
+        run.live.line("result", &text);
+    }
     if !verdict.is_empty() {
         run.live.line("verdict", verdict);
     }

@@ -28,7 +28,7 @@ mod sample;
 use crate::compute::Compute;
 use crate::files;
 use crate::report::live::{Live, Output};
-use crate::report::{Done, Failure, count, line};
+use crate::report::{Done, Failure, beyond_trained, count, line};
 use crate::source::left_out;
 use crate::source::walk::{self, Walk};
 pub use outside::{look, usable};
@@ -176,7 +176,11 @@ fn collect(
     let out = out.map(Path::to_path_buf);
     let walk = Walk { out, template, options, ..Walk::default() };
     let listing = walk::list(&config.sources(), &walk)?;
-    let key = prepare::key(config, &listing)?;
+    let set = |(name, path): &(String, PathBuf)| {
+        Ok((name.clone(), walk::list(&[(path.clone(), 1.0)], &walk)?))
+    };
+    let sets = config.evals.iter().map(set).collect::<Done<Vec<_>>>()?;
+    let key = prepare::key(config, &listing, &sets)?;
     if let Some(gathered) = key.as_ref().and_then(|key| Gathered::again(key, &walk)) {
         choose_vocab(config, &gathered);
         return Ok(gathered);
@@ -198,6 +202,12 @@ fn collect(
     choose_vocab(config, &gathered);
     // Before anything else is held: at level 19 it takes more memory than a small model.
     gathered.compress(plan::host_limit(wishes))?;
+    for (name, listing) in sets {
+        for mut entry in listing.read(&gathered.walk)?.documents {
+            entry.name = data::name_in_set(&name, &entry.name);
+            gathered.sets.extend(entry.blocks()?);
+        }
+    }
     Ok(gathered)
 }
 
@@ -272,6 +282,9 @@ fn say_model(
         ),
     );
     let model = prepared.session.model().info()?;
+    if let Some(note) = beyond_trained(config.context, model.n_ctx) {
+        live.line("note", &note);
+    }
     let coverage = &prepared.coverage;
     live.line(
         "model",

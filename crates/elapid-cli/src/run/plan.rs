@@ -303,7 +303,10 @@ fn schedule(config: &mut RunConfig, prepared: &Prepared, wishes: &Wishes, plan: 
     let step_tok = plan.n_tok as f64;
     let tok_s = step_tok / plan.step_s;
     let eval_s = |n_tok: usize| n_tok as f64 / (1.5 * tok_s);
-    let n_held: usize = prepared.held_out.iter().map(|document| document.ids.len()).sum();
+    let n_held: usize = prepared.measured().map(|document| document.ids.len()).sum();
+    // Other sets take together as long as the held-out documents.
+    let n_lists = 1 + usize::from(!prepared.sets.is_empty());
+    let measured = |n_tok: usize| (n_lists * n_tok).min(n_held);
     let share = |share: f64, n_tok: f64| ((share * 1.5 * n_tok) as usize).clamp(1024, 1 << 24);
     let (n_steps, is_open) = match config.budget {
         Budget::Steps(n) => (n, false),
@@ -319,8 +322,7 @@ fn schedule(config: &mut RunConfig, prepared: &Prepared, wishes: &Wishes, plan: 
     config.n_final_tok = share(FINAL_SHARE, all_tok);
     config.n_eval_tok = share(EVAL_SHARE / N_EVALS as f64, all_tok).min(1 << 20);
     // Where little is learned between measurements of the least size, they come more rarely.
-    let least =
-        (config.n_eval_tok.min(n_held) as f64 / (EVAL_SHARE * 1.5 * step_tok)).ceil() as u64;
+    let least = (measured(config.n_eval_tok) as f64 / (EVAL_SHARE * 1.5 * step_tok)).ceil() as u64;
     config.eval_every = wishes.eval_every.unwrap_or(n_steps.div_ceil(N_EVALS).max(least).max(1));
     config.save_every = wishes.save_every;
     let n_warmup = config.settings.n_warmup.min(n_steps / 5);
@@ -330,10 +332,10 @@ fn schedule(config: &mut RunConfig, prepared: &Prepared, wishes: &Wishes, plan: 
         config.budget = Budget::Steps(n_steps);
     }
     let n_evals = n_steps.div_ceil(config.eval_every) as f64;
-    let around_s = 2.0 * eval_s(config.n_final_tok.min(n_held));
+    let around_s = 2.0 * eval_s(measured(config.n_final_tok));
     plan.n_steps = n_steps;
     plan.total_s =
-        n_steps as f64 * plan.step_s + n_evals * eval_s(config.n_eval_tok.min(n_held)) + around_s;
+        n_steps as f64 * plan.step_s + n_evals * eval_s(measured(config.n_eval_tok)) + around_s;
 }
 
 impl Plan {

@@ -2,7 +2,7 @@
 //! what of it is trained, and rows of tokens.
 
 use super::config::{Origin, RunConfig};
-use super::data::{Data, Gathered};
+use super::data::{Data, Gathered, Set};
 use crate::files;
 use crate::report::{Done, Failure, mebibytes};
 use crate::source::walk::Listing;
@@ -24,6 +24,8 @@ pub struct Prepared {
     pub training: Training,
     /// Held-out documents.
     pub held_out: Vec<Encoded>,
+    /// What is measured on besides.
+    pub sets: Vec<Set>,
     /// What is trained.
     pub coverage: Coverage,
     /// A hash of everything that is frozen.
@@ -31,6 +33,11 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// Everything that is measured on.
+    pub fn measured(&self) -> impl Iterator<Item = &Encoded> {
+        self.held_out.iter().chain(self.sets.iter().flat_map(|set| &set.documents))
+    }
+
     /// Rows, passes and steps as the plan decided.
     pub fn follow(&mut self, config: &RunConfig) {
         self.training.set_rows(config.n_rows);
@@ -85,7 +92,11 @@ fn scratch(config: &RunConfig, from: Texts<'_>) -> Done<Opened> {
 const DATA_VERSION: u32 = 1;
 
 /// What the tokens of a run depend on, as a hash; none where it cannot be told before reading.
-pub fn key(config: &RunConfig, listing: &Listing) -> Done<Option<String>> {
+pub fn key(
+    config: &RunConfig,
+    listing: &Listing,
+    sets: &[(String, Listing)],
+) -> Done<Option<String>> {
     let vocabulary = match &config.origin {
         Origin::Scratch { donor: Some(_), .. } => return Ok(None),
         Origin::Scratch { size, n_vocab, .. } => format!("{size:?} {n_vocab}"),
@@ -97,7 +108,8 @@ pub fn key(config: &RunConfig, listing: &Listing) -> Done<Option<String>> {
         }
     };
     let (files, held_out) = (listing.key(), config.held_out);
-    let text = format!("{DATA_VERSION} {files} {held_out} {vocabulary}");
+    let sets: Vec<_> = sets.iter().map(|(name, listing)| (name, listing.key())).collect();
+    let text = format!("{DATA_VERSION} {files} {held_out} {sets:?} {vocabulary}");
     Ok(Some(blake3::hash(text.as_bytes()).to_string()))
 }
 
@@ -135,7 +147,13 @@ impl Opened {
 /// Opens or makes the model.
 pub fn open(config: &RunConfig, from: Texts<'_>) -> Done<Opened> {
     match &config.origin {
-        Origin::Base { model, .. } => Ok(Opened { model: Model::open(model)?, donor: None }),
+        Origin::Base { model, .. } => {
+            let mut model = Model::open(model)?;
+            if config.method == Method::Full {
+                model = model.with_context(config.context)?;
+            }
+            Ok(Opened { model, donor: None })
+        }
         Origin::Scratch { .. } => scratch(config, from),
     }
 }
@@ -167,8 +185,8 @@ pub fn prepare(config: &RunConfig, data: &Data, opened: Opened, device: &Device)
     let mut training = session.begin_on(data.corpus.clone(), &batches, &config.settings)?;
     training.set_checkpointing(config.checkpointing);
     let frozen_hash = training.frozen_hash();
-    let held_out = data.held_out()?;
-    Ok(Prepared { session, training, held_out, coverage, frozen_hash })
+    let (held_out, sets) = data.measured(config)?;
+    Ok(Prepared { session, training, held_out, sets, coverage, frozen_hash })
 }
 
 /// Refuses a run that cannot fit, before anything large is taken.

@@ -303,8 +303,11 @@ impl Found {
     fn without_copies(self, walk: &Walk) -> Done<Collected> {
         let Found { entries, dates, left_out } = self;
         let (entries, signatures): (Vec<Entry>, Vec<Signature>) = entries.into_iter().unzip();
-        let text =
-            |idx: usize| Ok::<_, elapid::Error>(entries[idx].load(walk)?.text().into_owned());
+        let reading = Reading::of("compare", "documents that may be copies");
+        let text = |idx: usize| {
+            reading.add(entries[idx].n_bytes());
+            Ok::<_, elapid::Error>(entries[idx].load(walk)?.text().into_owned())
+        };
         let alike = elapid::near_copies(&signatures, &text)?;
         drop(signatures);
         let mut oldest = BTreeMap::new();
@@ -371,7 +374,9 @@ impl Tree {
             .build();
         let mut tree = Tree { files: Vec::new(), left_out: Vec::new() };
         let (mut folders, mut visited) = (Vec::new(), HashSet::new());
+        let reading = Reading::of("list", "files");
         for entry in entries.flatten() {
+            reading.add(0);
             visited.insert(entry.path().to_path_buf());
             match entry.file_type().is_some_and(|kind| kind.is_dir()) {
                 true => folders.push(entry.into_path()),

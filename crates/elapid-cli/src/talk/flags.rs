@@ -4,7 +4,7 @@
 
 use crate::compute::Compute;
 use crate::files;
-use crate::report::{Done, Failure, between};
+use crate::report::{Done, Failure, between, beyond_trained};
 use elapid::{
     CacheType, ChatOptions, Constraint, DateTime, Generator, GeneratorSettings, Message, Model,
     Request, Sampling, Special,
@@ -176,6 +176,10 @@ pub fn load(
     settings: &GeneratorSettings,
     adapters: &[AdapterPath],
 ) -> Done<Generator> {
+    let n_ctx = model.info()?.n_ctx;
+    if let Some(note) = settings.context.and_then(|context| beyond_trained(context, n_ctx)) {
+        eprintln!("note    {note}");
+    }
     let mut generator = Generator::new(Arc::new(model), &compute.open()?, settings)?;
     for AdapterPath { path, scale } in adapters {
         generator.add_adapter(path, *scale)?;

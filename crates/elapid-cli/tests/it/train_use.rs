@@ -104,3 +104,76 @@ fn a_prompt_comes_through_a_pipe() {
     assert!(piped.status.success(), "{}", stderr(&piped));
     assert_eq!(piped.stdout, named.stdout);
 }
+
+#[test]
+fn other_sets_are_measured_by_name_and_do_not_change_the_run() {
+    let dir = Scratch::new("use-sets");
+    sources(&dir.0);
+    ok(&train("plain", "--steps 6"), &dir.0);
+    std::fs::create_dir(dir.0.join("other")).unwrap();
+    std::fs::write(dir.0.join("other/a.py"), "def add(a, b):\n    return a + b\n".repeat(40))
+        .unwrap();
+    let output = ok(&train("run", "--steps 6 --eval py=other"), &dir.0);
+    assert!(stderr(&output).contains("bits per byte on py"), "{}", stderr(&output));
+    assert_eq!(losses(&dir.0.join("run")), losses(&dir.0.join("plain")));
+    assert!(model(&dir.0.join("run")) == model(&dir.0.join("plain")));
+    let summary = |run: &str| -> Value {
+        let bytes = std::fs::read(dir.0.join(run).join("summary.json")).unwrap();
+        serde_json::from_slice(&bytes).unwrap()
+    };
+    let (of_run, of_plain) = (summary("run"), summary("plain"));
+    assert_eq!(of_run["held_out"]["after"], of_plain["held_out"]["after"]);
+    let set = &of_run["sets"][0];
+    assert_eq!((set["language"].as_str(), set["n_files"].as_u64()), (Some("py"), Some(1)));
+    assert!(set["before"].as_f64().unwrap() > 0.0 && set["before"] != set["after"], "{set}");
+    let page = std::fs::read_to_string(dir.0.join("run/report.html")).unwrap();
+    assert!(page.contains("Other sets"));
+}
+
+#[test]
+fn training_continues_from_the_weights_of_a_model_at_a_longer_context() {
+    let dir = Scratch::new("use-init");
+    sources(&dir.0);
+    ok(&train("run", "--steps 6"), &dir.0);
+    let more = "--out next --init run --steps 3 --context 48 --batch 2 --threads 2";
+    let args: Vec<&str> = ["train", "src"].into_iter().chain(more.split(' ')).collect();
+    ok(&args, &dir.0);
+    let score = |run: &str, key: &str| -> f64 {
+        let bytes = std::fs::read(dir.0.join(run).join("summary.json")).unwrap();
+        let summary: Value = serde_json::from_slice(&bytes).unwrap();
+        summary["held_out"][key].as_f64().unwrap()
+    };
+    // Windows are longer, so that the same weights measure nearly as they did.
+    let (left, found) = (score("run", "after"), score("next", "before"));
+    assert!((left - found).abs() < 0.25, "{left} {found}");
+    let info = ok(&["info", "next", "--json"], &dir.0);
+    let info: Value = serde_json::from_slice(&info.stdout).unwrap();
+    assert_eq!(info["n_ctx"], 48, "{info}");
+}
+
+#[test]
+fn errors_are_objects_where_json_is_asked_for() {
+    let dir = Scratch::new("use-errors");
+    for (args, code) in [("train nothing --json", 1), ("train . --nonsense --json", 2)] {
+        let args: Vec<&str> = args.split(' ').collect();
+        let output = elapid(&args, &dir.0).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{args:?}");
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(found["kind"], "error");
+        assert!(!found["error"].as_str().unwrap().is_empty(), "{found}");
+        assert!(!found["hint"].as_str().unwrap().is_empty(), "{found}");
+    }
+}
+
+#[test]
+fn a_context_beyond_what_a_model_was_trained_on_is_told() {
+    let dir = Scratch::new("use-context");
+    sources(&dir.0);
+    ok(&train("run", "--steps 2"), &dir.0);
+    let flags = ["generate", "run", "-p", "pub fn", "-n", "2", "-c"];
+    let told = |context: &str| {
+        let output = ok(&[&flags[..], &[context]].concat(), &dir.0);
+        stderr(&output).contains("was trained on")
+    };
+    assert!(told("512") && !told("16"));
+}

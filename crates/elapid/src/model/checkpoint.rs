@@ -142,6 +142,24 @@ impl Checkpoint {
         Ok(Checkpoint { texts, ..Checkpoint::of(name.into(), config_json, model, container) })
     }
 
+    /// The same for texts of `n_ctx` tokens, where it is made for shorter ones: what is trained on
+    /// them says so when it is saved.
+    pub fn with_context(mut self, n_ctx: usize) -> Result<Checkpoint> {
+        let made_for = self.model.config().n_ctx;
+        let mut json: serde_json::Map<_, _> =
+            serde_json::from_str(&self.config_json).map_err(|error| {
+                Error::format(&self.dir, error.to_string(), "config.json may be damaged")
+            })?;
+        let key =
+            ["n_ctx", "max_position_embeddings"].into_iter().find(|it| json.contains_key(*it));
+        if let (Some(key), Some(_)) = (key, made_for.filter(|made_for| *made_for < n_ctx)) {
+            json.insert(key.into(), n_ctx.into());
+            self.config_json = serde_json::Value::Object(json).to_string();
+            self.model = Model::new(Config::from_json(&self.dir, &self.config_json)?);
+        }
+        Ok(self)
+    }
+
     /// Whether its weights lie in a file; those of a new model do not.
     pub(crate) fn is_stored(&self) -> bool {
         !matches!(&self.container, Container::SafeTensors(files) if files.is_empty())

@@ -3,6 +3,7 @@
 mod generate;
 
 use crate::compute::Compute;
+use crate::files;
 use crate::machine;
 use crate::report::{Done, Failure, between, count, line};
 use elapid::{Device, TrainBench};
@@ -20,6 +21,7 @@ use std::time::Instant;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid bench\n  elapid bench --models mamba --reps 15\n  \
     elapid bench model.gguf --llama 'python bench_llamacpp.py'\n  \
+    elapid bench --config runs/1/model/config.json --batch 4 --context 1024\n  \
     elapid bench --torch 'python lab/bench/bench_torch.py' --receipt bench.json")]
 pub struct Bench {
     /// Model files: measure their prompt and decode speed instead of training
@@ -37,6 +39,9 @@ pub struct Bench {
     /// Architectures to train, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "llama,mamba,mamba2")]
     models: Vec<String>,
+    /// Train the model of this config.json instead, as that of a run
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["models", "torch", "d_model", "layers"])]
+    config: Option<PathBuf>,
     /// Sequences per batch
     #[arg(long, default_value_t = 8, value_parser = between(1, 65536))]
     batch: usize,
@@ -106,6 +111,10 @@ impl Bench {
         // One process per model: peak memory is a property of a process.
         match self.models.as_slice() {
             _ if !self.files.is_empty() => {}
+            _ if self.config.is_some() => {
+                figures.push(self.measure("config")?);
+                self.print(&figures[0]);
+            }
             [model] if self.torch.is_none() => {
                 figures.push(self.measure(model)?);
                 self.print(&figures[0]);
@@ -221,6 +230,9 @@ impl Bench {
 
     /// The shapes of the PyTorch script.
     fn config(&self, name: &str) -> Done<String> {
+        if let Some(path) = &self.config {
+            return Ok(files::read_text(path)?);
+        }
         let (d, layers, vocab) = (self.d_model, self.layers, self.vocab);
         let mut config = json!({
             "model_type": name, "vocab_size": vocab, "hidden_size": d, "num_hidden_layers": layers,

@@ -1,5 +1,7 @@
 //! `elapid train` and `elapid plan`: the flags of a run.
 
+mod names;
+
 use crate::compute::Compute;
 use crate::report::{Done, Failure, between};
 use crate::run::config::{Budget, Origin, RunConfig};
@@ -7,6 +9,7 @@ use crate::run::{self, Checkpointing, Wishes};
 use clap::ValueEnum;
 use elapid::{Arch, LoraForm as Form, LoraSettings, Method, OptimizerKind, Scaling, Schedule};
 use elapid::{Settings, Size};
+use names::{ArchName, MethodName, OptimizerName, QuantName, ScheduleName, SizeName};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -243,63 +246,6 @@ struct Flags {
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum MethodName {
-    /// A new model
-    Scratch,
-    /// Every parameter of an existing model
-    Full,
-    /// Low-rank adapters beside frozen matrices
-    Lora,
-    /// LoRA over a quantized base
-    Qlora,
-    /// Only the projections that produce B and C of Mamba layers
-    Bc,
-    /// Embedding and output head
-    Embeddings,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum SizeName {
-    Tiny,
-    Small,
-    Base,
-    Medium,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ArchName {
-    Mamba1,
-    Mamba2,
-    Hybrid,
-    Llama,
-    Moe,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ScheduleName {
-    Cosine,
-    Constant,
-    Wsd,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum OptimizerName {
-    Adamw,
-    Muon,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum QuantName {
-    #[value(name = "q8_0")]
-    Q8_0,
-    #[value(name = "q4_0")]
-    Q4_0,
-    #[value(name = "q4_k")]
-    Q4K,
-    Nf4,
 }
 
 fn positive(text: &str) -> Result<f64, String> {
@@ -602,32 +548,3 @@ impl Flags {
 
 /// Fraction of the text of a new model that is rearranged for fill-in-the-middle.
 const DEFAULT_FIM: f64 = 0.25;
-
-impl QuantName {
-    fn name(self) -> &'static str {
-        ["q8_0", "q4_0", "q4_k", "nf4"][self as usize]
-    }
-}
-
-impl From<SizeName> for Size {
-    fn from(name: SizeName) -> Size {
-        match name {
-            SizeName::Tiny => Size::Tiny,
-            SizeName::Small => Size::Small,
-            SizeName::Base => Size::Base,
-            SizeName::Medium => Size::Medium,
-        }
-    }
-}
-
-impl From<ArchName> for Arch {
-    fn from(name: ArchName) -> Arch {
-        match name {
-            ArchName::Mamba1 => Arch::Mamba1,
-            ArchName::Mamba2 => Arch::Mamba2,
-            ArchName::Hybrid => Arch::Hybrid,
-            ArchName::Llama => Arch::Llama,
-            ArchName::Moe => Arch::Moe,
-        }
-    }
-}

@@ -1,4 +1,4 @@
-//! How far work on many files is: on a terminal a line that moves, elsewhere one every five seconds.
+//! How far work on many files is: on a terminal a line that moves, elsewhere one in five seconds.
 
 use super::live::bar;
 use super::text::{count, duration};

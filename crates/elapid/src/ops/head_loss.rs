@@ -17,9 +17,9 @@
 //! separate backward would have to compute them again. Backward proper only scales what is there.
 //! Tokens of weight zero are skipped: a masked prompt costs nothing.
 //!
-//! On a GPU everything stays there, the loss too; a group takes a row of logits. Where products want
-//! rows of even length, the head and the rows of logits are filled up: the gradient of what is more
-//! is zero, and nothing of it is seen outside.
+//! On a GPU everything stays there, the loss too; a group takes a row of logits. Where products
+//! want rows of even length, the head and the rows of logits are filled up: the gradient of what
+//! is more is zero, and nothing of it is seen outside.
 
 use super::linear::{Linear, Operands, Way};
 use crate::tape::{Tape, Var};

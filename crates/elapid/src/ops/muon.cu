@@ -22,3 +22,17 @@ KERNEL muon_look_ahead(const T0* x, T1* mu, T2* ahead, Params p) {
     }
 }
 #endif
+
+#ifdef ENTRY_muon_unit
+// Matrices of n numbers behind each other, a group to each: x over its norm, which is `a` or more.
+KERNEL muon_unit(T0* x, Params p) {
+    size_t begin = (size_t)group_of() * p.n;
+    float sum = 0.0f;
+    for (u32 i = threadIdx.x; i < p.n; i += THREADS) {
+        float v = load(x, begin + i);
+        sum += v * v;
+    }
+    float over = 1.0f / fmaxf(sqrtf(group_sum(sum)), p.a);
+    for (u32 i = threadIdx.x; i < p.n; i += THREADS) store(x, begin + i, over * load(x, begin + i));
+}
+#endif

@@ -33,8 +33,8 @@ use crate::ops::adamw::AdamW;
 use crate::tensor::Tensor;
 use crate::tensor::cpu::F32s;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::{Kernel, Work, bind};
-use crate::tensor::product::{Side, product};
+use crate::tensor::gpu::{Arg, Kernel, Work, bind};
+use crate::tensor::product::{Side, for_products, product_stacked};
 use pulp::{Simd, WithSimd};
 
 const MOMENTUM: f64 = 0.95;
@@ -47,18 +47,58 @@ const NORM_MIN: f64 = 1e-7;
 const RMS: f64 = 0.2;
 const PIECE: usize = 1 << 14;
 
-/// Makes one step on a matrix. Of the settings it takes rate, decay, gradient scale and trust.
-pub fn muon(p: &mut Tensor, g: &Tensor, mu: &mut Tensor, config: &AdamW) {
-    for (what, tensor) in [("g", g), ("mu", &*mu)] {
-        tensor.expect_shape(&format!("muon: {what}"), p.shape());
+/// Numbers of matrices that a GPU with tensor cores makes orthogonal at once: products of one alone
+/// leave most of it idle.
+const STACK: usize = 1 << 25;
+
+/// A matrix that is trained.
+pub struct Matrix<'a> {
+    pub p: &'a mut Tensor,
+    pub g: &'a Tensor,
+    pub mu: &'a mut Tensor,
+}
+
+/// Makes one step on matrices of one shape. Of the settings it takes rate, decay, gradient scale
+/// and trust.
+pub fn muon(list: &mut [Matrix], config: &AdamW) {
+    let Some(first) = list.first() else { return };
+    let (device, shape) = (first.p.device().clone(), first.p.shape().to_vec());
+    let n_elem = shape[0] * shape[1];
+    let is_wide = device.gpu().is_some_and(|gpu| {
+        gpu.caps().tensor_cores && (4 * n_elem).is_multiple_of(gpu.offset_align())
+    });
+    // With trust each has a rate of its own.
+    let n_each = match is_wide && config.trust.is_none() {
+        true => (STACK / n_elem.max(1)).max(1),
+        false => 1,
+    };
+    list.chunks_mut(n_each).for_each(|list| step(list, &shape, config));
+}
+
+fn step(list: &mut [Matrix], shape: &[usize], config: &AdamW) {
+    let (rows, cols) = (shape[0], shape[1]);
+    let device = list[0].p.device().clone();
+    let mut ahead = Tensor::uninit(&device, &[list.len() * rows, cols]);
+    for (at, Matrix { p, g, mu }) in list.iter_mut().enumerate() {
+        for (what, tensor) in [("p", &**p), ("g", *g), ("mu", &**mu)] {
+            tensor.expect_shape(&format!("muon: {what}"), shape);
+        }
+        look_ahead(g, mu, (&mut ahead, at * rows * cols), config.grad_scale);
     }
+    let update = orthogonal(ahead, list.len());
+    for (at, Matrix { p, .. }) in list.iter_mut().enumerate() {
+        put(p, &update.rows(at * rows..(at + 1) * rows), config);
+    }
+}
+
+/// Moves a matrix by its update.
+fn put(p: &mut Tensor, update: &Tensor, config: &AdamW) {
     let (rows, cols) = p.dims2();
-    let update = orthogonal(look_ahead(g, mu, config.grad_scale));
     let mut lr = config.lr;
     let factor = RMS * (rows.max(cols) as f64).sqrt();
     if config.trust.is_some() {
         let rms = |x: &Tensor| grad_norm(std::iter::once(x)) / (x.n_elem().max(1) as f64).sqrt();
-        lr *= config.trust_factor(lr * factor * rms(&update), rms(p));
+        lr *= config.trust_factor(lr * factor * rms(update), rms(p));
     }
     let keep = (1.0 - lr * config.weight_decay) as f32;
     let step = -(lr * factor) as f32;
@@ -70,18 +110,20 @@ pub fn muon(p: &mut Tensor, g: &Tensor, mu: &mut Tensor, config: &AdamW) {
         Device::Gpu(gpu) => {
             let n = p.n_elem();
             let params = [n.into(), keep.into(), step.into()];
-            gpu.launch(&COMBINE, Work::each(n), &[], &mut bind([&update], [p]), &params);
+            gpu.launch(&COMBINE, Work::each(n), &[], &mut bind([update], [p]), &params);
         }
     }
 }
 
-/// Moves the momentum, and returns where it would be one step later.
-fn look_ahead(g: &Tensor, mu: &mut Tensor, grad_scale: f64) -> Tensor {
-    let mut n = Tensor::uninit(g.device(), g.shape());
+/// Moves the momentum, and writes where it would be one step later to `ahead`, from one of its
+/// numbers on.
+fn look_ahead(g: &Tensor, mu: &mut Tensor, (ahead, first): (&mut Tensor, usize), grad_scale: f64) {
     let (momentum, new, scale) = (MOMENTUM as f32, (1.0 - MOMENTUM) as f32, grad_scale as f32);
+    let n_elem = g.n_elem();
     match g.device() {
         Device::Cpu(cpu) => {
-            let pieces = mu.f32_mut().chunks_mut(PIECE).zip(n.f32_mut().chunks_mut(PIECE));
+            let ahead = &mut ahead.f32_mut()[first..first + n_elem];
+            let pieces = mu.f32_mut().chunks_mut(PIECE).zip(ahead.chunks_mut(PIECE));
             let pieces = pieces.zip(g.f32().chunks(PIECE)).collect();
             cpu.map(pieces, |((mu, n), g): ((&mut [f32], &mut [f32]), &[f32])| {
                 for ((mu, n), g) in mu.iter_mut().zip(n).zip(g) {
@@ -92,35 +134,48 @@ fn look_ahead(g: &Tensor, mu: &mut Tensor, grad_scale: f64) -> Tensor {
             });
         }
         Device::Gpu(gpu) => {
-            let n_elem = g.n_elem();
             let params = [n_elem.into(), new.into(), scale.into()];
-            let mut args = bind([g], [mu, &mut n]);
+            let bytes = 4 * first..4 * (first + n_elem);
+            let mut args = [Arg::In(g), Arg::Out(mu), Arg::Window(ahead, bytes)];
             gpu.launch(&LOOK_AHEAD, Work::each(n_elem), &[], &mut args, &params);
         }
     }
-    n
 }
 
-/// The orthogonal matrix that `x` is near to, about.
-fn orthogonal(x: Tensor) -> Tensor {
-    let (rows, cols) = x.dims2();
-    let short = rows.min(cols);
+/// Each of `n` matrices behind each other over its norm.
+fn unit(mut x: Tensor, n: usize) -> Tensor {
+    if let (Device::Gpu(gpu), true) = (x.device().clone(), n > 1) {
+        let params = [(x.n_elem() / n).into(), (NORM_MIN as f32).into(), 0.0.into()];
+        gpu.launch(&UNIT, Work::groups(n, 1024), &[], &mut [Arg::Out(&mut x)], &params);
+        return x;
+    }
     let inverse = (1.0 / grad_norm(std::iter::once(&x)).max(NORM_MIN)) as f32;
-    let mut x = scaled_by(&x, inverse);
+    scaled_by(&x, inverse)
+}
+
+/// The orthogonal matrices that `n` matrices behind each other are near to, about.
+fn orthogonal(x: Tensor, n: usize) -> Tensor {
+    let (rows, cols) = (x.dims2().0 / n, x.dims2().1);
+    let short = rows.min(cols);
+    let mut x = unit(x, n);
     let [a, b, c] = COEFFICIENTS;
-    let mut gram = Tensor::uninit(x.device(), &[short, short]);
+    let mut gram = Tensor::activation(x.device(), &[n * short, short]);
     for _ in 0..N_ITER {
-        match rows <= cols {
-            true => product(&mut gram, 0.0, 1.0, Side::Plain(&x), Side::Transposed(&x)),
-            false => product(&mut gram, 0.0, 1.0, Side::Transposed(&x), Side::Plain(&x)),
-        }
+        // Once in the format of products, for two of them.
+        let seen = for_products(&x);
+        let sides = match rows <= cols {
+            true => (Side::Plain(&seen), Side::Transposed(&seen)),
+            false => (Side::Transposed(&seen), Side::Plain(&seen)),
+        };
+        product_stacked(n, &mut gram, (0.0, 1.0), sides.0, sides.1);
         let mut square = gram.copied();
-        product(&mut square, b, c, Side::Plain(&gram), Side::Plain(&gram));
+        product_stacked(n, &mut square, (b, c), Side::Plain(&gram), Side::Plain(&gram));
         let mut next = x.copied();
-        match rows <= cols {
-            true => product(&mut next, a, 1.0, Side::Plain(&square), Side::Plain(&x)),
-            false => product(&mut next, a, 1.0, Side::Plain(&x), Side::Plain(&square)),
-        }
+        let sides = match rows <= cols {
+            true => (Side::Plain(&square), Side::Plain(&seen)),
+            false => (Side::Plain(&seen), Side::Plain(&square)),
+        };
+        product_stacked(n, &mut next, (a, 1.0), sides.0, sides.1);
         x = next;
     }
     x
@@ -129,6 +184,8 @@ fn orthogonal(x: Tensor) -> Tensor {
 static COMBINE: Kernel =
     Kernel::new("muon_combine", include_str!("muon.wgsl"), include_str!("muon.cu"));
 static LOOK_AHEAD: Kernel = Kernel { entry: "muon_look_ahead", ..COMBINE };
+/// CUDA alone.
+static UNIT: Kernel = Kernel { entry: "muon_unit", ..COMBINE };
 
 /// `y = keep y + factor x`
 struct Combine<'a> {
@@ -183,7 +240,7 @@ mod tests {
             let mut mu = Tensor::zeros(&device, p.shape());
             for step in 0..grads.shape()[0] {
                 let g = grads.rows(step..step + 1).reshape(p.shape());
-                muon(&mut p, &g, &mut mu, &config);
+                muon(&mut [Matrix { p: &mut p, g: &g, mu: &mut mu }], &config);
                 let worst = largest_difference(p.f32(), want.rows(step..step + 1).f32());
                 assert!(worst < 2e-6, "shape {shape}, step {step}: {worst}");
             }
@@ -198,7 +255,7 @@ mod tests {
         let mut p = Input::normal(1, shape, 0.02).tensor(&device);
         let g = Input::normal(2, shape, 3.0).tensor(&device);
         let mut mu = Tensor::zeros(&device, shape);
-        muon(&mut p, &g, &mut mu, config);
+        muon(&mut [Matrix { p: &mut p, g: &g, mu: &mut mu }], config);
         let old = Input::normal(1, shape, 0.02).tensor(&device);
         let moved = p.f32().iter().zip(old.f32()).map(|(new, old)| new - old).collect();
         (p.f32().to_vec(), moved)
@@ -238,6 +295,29 @@ mod tests {
     }
 
     #[test]
+    fn matrices_of_one_shape_are_moved_together_as_each_alone() {
+        for shape in [[16, 24], [24, 16], [7, 5]] {
+            let config = AdamW::default();
+            let run = |device: &Device, n_each: usize| {
+                let of = |seed| (seed..seed + 3).map(|seed| Input::normal(seed, &shape, 1.0));
+                let tensors = |seed| of(seed).map(|it| it.tensor(device)).collect::<Vec<_>>();
+                let (mut p, g) = (tensors(1), tensors(9));
+                let mut mu: Vec<_> = (0..3).map(|_| Tensor::zeros(device, &shape)).collect();
+                let matrices = p.iter_mut().zip(&g).zip(&mut mu);
+                let mut list: Vec<Matrix> =
+                    matrices.map(|((p, g), mu)| Matrix { p, g, mu }).collect();
+                list.chunks_mut(n_each).for_each(|list| muon(list, &config));
+                p.iter().flat_map(|p| p.to_vec()).collect::<Vec<_>>()
+            };
+            for (device, tolerance) in devices() {
+                let (want, got) = (run(device, 1), run(device, 3));
+                device.check().unwrap();
+                compare_devices(&format!("{device:?} {shape:?}"), &want, &got, *tolerance);
+            }
+        }
+    }
+
+    #[test]
     fn a_gpu_makes_the_same_steps() {
         for shape in [[7, 5], [33, 70]] {
             let config = AdamW { trust: Some(0.1), ..AdamW::default() };
@@ -246,7 +326,7 @@ mod tests {
                 let mut mu = Tensor::zeros(device, &shape);
                 for step in 0..3 {
                     let g = Input::normal(2 + step, &shape, 1.0).tensor(device);
-                    muon(&mut p, &g, &mut mu, &config);
+                    muon(&mut [Matrix { p: &mut p, g: &g, mu: &mut mu }], &config);
                 }
                 [p.to_vec(), mu.to_vec()]
             };

@@ -26,6 +26,26 @@ pub fn product<'a>(out: impl Into<Block<'a>>, beta: f32, alpha: f32, a: Side, b:
     }
 }
 
+/// The same for `n` matrices that lie behind each other in each tensor.
+pub fn product_stacked(n: usize, out: &mut Tensor, (beta, alpha): (f32, f32), a: Side, b: Side) {
+    if n == 1 {
+        return product(out, beta, alpha, a, b);
+    }
+    let gpu = out.device().gpu().cloned();
+    if gpu.is_some_and(|gpu| gpu.product_stacked(n, out, (beta, alpha), a, b)) {
+        return;
+    }
+    for at in 0..n {
+        let rows = |tensor: &Tensor| {
+            let n_each = tensor.dims2().0 / n;
+            at * n_each..(at + 1) * n_each
+        };
+        let [a_one, b_one] = [&a, &b].map(|side| side.tensor().rows(rows(side.tensor())));
+        let rows = rows(out);
+        product(Rows { tensor: out, rows }, beta, alpha, a.of(&a_one), b.of(&b_one));
+    }
+}
+
 /// `out = a @ b` with an epilogue; false where the device has none, and then nothing is done.
 pub fn product_with<'a>(epilogue: Epilogue, out: impl Into<Block<'a>>, a: Side, b: Side) -> bool {
     let gpu = a.tensor().device().gpu();
@@ -39,6 +59,15 @@ pub fn for_products(tensor: &Tensor) -> Tensor {
 }
 
 impl<'a> Side<'a> {
+    /// The same of another tensor.
+    fn of<'b>(&self, tensor: &'b Tensor) -> Side<'b> {
+        match *self {
+            Side::Plain(_) => Side::Plain(tensor),
+            Side::Transposed(_) => Side::Transposed(tensor),
+            Side::Columns(_, first, n) => Side::Columns(tensor, first, n),
+        }
+    }
+
     fn mat(&self) -> Mat<'a> {
         let (numbers, (rows, cols)) = (self.tensor().f32(), self.dims());
         match self {

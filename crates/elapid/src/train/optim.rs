@@ -19,7 +19,7 @@ use crate::model::HEAD;
 use crate::model::weights::{ParamId, Role, Weights};
 use crate::ops::adamw::{AdamW, Steps, adamw_sizes};
 use crate::ops::grad_norm::grad_norm;
-use crate::ops::muon::muon;
+use crate::ops::muon::{Matrix, muon};
 use crate::tape::Gradients;
 use crate::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
@@ -120,10 +120,20 @@ impl Optimizer {
         let states: Vec<&mut State> = states.map(|(_, (_, state))| state).collect();
         assert_eq!(states.len(), ids.len(), "states of what is trained");
         let mut steps = Steps::new(self.n_steps);
+        let mut matrices: Vec<(AdamW, Vec<Matrix>)> = Vec::new();
         let params = weights.tensors_mut(&ids).into_iter().zip(states);
         for ((p, state), (grad, mut config)) in params.zip(grads.into_iter().zip(configs)) {
             match state {
-                State::Muon { mu } => muon(p, grad, mu, &config),
+                State::Muon { mu } => {
+                    let is_alike = |(of, list): &(AdamW, Vec<Matrix>)| {
+                        *of == config && list[0].p.shape() == p.shape()
+                    };
+                    let at = matrices.iter().position(is_alike).unwrap_or_else(|| {
+                        matrices.push((config, Vec::new()));
+                        matrices.len() - 1
+                    });
+                    matrices[at].1.push(Matrix { p, g: grad, mu });
+                }
                 State::AdamW { m, v } => {
                     if config.trust.is_some() {
                         let (update, size) = adamw_sizes(p, grad, [m, v], self.n_steps, &config);
@@ -134,6 +144,7 @@ impl Optimizer {
             }
         }
         steps.finish();
+        matrices.iter_mut().for_each(|(config, list)| muon(list, config));
     }
 
     /// As before the first step.

@@ -187,9 +187,37 @@ impl Gpu {
     pub fn product<'a>(&self, out: impl Into<Block<'a>>, beta: f32, alpha: f32, a: Side, b: Side) {
         let Some(product) = self.described(out.into(), beta, alpha, a, b) else { return };
         match self.as_cuda() {
-            Some(cuda) => _ = self.aligned(product, |product| cuda.product(self, product, None)),
+            Some(cuda) => _ = self.aligned(product, |it| cuda.product(self, it, None, 1)),
             None => self.split(product),
         }
+    }
+
+    /// The same for `n` matrices that lie behind each other in each tensor; false where the device
+    /// does not take them at once, and then nothing is done.
+    pub fn product_stacked(
+        &self,
+        n: usize,
+        out: &mut Tensor,
+        (beta, alpha): (f32, f32),
+        a: Side,
+        b: Side,
+    ) -> bool {
+        let Some(cuda) = self.as_cuda() else { return false };
+        let [(a_rows, a_cols), (b_rows, b_cols), (rows, cols)] =
+            [a.tensor(), b.tensor(), &*out].map(|it| (it.dims2().0 / n, it.dims2().1));
+        let one = |side: &Side, rows, cols| match side {
+            Side::Transposed(_) => (cols, rows),
+            Side::Plain(_) | Side::Columns(..) => (rows, cols),
+        };
+        let ((m, k), (k_b, n_cols)) = (one(&a, a_rows, a_cols), one(&b, b_rows, b_cols));
+        assert_eq!((k, m, n_cols), (k_b, rows, cols), "product of stacked matrices");
+        if [a_cols, b_cols, cols, m, n_cols, k].iter().any(|size| !size.is_multiple_of(EVEN)) {
+            return false;
+        }
+        let [a, b] = [&a, &b].map(|side| side.operand(in_format(self, side.tensor())));
+        let (out_first, out_stride) = (0, cols);
+        let product = Product { out, out_first, out_stride, a, b, m, n: n_cols, k, alpha, beta };
+        cuda.product(self, product, None, n)
     }
 
     /// `out = a @ b` with an epilogue; false where the device has none, and then nothing is done.

@@ -55,6 +55,8 @@ pub(in crate::tensor::gpu) struct Multiply {
     pub b: Stored,
     pub out: Stored,
     pub vector: Option<Vector>,
+    /// Products of matrices that lie behind each other, on all three places.
+    pub n_stacked: usize,
     pub alpha: f32,
     pub beta: f32,
     /// Whether f32 may be rounded to 10 bits.
@@ -68,6 +70,7 @@ struct Shape {
     epilogue: sys::cublasLtEpilogue_t,
     /// As of a side.
     vector_align: CUdeviceptr,
+    n_stacked: usize,
     tf32: bool,
 }
 
@@ -163,8 +166,8 @@ impl Blas {
         // Swapped: see above.
         let stored = [product.b, product.a, product.out];
         let sides = stored.map(|side| Stored { at: align_of(side.at), ..side });
-        let (vector_align, tf32) = (align_of(vector), product.tf32);
-        let shape = Shape { sides, epilogue, vector_align, tf32 };
+        let (vector_align, n_stacked, tf32) = (align_of(vector), product.n_stacked, product.tf32);
+        let shape = Shape { sides, epilogue, vector_align, n_stacked, tf32 };
         // Off multiples of 16 bytes it faults in writing sums (CUDA 13, H200); of tf32 they may be
         // rounded.
         let can_sum = vector_align >= 16 && sides.iter().all(Stored::is_even) && !tf32;
@@ -213,6 +216,10 @@ impl Blas {
 
     fn plan(&self, shape: &Shape, vector: CUdeviceptr) -> Result<Plan, CublasError> {
         use sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
+        use sys::cublasLtMatrixLayoutAttribute_t::{
+            CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT as BATCH_COUNT,
+            CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET as BATCH_OFFSET,
+        };
         let is_f32 = shape.sides[0].dtype == DType::F32;
         let compute =
             if shape.tf32 && is_f32 { CUBLAS_COMPUTE_32F_FAST_TF32 } else { CUBLAS_COMPUTE_32F };
@@ -231,6 +238,15 @@ impl Blas {
             let (rows, cols) = (side.cols as u64, side.rows as u64);
             let dtype = number_type(side.dtype);
             *layout = lt::create_matrix_layout(dtype, rows, cols, side.row as i64)?;
+            if shape.n_stacked > 1 {
+                let (n, apart) = (shape.n_stacked as i32, (side.rows * side.row) as i64);
+                for (name, (value, n_bytes)) in
+                    [(BATCH_COUNT, attribute(&n)), (BATCH_OFFSET, attribute(&apart))]
+                {
+                    // SAFETY: the layout lives, and values have the bytes they should.
+                    unsafe { lt::set_matrix_layout_attribute(*layout, name, value, n_bytes)? };
+                }
+            }
         }
         plan.algorithm = self.choose(shape, &plan)?;
         Ok(plan)
@@ -308,6 +324,7 @@ impl Cuda {
             let (m, n) = (product.out.rows, product.out.cols);
             let (from, to) = (product.a.dtype.name(), product.out.dtype.name());
             let more = match product.vector {
+                None if product.n_stacked > 1 => " stacked",
                 None => "",
                 Some(Vector::Bias(_)) => " with bias",
                 Some(Vector::Sums(_)) => " with sums",

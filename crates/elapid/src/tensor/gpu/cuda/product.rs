@@ -47,15 +47,17 @@ impl Cuda {
         let (mut at, written) = (None, sums.into_iter().chain([out]));
         gpu.attempt([vector_buffer], written, || at = address(tensor, first));
         let Some(at) = at else { return true };
-        product.k > 0 && self.product(gpu, product, Some(vector(at)))
+        product.k > 0 && self.product(gpu, product, Some(vector(at)), 1)
     }
 
-    /// False where cuBLASLt has no such epilogue and nothing was done.
+    /// Of as many matrices behind each other as `n_stacked` says. False where cuBLASLt has no such
+    /// epilogue and nothing was done.
     pub(in crate::tensor::gpu) fn product(
         &self,
         gpu: &Gpu,
         product: Product,
         vector: Option<Vector>,
+        n_stacked: usize,
     ) -> bool {
         let Product { out, out_first, out_stride, a, b, m, n, k, alpha, beta } = product;
         out.expect_unique();
@@ -77,7 +79,7 @@ impl Cuda {
             let out =
                 Stored { at, dtype: to, rows: m, cols: n, row: out_stride, transposed: false };
             let tf32 = gpu.precision() == Precision::Tf32;
-            is_done = self.multiply(&Multiply { a, b, out, vector, alpha, beta, tf32 });
+            is_done = self.multiply(&Multiply { a, b, out, vector, n_stacked, alpha, beta, tf32 });
         });
         is_done
     }

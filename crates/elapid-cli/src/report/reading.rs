@@ -5,6 +5,7 @@ use super::text::{count, duration};
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// Counts documents and bytes, of many threads at once.
@@ -69,4 +70,20 @@ impl Reading {
             false => self.bar.set_message(text),
         }
     }
+}
+
+/// Does something that cannot say how far it is: after a while a line says that it is under way.
+pub fn waiting<T>(kind: &str, what: &str, work: impl FnOnce() -> T) -> T {
+    std::thread::scope(|scope| {
+        let (done, is_done) = channel::<()>();
+        scope.spawn(move || {
+            let begin = Instant::now();
+            while is_done.recv_timeout(LINE_EVERY) == Err(RecvTimeoutError::Timeout) {
+                eprintln!("{kind:<8}{what}: {}", duration(begin.elapsed().as_secs_f64()));
+            }
+        });
+        let found = work();
+        drop(done);
+        found
+    })
 }

@@ -28,6 +28,7 @@ mod sample;
 use crate::compute::Compute;
 use crate::files;
 use crate::report::live::{Live, Output};
+use crate::report::reading::waiting;
 use crate::report::{Done, Failure, beyond_trained, count, line};
 use crate::source::left_out;
 use crate::source::walk::{self, Walk};
@@ -201,7 +202,9 @@ fn collect(
     let mut gathered = Gathered::new(divided, left_out, key, walk)?;
     choose_vocab(config, &gathered);
     // Before anything else is held: at level 19 it takes more memory than a small model.
-    gathered.compress(plan::host_limit(wishes))?;
+    waiting("measure", "gzip and zstd on held-out text, to compare with", || {
+        gathered.compress(plan::host_limit(wishes))
+    })?;
     for (name, listing) in sets {
         for mut entry in listing.read(&gathered.walk)?.documents {
             entry.name = data::name_in_set(&name, &entry.name);
@@ -250,7 +253,8 @@ fn set_up(
         }
         None => Texts::Sources(&gathered),
     };
-    let opened = prepare::open(config, from)?;
+    let opened =
+        waiting("open", "the model, or make a vocabulary", || prepare::open(config, from))?;
     prepare::check_least(config, &opened, plan::host_limit(wishes))?;
     let data = gathered.encode(&opened.tokenizer()?)?;
     let mut prepared = prepare::prepare(config, &data, opened, device)?;

@@ -3,9 +3,14 @@
 use elapid::{Encoded, Tokenizer};
 use std::collections::BTreeMap;
 
+/// A document gives at most this share of the tokens, or so many of them: few long ones would say
+/// little of the others.
+const SHARE: usize = 12;
+const N_TOK_MIN: usize = 512;
+
 /// Documents of about so many tokens, of each language its share: those of the smallest hashes of
-/// names, so that the choice is stable and has nothing to do with the alphabet. The last may be
-/// cut.
+/// names, so that the choice is stable and has nothing to do with the alphabet. Long ones and the
+/// last are cut.
 pub fn sample(documents: &[Encoded], n_tok_max: usize, tokenizer: &Tokenizer) -> Vec<Encoded> {
     let n_all: usize = documents.iter().map(|document| document.ids.len()).sum();
     if n_all <= n_tok_max {
@@ -27,8 +32,9 @@ pub fn sample(documents: &[Encoded], n_tok_max: usize, tokenizer: &Tokenizer) ->
     order.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut list = Vec::new();
     let mut n_left = n_tok_max;
+    let n_each = (n_tok_max / SHARE).max(N_TOK_MIN);
     for (_, document) in order {
-        let n = document.ids.len().min(n_left);
+        let n = document.ids.len().min(n_left).min(n_each);
         // A few tokens of a document say little of it.
         if n < document.ids.len().min(64) {
             break;

@@ -6,7 +6,6 @@
 //!
 //! Not here: renames (a renamed file is new), the index, files changed since the last commit.
 
-use crate::report::reading::Reading;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Take};
 use std::path::Path;
@@ -97,13 +96,11 @@ pub(super) fn dates_within(directory: &Path, n_commit_max: usize) -> Option<Date
 fn read_log(log: Records, prefix: &[u8], entries: &mut HashMap<Vec<u8>, Entry>) -> Option<i64> {
     let (mut n_left, mut oldest) = (entries.len(), None);
     let (mut date, mut is_first) = (None, false);
-    let reading = Reading::of("dates", "commits");
     for record in log {
         if let Some(text) = record.strip_prefix(b"/") {
             date = str::from_utf8(text).ok().and_then(|text| text.parse::<i64>().ok());
             oldest = [oldest, date].into_iter().flatten().min();
             is_first = true;
-            reading.add(0);
             continue;
         }
         // Between a date and its paths is a line break, or for a merge an empty record.

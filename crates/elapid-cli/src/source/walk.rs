@@ -21,7 +21,7 @@
 use super::entry::{Entry, Form, each};
 use super::git;
 use super::left_out::{LeftOut, Why};
-use crate::report::reading::Reading;
+use crate::report::reading::{Reading, waiting};
 use crate::report::{Done, Failure};
 use elapid::ChatStyle;
 use elapid::Model;
@@ -286,7 +286,7 @@ impl Found {
         };
         let read = each(files.len(), read);
         drop(files);
-        let dates = git::dates(root);
+        let dates = waiting("dates", "of the last commits of files", || git::dates(root));
         for found in read {
             match found {
                 Ok((entry, signature)) => {
@@ -303,12 +303,10 @@ impl Found {
     fn without_copies(self, walk: &Walk) -> Done<Collected> {
         let Found { entries, dates, left_out } = self;
         let (entries, signatures): (Vec<Entry>, Vec<Signature>) = entries.into_iter().unzip();
-        let reading = Reading::of("compare", "documents that may be copies");
-        let text = |idx: usize| {
-            reading.add(entries[idx].n_bytes());
-            Ok::<_, elapid::Error>(entries[idx].load(walk)?.text().into_owned())
-        };
-        let alike = elapid::near_copies(&signatures, &text)?;
+        let text =
+            |idx: usize| Ok::<_, elapid::Error>(entries[idx].load(walk)?.text().into_owned());
+        let what = format!("{} documents with each other, for copies", entries.len());
+        let alike = waiting("compare", &what, || elapid::near_copies(&signatures, &text))?;
         drop(signatures);
         let mut oldest = BTreeMap::new();
         for (date, (cluster, _)) in dates.into_iter().zip(&alike) {

@@ -40,6 +40,7 @@ enum Command {
     Eval(commands::eval::Eval),
     Check(commands::check::Check),
     Bench(commands::bench::Bench),
+    Kernels(commands::kernels::Kernels),
 }
 
 fn main() -> ExitCode {
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         Command::Eval(args) => args.run(),
         Command::Check(args) => args.run(),
         Command::Bench(args) => args.run(),
+        Command::Kernels(args) => args.run(),
     };
     match done {
         Ok(code) => code,

@@ -140,6 +140,7 @@ pub use model::info::ModelInfo;
 #[cfg(feature = "fs")]
 pub use model::save::Form;
 pub use model::state::CacheType;
+pub use ops::sources::kernel_sources;
 #[cfg(feature = "fs")]
 pub use session::{Batches, Session, Snapshot, Tokens};
 pub use tensor::SharedBytes;

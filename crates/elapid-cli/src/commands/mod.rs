@@ -7,6 +7,7 @@ pub mod convert;
 pub mod eval;
 pub mod generate;
 pub mod info;
+pub mod kernels;
 pub mod serve;
 pub mod tokenize;
 pub mod train;

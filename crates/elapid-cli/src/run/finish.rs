@@ -2,8 +2,9 @@
 
 use super::config::Budget;
 use super::data::{Set, name_in_set};
-use super::drive::{Run, Spent};
+use super::drive::Run;
 use super::outside::export_name;
+use super::record::Spent;
 use super::write_json;
 use crate::files;
 use crate::machine;

@@ -23,6 +23,7 @@ mod outside;
 mod pace;
 pub mod plan;
 mod prepare;
+mod record;
 mod sample;
 
 use crate::compute::Compute;

@@ -26,6 +26,7 @@ pub mod row_gate;
 pub mod scale;
 pub mod scan;
 mod softmax;
+pub mod sources;
 pub mod ssd;
 
 use crate::tape::Var;

@@ -314,6 +314,33 @@ fn metadata_says_what_llama_cpp_looks_for() {
     assert!(names.iter().any(|name| name.ends_with("ffn_gate_exps.weight")));
 }
 
+#[test]
+fn a_directory_may_hold_its_weights_as_torch_saves_them() {
+    let device = device();
+    let config = r#"{"model_type": "elapid", "vocab_size": 6, "d_model": 4,
+        "layers": ["short_conv"], "feed_forward": "none"}"#;
+    let bin = std::fs::read(root().join("lab/fuzz/corpus/torch/model.bin")).unwrap();
+    let index = r#"{"weight_map": {"embed.weight": "pytorch_model-00001-of-00001.bin"}}"#;
+    let mut files = Files::new();
+    files.insert("config.json".into(), Arc::new(config.as_bytes().to_vec()));
+    for (name, more) in [
+        ("pytorch_model.bin", None),
+        ("pytorch_model-00001-of-00001.bin", Some("pytorch_model.bin.index.json")),
+    ] {
+        let mut files = files.clone();
+        files.insert(name.into(), Arc::new(bin.clone()));
+        if let Some(more) = more {
+            files.insert(more.into(), Arc::new(index.as_bytes().to_vec()));
+        }
+        let checkpoint = open_files("made", &files).unwrap();
+        let weights = checkpoint.weights(&device).unwrap();
+        let again = open_files("again", &directory(&checkpoint, &weights, None)).unwrap();
+        let again_weights = again.weights(&device).unwrap();
+        let parity = compare((&checkpoint, &weights), (&again, &again_weights));
+        assert_eq!(parity.logit_difference, 0.0, "{name}: {parity:?}");
+    }
+}
+
 /// A golden config with some keys changed, and fresh weights.
 fn changed(set: &str, changes: &[(&str, serde_json::Value)]) -> Files {
     let json = std::fs::read_to_string(root().join("golden/sets").join(set).join("config.json"));

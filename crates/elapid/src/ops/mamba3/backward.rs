@@ -44,8 +44,8 @@ pub(super) fn backward(
     initial: Option<&[Vec<Tensor>; 4]>,
     dy: &Tensor,
 ) -> Vec<Option<Tensor>> {
-    if inputs.xbc.device().gpu().is_some() {
-        return on_host::backward(inputs, segments, initial, dy);
+    if let Device::Gpu(gpu) = inputs.xbc.device() {
+        return gpu::backward(gpu, inputs, segments, initial, dy);
     }
     let (cpu, dims, device) = (inputs.cpu(), inputs.dims, inputs.xbc.device());
     let n_heads = heads_per_task((dims.n_head, dims.heads_per_group()), segments);
@@ -143,7 +143,7 @@ fn backward_heads(
             let n_row = chunk.len() * rank;
             tile.angle.copy_from_slice(&angles[chunk_idx * n_angle..][..n_angle]);
             let Tile { head: rows, steps, cos, sin } =
-                tile.make(inputs, prepared, span, (&rates, chunk.clone()));
+                tile.make(inputs, prepared, span, (&rates, chunk.clone(), Wanted::All));
             let (scores, dscores) = (&mut scores[..n_row * n_row], &mut dscores[..n_row * n_row]);
             let (dk, dq) = (&mut dk[..n_row * d_state], &mut dq[..n_row * d_state]);
             let to = MatMut::new(scores, n_row, n_row);
@@ -347,7 +347,8 @@ impl HeadOfSegment<'_> {
             after.copy_from_slice(before);
             let (start, n_tok) = (segment.start + chunk.start, chunk.len());
             let span = Span { head: *head, start, n_tok };
-            let Tile { head, steps, .. } = tile.make(inputs, prepared, span, (rates, chunk));
+            let Tile { head, steps, .. } =
+                tile.make(inputs, prepared, span, (rates, chunk, Wanted::State));
             let x_chunk = &mut x_chunk[..n_tok * rank * d_head];
             advance(inputs.cpu(), &head, &steps, x_chunk, (steps.total(), after));
         }

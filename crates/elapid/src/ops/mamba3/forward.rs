@@ -21,8 +21,8 @@ pub(super) fn forward(
     segments: &Segments,
     states: Option<[&mut [&mut Tensor]; 4]>,
 ) -> Tensor {
-    if inputs.xbc.device().gpu().is_some() {
-        return on_host::forward(inputs, segments, states);
+    if let Device::Gpu(gpu) = inputs.xbc.device() {
+        return gpu::forward(gpu, inputs, segments, states);
     }
     let is_short = segments.iter().all(|segment| segment.n_tok < RECURRENT);
     let path = if is_short { Path::Recurrent } else { Path::Chunked };
@@ -195,7 +195,7 @@ fn chunked(inputs: &Inputs, prepared: &Prepared, task: Task) {
             let state = of_head.as_mut().map_or(&mut *zero, |it| &mut *it.h);
             let span = Span { head, start: segment.start + chunk.start, n_tok: chunk.len() };
             let Tile { head: rows, steps, .. } =
-                tile.make(inputs, prepared, span, (&rates, chunk.clone()));
+                tile.make(inputs, prepared, span, (&rates, chunk.clone(), Wanted::All));
             let scores = &mut scores[..n_row * n_row];
             let to = MatMut::new(scores, n_row, n_row);
             cpu.gemm(to, 0.0, 1.0, rows.c.mat(), rows.b.mat().t(), Scope::Thread);

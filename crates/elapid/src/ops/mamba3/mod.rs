@@ -70,8 +70,8 @@
 
 mod backward;
 mod forward;
+mod gpu;
 mod kernels;
-mod on_host;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -212,6 +212,7 @@ impl Mamba3Dims {
     }
 }
 
+#[derive(Clone)]
 struct Inputs {
     xbc: Tensor,
     raw: Tensor,

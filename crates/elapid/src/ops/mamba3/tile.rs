@@ -241,6 +241,14 @@ fn times(to: &mut [f32], factors: &[f32], x: &[f32]) {
     }
 }
 
+/// Which rows of a tile are wanted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// All but q, which is left as it is: for the state after.
+    State,
+    All,
+}
+
 /// Buffers for one head in one chunk.
 pub(super) struct TileBuffer<'a> {
     series: &'a mut [f32],
@@ -292,7 +300,7 @@ impl<'a> TileBuffer<'a> {
         inputs: &'b Inputs,
         prepared: &Prepared,
         span: Span,
-        (rates, chunk): (&Rates, Range<usize>),
+        (rates, chunk, wanted): (&Rates, Range<usize>, Wanted),
     ) -> Tile<'b> {
         let Mamba3Dims { d_head, d_state, rank, n_angle, .. } = inputs.dims;
         let (n_tok, n_row) = (span.n_tok, span.n_tok * rank);
@@ -300,7 +308,9 @@ impl<'a> TileBuffer<'a> {
         inputs.angles(prepared, span, &rates.delta[chunk.clone()], self.angle, [cos, sin]);
         let (k, q) = (&mut self.k[..n_row * d_state], &mut self.q[..n_row * d_state]);
         inputs.turned(prepared, (Side::K, span), [cos, sin], k);
-        inputs.turned(prepared, (Side::Q, span), [cos, sin], q);
+        if wanted == Wanted::All {
+            inputs.turned(prepared, (Side::Q, span), [cos, sin], q);
+        }
         let head = Head {
             x: inputs.values(span, &mut self.v[..n_row * d_head]),
             b: Rows::dense(k, n_row, d_state),

@@ -51,7 +51,7 @@ DEVICE float dot_states(u32 a, u32 b, u32 n_thread) {
 // it send to it and to those behind it: by what it adds itself and what it receives,
 //     D[i + 1] = D[i] + delta[i] (sum over k > i of sent[k, i])
 //                     - (sum over j < i of delta[j] sent[i, j])
-DEVICE void inside(const Sums& sums, float* terms, u32 head, u32 start, u32 n, u32 n_tok) {
+DEVICE void inside(const Sums& sums, float* terms, u32 head, u32 start, u32 n, const Params& p) {
     u32 i = threadIdx.x % 32 * 2;
     float sent[2] = {}, gain[2];
 #pragma unroll
@@ -65,12 +65,17 @@ DEVICE void inside(const Sums& sums, float* terms, u32 head, u32 start, u32 n, u
         gain[k] = sums.delta[i + k] * sent[k] - got;
     }
     float sum = gain[0] + gain[1], upto = sum_upto(sum);
-    size_t series = (size_t)N_HEAD * n_tok;
-    float* to = terms + term_at(0, head, start + i, n_tok);
+    size_t series = (size_t)N_HEAD * p.n_tok;
+    float* to = terms + term_at(0, head, start + i, p.n_tok);
 #pragma unroll
     for (u32 k = 0; k < 2; k++) {
         if (i + k >= n) continue;
+#if RANK
+        to[k] = sent[k];
+        terms[own_at(head, start + i + k, p)] = sums.diagonal[i + k];
+#else
         to[k] = sent[k] + sums.diagonal[i + k];
+#endif
         to[series + k] = upto - sum + (k == 1 ? gain[0] : 0.0f);
         to[2 * series + k] = sums.dmix[i + k];
     }
@@ -133,7 +138,7 @@ KERNEL ssd_gradients(const bf16* xbc, const float* steps, const u32* table, cons
             for (u32 i = n_square; i < THREADS / 32; i++) total += sums.through[i];
             terms[term_at(5, 0, 0, p.n_tok) + (size_t)chunk * N_HEAD + head0 + idx] = total;
         }
-        if (warp == THREADS / 32 - 1) inside(sums, terms, head0 + idx, start, n, p.n_tok);
+        if (warp == THREADS / 32 - 1) inside(sums, terms, head0 + idx, start, n, p);
     };
     copy_rows<N_PIECE>(bs, rows + column(0, group), WIDTH, n);
     copy_rows<N_PIECE>(cs, rows + column(1, group), WIDTH, n);
@@ -195,7 +200,7 @@ KERNEL ssd_gradients(const bf16* xbc, const float* steps, const u32* table, cons
 #pragma unroll
             for (u32 e = 0; e < 8; e += 2) {
                 u32 t = e / 4 * 2, is_high = e / 2 % 2;
-                float2 delta = *(const float2*)&s.delta[j0 + own_col(e)];
+                float2 delta = weights(s, i0 + own_row(e), j0 + own_col(e));
                 float mixed[2];
 #pragma unroll
                 for (u32 k = 0; k < 2; k++) {

@@ -74,7 +74,7 @@
 
 mod backward;
 pub(super) mod chunk;
-mod gpu;
+pub(super) mod gpu;
 mod kernels;
 #[cfg(test)]
 mod tests;

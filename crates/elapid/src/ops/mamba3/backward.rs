@@ -178,42 +178,12 @@ fn backward_heads(
             cpu.gemm(to, 1.0, 1.0, dscores.t(), rows.c.mat(), Scope::Thread);
             let to = MatMut::new(dq, n_row, d_state);
             cpu.gemm(to, 1.0, 1.0, dscores, rows.b.mat(), Scope::Thread);
-            // By x, and by what it is multiplied with.
-            for (tok, dv) in work.dx.chunks(n_v).enumerate() {
-                let dx = &mut dx[chunk.start + tok][idx * d_head..][..d_head];
-                match inputs.factors(head) {
-                    None => dx.copy_from_slice(dv),
-                    Some(factors) => {
-                        by_factors(dv, factors, inputs.x(span).row(tok), (dx, dmimo_x));
-                    }
-                }
-            }
-            // By the angles, the rows before they are turned, and their biases.
-            for tok in (0..chunk.len()).rev() {
-                let row = tok * rank * d_state..(tok + 1) * rank * d_state;
-                let [cos, sin] = [cos, sin].map(|it| &it[tok * n_angle..][..n_angle]);
-                let partial = &mut partial[(chunk.start + tok) * n_partial..];
-                let [to_k, to_q, to_turns] = split(partial, partial_lengths(&dims));
-                dth.fill(0.0);
-                for (y, d, to, bias) in [
-                    (rows.b.data, &mut *dk, to_k, &mut *db_bias),
-                    (rows.c.data, &mut *dq, to_q, &mut *dc_bias),
-                ] {
-                    let (y, d) = (&y[row.clone()], &mut d[row.clone()]);
-                    let halves = dims.halves;
-                    for (y, dy) in y.chunks(d_state).zip(d.chunks_mut(d_state)) {
-                        cpu.simd(TurnBackward { y, cos, sin, halves, dy, dth });
-                    }
-                    cpu.simd(AddInto { x: d, y: to });
-                    cpu.simd(AddInto { x: d, y: bias });
-                }
-                cpu.simd(AddInto { x: dth, y: after });
-                let at = chunk.start + tok;
-                let turns = &prepared.turns.f32()[(segment.start + at) * n_angle..][..n_angle];
-                ddelta[at] = TAU * cpu.simd(Dot { a: after, b: turns });
-                let factor = TAU * rates.delta[at];
-                to_turns.iter_mut().zip(&*after).for_each(|(to, th)| *to += factor * th);
-            }
+            let dx = &mut dx[chunk.clone()];
+            of_head.by_x(span, work.dx, (dx, idx * d_head), dmimo_x);
+            let partial = &mut partial[chunk.start * n_partial..];
+            let made = Tile { head: rows, steps, cos, sin };
+            let biases = [&mut *db_bias, &mut *dc_bias];
+            of_head.by_rows(&made, (chunk, [dk, dq]), (partial, biases), [dth, after, ddelta]);
         }
         let dw = before.as_ref().map_or(0.0, |it| {
             let w = rates.w(0);
@@ -319,6 +289,65 @@ struct HeadOfSegment<'a> {
 }
 
 impl HeadOfSegment<'_> {
+    /// From the gradients by v to those by x, from column `first` of a token on, and by mimo_x.
+    fn by_x(
+        &self,
+        span: Span,
+        dv: &[f32],
+        (dx, first): (&mut [&mut [f32]], usize),
+        dmimo_x: &mut [f32],
+    ) {
+        let Mamba3Dims { d_head, rank, .. } = self.inputs.dims;
+        for (tok, (dv, dx)) in dv.chunks(rank * d_head).zip(dx).enumerate() {
+            let dx = &mut dx[first..first + d_head];
+            match self.inputs.factors(self.head) {
+                None => dx.copy_from_slice(dv),
+                Some(factors) => {
+                    by_factors(dv, factors, self.inputs.x(span).row(tok), (dx, dmimo_x));
+                }
+            }
+        }
+    }
+
+    /// From the gradients by k and q in a chunk, which are turned back in place: adds to those by
+    /// the rows of the group, and by the biases; sets `ddelta`, what comes by the angles. `after`
+    /// is the gradient by the angles of all later tokens, and then of these too; `dth` is scratch.
+    fn by_rows(
+        &self,
+        tile: &Tile,
+        (chunk, [dk, dq]): (Range<usize>, [&mut [f32]; 2]),
+        (partial, [db_bias, dc_bias]): (&mut [f32], [&mut [f32]; 2]),
+        [dth, after, ddelta]: [&mut [f32]; 3],
+    ) {
+        let (cpu, dims) = (self.inputs.cpu(), self.inputs.dims);
+        let Mamba3Dims { d_state, rank, n_angle, halves, .. } = dims;
+        let n_partial: usize = partial_lengths(&dims).iter().sum();
+        for tok in (0..chunk.len()).rev() {
+            let row = tok * rank * d_state..(tok + 1) * rank * d_state;
+            let [cos, sin] = [tile.cos, tile.sin].map(|it| &it[tok * n_angle..][..n_angle]);
+            let partial = &mut partial[tok * n_partial..];
+            let [to_k, to_q, to_turns] = split(partial, partial_lengths(&dims));
+            dth.fill(0.0);
+            for (y, d, to, bias) in [
+                (tile.head.b.data, &mut *dk, to_k, &mut *db_bias),
+                (tile.head.c.data, &mut *dq, to_q, &mut *dc_bias),
+            ] {
+                let (y, d) = (&y[row.clone()], &mut d[row.clone()]);
+                for (y, dy) in y.chunks(d_state).zip(d.chunks_mut(d_state)) {
+                    cpu.simd(TurnBackward { y, cos, sin, halves, dy, dth });
+                }
+                cpu.simd(AddInto { x: d, y: to });
+                cpu.simd(AddInto { x: d, y: bias });
+            }
+            cpu.simd(AddInto { x: dth, y: after });
+            let (at, row) = (chunk.start + tok, self.segment.start + chunk.start + tok);
+            let turns = &self.prepared.turns.f32()[row * n_angle..][..n_angle];
+            ddelta[at] = TAU * cpu.simd(Dot { a: after, b: turns });
+            let factor = TAU * self.rates.delta[at];
+            to_turns.iter_mut().zip(&*after).for_each(|(to, th)| *to += factor * th);
+        }
+    }
+
     /// State and angles before every chunk.
     fn recompute_states(
         &self,

@@ -4,7 +4,7 @@ use super::kernels::*;
 use super::tile::*;
 use super::*;
 use crate::ops::ssd::chunk::{CHUNK, Chunk, advance, chunks_of};
-use crate::ops::ssd::{deal_columns, heads_per_task};
+use crate::ops::ssd::{STATE_PIECE, deal_columns, divisor_at_most, heads_per_task};
 use crate::tensor::cpu::{MatMut, Scope};
 use crate::tensor::segment::Segment;
 use std::ops::Range;
@@ -81,7 +81,10 @@ pub(super) fn forward_by(
     states: Option<[&mut [&mut Tensor]; 4]>,
 ) -> Tensor {
     let (cpu, dims) = (inputs.cpu(), inputs.dims);
-    let n_heads = heads_per_task((dims.n_head, dims.heads_per_group()), segments);
+    let n_heads = match path {
+        Path::Recurrent => divisor_at_most(dims.n_head, STATE_PIECE.div_ceil(dims.n_state())),
+        Path::Chunked => heads_per_task((dims.n_head, dims.heads_per_group()), segments),
+    };
     let (n_block, width) = (dims.n_head / n_heads, dims.y_width());
     let prepared = Prepared::new(inputs, segments.n_tok());
     let mut y = Tensor::uninit(inputs.xbc.device(), &[segments.n_tok(), width]);

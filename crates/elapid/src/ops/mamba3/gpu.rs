@@ -48,8 +48,11 @@ use crate::tensor::add::add_into;
 use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Word, Work, bind};
 use std::ops::Range;
 
-static PACK: Kernel =
-    Kernel::new("mamba3_pack", include_str!("mamba3.wgsl"), include_str!("mamba3.cu"));
+static PACK: Kernel = Kernel {
+    entry: "mamba3_pack",
+    wgsl: concat!(include_str!("mamba3.wgsl"), include_str!("mamba3_backward.wgsl")),
+    cuda: concat!(include_str!("mamba3.cu"), include_str!("mamba3_backward.cu")),
+};
 static RATIOS: Kernel = Kernel { entry: "mamba3_ratios", ..PACK };
 static STEPS: Kernel = Kernel { entry: "mamba3_steps", ..PACK };
 static STARTS: Kernel = Kernel { entry: "mamba3_starts", ..PACK };
@@ -101,9 +104,9 @@ fn recurrent(
     for (segment, (((angle, h), k), v)) in segments.iter().zip(states) {
         let outs = [&mut **angle, &mut **h, &mut **k, &mut **v, &mut y];
         let mut args = bind([&inputs.xbc, &inputs.raw, &packed], outs);
-        let params = params(&inputs.dims, [segment.n_tok, 0, segment.start, 0]);
+        let params = params(&inputs.dims, Before::Given, [segment.n_tok, 0, segment.start, 0]);
         let work = Work::grid([inputs.dims.n_head, 1, 1], THREADS);
-        gpu.launch(&STEP, work, &consts(inputs, Before::None, Layout::Tokens), &mut args, &params);
+        gpu.launch(&STEP, work, &consts(inputs), &mut args, &params);
     }
     y
 }
@@ -238,7 +241,7 @@ enum Layout {
 }
 
 /// Of all entries.
-fn consts(inputs: &Inputs, before: Before, to: Layout) -> [Const; 13] {
+fn consts(inputs: &Inputs) -> [Const; 11] {
     let dims = inputs.dims;
     [
         ("N_HEAD", dims.n_head),
@@ -250,18 +253,17 @@ fn consts(inputs: &Inputs, before: Before, to: Layout) -> [Const; 13] {
         ("HALVES", dims.halves.into()),
         ("SOFTPLUS_A", dims.softplus_a.into()),
         ("HAS_MIMO", inputs.mimo_x.is_some().into()),
-        ("HAS_BEFORE", usize::from(before == Before::Given)),
-        ("TO_ROWS", usize::from(to == Layout::Rows)),
         // Tiles of `ssd`, where it matters.
         ("N_TILES", 1),
         ("P_TILES", 1),
     ]
 }
 
-/// Of all entries: n_tok, n_chunk, first, n_segment, the least decay rate, eps.
-fn params(dims: &Mamba3Dims, counts: [usize; 4]) -> [Word; 6] {
+/// Of all entries: n_tok, n_chunk, first, n_segment, has_before, the least decay rate, eps.
+fn params(dims: &Mamba3Dims, before: Before, counts: [usize; 4]) -> [Word; 7] {
     let [n_tok, n_chunk, first, n_segment] = counts.map(Word::from);
-    [n_tok, n_chunk, first, n_segment, dims.a_floor.into(), dims.eps.into()]
+    let has_before = usize::from(before == Before::Given).into();
+    [n_tok, n_chunk, first, n_segment, has_before, dims.a_floor.into(), dims.eps.into()]
 }
 
 /// All parameters, one behind the other.
@@ -274,8 +276,8 @@ fn pack(gpu: &Gpu, inputs: &Inputs) -> Tensor {
     let mimo_x = inputs.mimo_x.as_ref().unwrap_or(&inputs.skip);
     let Inputs { delta_bias, skip, b_norm, c_norm, b_bias, c_bias, .. } = inputs;
     let ins = [delta_bias, skip, b_norm, c_norm, b_bias, c_bias, mimo_x];
-    let consts = consts(inputs, Before::None, Layout::Tokens);
-    let params = params(&dims, [0; 4]);
+    let consts = consts(inputs);
+    let params = params(&dims, Before::None, [0; 4]);
     gpu.launch(&PACK, Work::each(n), &consts, &mut bind(ins, [&mut packed]), &params);
     packed
 }
@@ -343,9 +345,15 @@ impl<'a> Batch<'a> {
     }
 
     fn launch_at(&self, kernel: &'static Kernel, work: Work, first: usize, args: &mut [Arg]) {
-        let consts = consts(self.inputs, self.before, Layout::Tokens);
+        let consts = consts(self.inputs);
         let counts = [self.n_tok, self.n_chunk, first, self.rows.len()];
-        self.gpu.launch(kernel, work, &consts, args, &params(&self.inputs.dims, counts));
+        self.gpu.launch(
+            kernel,
+            work,
+            &consts,
+            args,
+            &params(&self.inputs.dims, self.before, counts),
+        );
     }
 
     /// A group for each head and chunk, or for each head and segment.
@@ -424,8 +432,9 @@ impl<'a> Batch<'a> {
             return x.reshape(&shape);
         }
         let mut y = Tensor::uninit_as(x, &shape);
-        let consts = consts(self.inputs, self.before, to);
-        let params = params(&dims, [n_tok, self.n_chunk, 0, self.rows.len()]);
+        let consts = consts(self.inputs);
+        let to_rows = usize::from(to == Layout::Rows);
+        let params = params(&dims, self.before, [n_tok, self.n_chunk, to_rows, self.rows.len()]);
         let work = Work::each(x.n_elem());
         self.gpu.launch(&BY_TOKEN, work, &consts, &mut bind([x], [&mut y]), &params);
         y
@@ -526,15 +535,15 @@ impl<'a> Batch<'a> {
     /// What `terms` say of tokens, and the parts of the gradient by skip.
     fn found(&self, core: &Core, terms: &Tensor, (found, sums): (&mut Tensor, &mut Tensor)) {
         let dims = self.inputs.dims;
-        let mut consts = consts(self.inputs, self.before, Layout::Tokens);
+        let mut consts = consts(self.inputs);
         let (n_tiles, p_tiles) = core.tiles();
-        consts[11].1 = n_tiles;
-        consts[12].1 = p_tiles;
+        consts[9].1 = n_tiles;
+        consts[10].1 = p_tiles;
         let mut args = bind([terms, &core.steps, &core.plan.table], [found, sums]);
         for chunks in pieces(self.n_chunk) {
             let work = Work::grid([dims.n_head, chunks.len(), 1], FEW_THREADS);
             let counts = [self.n_tok * dims.rank, self.n_chunk, chunks.start, self.rows.len()];
-            self.gpu.launch(&FOUND, work, &consts, &mut args, &params(&dims, counts));
+            self.gpu.launch(&FOUND, work, &consts, &mut args, &params(&dims, self.before, counts));
         }
     }
 }

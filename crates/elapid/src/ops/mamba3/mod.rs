@@ -4,7 +4,7 @@
 //! For each token, head h of group g and rank r, with a state `h` of (d_state, d_head) numbers:
 //!
 //! ```text
-//! delta = softplus(raw_delta + delta_bias),    a = -max(f(raw_a), a_floor),   lam = sigmoid(raw_trap)
+//! delta = softplus(raw_delta + delta_bias),  a = -max(f(raw_a), a_floor),  lam = sigmoid(raw_trap)
 //! theta[t] = theta[t-1] + pi tanh(raw_angle) delta            one for each pair that is turned
 //! k[r] = turn(b_norm b[r,g] / rms(b[r,g]) + b_bias[r], theta),     q[r] the same of c
 //! v[r] = x mimo_x[r]                                               or x, where the rank is 1

@@ -35,9 +35,9 @@
 //! |          |                                   | h . dh by tile; of Mamba-3 also (n_head,    |
 //! |          |                                   | n_tok): what tokens are to themselves       |
 //!
-//! Mamba-3 uses the same kernels, but for `ssd_steps`, `ssd_finish`, `ssd_sums` and `ssd_step`: rows
-//! v, k and q of all heads in `xbc`, a group for each head, the weights for later tokens and for the
-//! own in place of delta and slope, a row for each rank of a token in place of a token.
+//! Mamba-3 uses the same kernels, but for `ssd_steps`, `ssd_finish`, `ssd_sums` and `ssd_step`:
+//! rows v, k and q of all heads in `xbc`, a group for each head, the weights for later tokens and
+//! for the own in place of delta and slope, a row for each rank of a token in place of a token.
 //!
 //! Flags: 1 where there is a state before the chunk, 2 where there is a gradient after it.
 //!
@@ -121,7 +121,7 @@ pub(super) fn chunked(
     gpu: &Gpu,
     inputs: &Inputs,
     segments: &Segments,
-    mut states: Option<&mut [&mut Tensor]>,
+    states: Option<&mut [&mut Tensor]>,
     n_chunk_max: usize,
 ) -> Tensor {
     let mut y = Tensor::activation(inputs.xbc.device(), &[segments.n_tok(), inputs.dims.d_inner()]);
@@ -129,7 +129,7 @@ pub(super) fn chunked(
         states.as_deref().map(|states| states.iter().map(|state| (**state).clone()).collect());
     let core = core(gpu, inputs, segments, given.is_some(), None, n_chunk_max);
     let after = core.forward(given.as_deref(), &mut y);
-    for (state, after) in states.as_deref_mut().into_iter().flatten().zip(after) {
+    for (state, after) in states.into_iter().flatten().zip(after) {
         **state = after;
     }
     y

@@ -127,7 +127,7 @@ const RECURRENT: usize = 8;
 const N_TASK: usize = 16;
 
 /// State numbers that make a task of the recurrence worth starting.
-const STATE_PIECE: usize = 1 << 16;
+pub(super) const STATE_PIECE: usize = 1 << 16;
 
 /// Runs the state space over every segment.
 ///
@@ -285,7 +285,7 @@ fn chunks(n_tok: usize) -> impl DoubleEndedIterator<Item = Range<usize>> + Exact
 }
 
 /// The largest divisor of `n` that is at most `limit`, or 1.
-fn divisor_at_most(n: usize, limit: usize) -> usize {
+pub(super) fn divisor_at_most(n: usize, limit: usize) -> usize {
     (1..=n).rev().find(|&d| n.is_multiple_of(d) && d <= limit).unwrap_or(1)
 }
 

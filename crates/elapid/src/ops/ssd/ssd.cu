@@ -6,8 +6,8 @@
 // along k, tiles as they come from memory, four bytes or 16 at a time by ldmatrix; sums in f32. MMA
 // 2: cores.cu does the most of it.
 // PASS: 0 forward in time (states, and the gradient by c), 1 backward (their gradients, and the
-// gradient by b). HAS_BEFORE: 0 where states begin at zero. RANK: 0, or Mamba-3, where a token has so
-// many rows; `delta` is then the weight of a row for later tokens, `own` that for its own token.
+// gradient by b). HAS_BEFORE: 0 where states begin at zero. RANK: 0, or Mamba-3, where a token has
+// so many rows; `delta` is then the weight of a row for later tokens, `own` for its own token.
 //
 // What one layer takes, with n_tok = 16,384, 24 heads of 64, d_state 128, in bf16 (x, y, dy, dx: 50
 // MB each; b, c: 4 MB each, from the cache for every head but the first; states, gradients by

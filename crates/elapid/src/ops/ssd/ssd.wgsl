@@ -4,9 +4,9 @@
 // All products are tiles of 64 x 64, steps of 16 along k, 4 x 4 numbers to a thread, 256 threads.
 // Tiles lie in shared memory by fours of one k, with k as the slow axis. N: rows of a state
 // (D_STATE), P: columns (D_HEAD). PASS: 0 forward in time (states, and the gradient by c), 1
-// backward (their gradients, and the gradient by b). HAS_BEFORE: 0 where states begin at zero. RANK:
-// 0, or Mamba-3, where a token has so many rows; `delta` is then the weight of a row for later
-// tokens, `own` that for its own token.
+// backward (their gradients, and the gradient by b). HAS_BEFORE: 0 where states begin at zero.
+// RANK: 0, or Mamba-3, where a token has so many rows; `delta` is then the weight of a row for
+// later tokens, `own` for its own token.
 
 const D_INNER: u32 = N_HEAD * D_HEAD;
 const WIDTH: u32 = D_INNER + 2u * N_GROUP * D_STATE;

@@ -145,7 +145,7 @@ impl Plan {
     }
 }
 
-/// What `cores.cu` wants: heads of 64, `d_state` of 64 or 128, all in bf16, on CUDA, one row a token.
+/// What `cores.cu` wants: heads of 64, `d_state` of 64 or 128, all in bf16, one row a token, CUDA.
 #[derive(Clone, Copy)]
 pub struct Cores {
     d_state: usize,

@@ -105,10 +105,15 @@ fn recurrent(
         let outs = [&mut **angle, &mut **h, &mut **k, &mut **v, &mut y];
         let mut args = bind([&inputs.xbc, &inputs.raw, &packed], outs);
         let params = params(&inputs.dims, Before::Given, [segment.n_tok, 0, segment.start, 0]);
-        let work = Work::grid([inputs.dims.n_head, 1, 1], THREADS);
+        let work = Work::grid([inputs.dims.n_head, 1, 1], step_threads(gpu));
         gpu.launch(&STEP, work, &consts(inputs), &mut args, &params);
     }
     y
+}
+
+/// Threads of a group of `mamba3_step`: few groups have all of the state to read.
+fn step_threads(gpu: &Gpu) -> usize {
+    if gpu.caps().warps { 4 * THREADS } else { THREADS }
 }
 
 /// Cuts all segments into runs whose `wide` has at most so many bytes, or is of one segment.

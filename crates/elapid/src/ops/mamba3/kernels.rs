@@ -168,17 +168,23 @@ impl WithSimd for Turn<'_> {
         for at in (0..y.len()).step_by(F32s::<S>::LANES) {
             (F32s::load(simd, &x[at..]) + F32s::load(simd, &bias[at..])).store(&mut y[at..]);
         }
-        let turn = |(a, b): (&mut f32, &mut f32), (cos, sin): (&f32, &f32)| {
-            (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
-        };
-        let by = cos.iter().zip(sin);
+        let n = cos.len();
         if halves {
             let (a, b) = y.split_at_mut(y.len() / 2);
-            a.iter_mut().zip(b).zip(by).for_each(|(pair, by)| turn(pair, by));
+            let (a, b) = (&mut a[..n], &mut b[..n]);
+            for at in (0..n).step_by(F32s::<S>::LANES) {
+                let (x, y) = (F32s::load(simd, &a[at..]), F32s::load(simd, &b[at..]));
+                let (cos, sin) = (F32s::load(simd, &cos[at..]), F32s::load(simd, &sin[at..]));
+                (x * cos - y * sin).store(&mut a[at..]);
+                (x * sin + y * cos).store(&mut b[at..]);
+            }
         } else {
-            for (pair, by) in y.chunks_exact_mut(2).zip(by) {
-                let [a, b] = pair else { continue };
-                turn((a, b), by);
+            // A loop that the compiler makes vectors of.
+            let (y, sin) = (&mut y[..2 * n], &sin[..n]);
+            for s in 0..n {
+                let (a, b) = (y[2 * s], y[2 * s + 1]);
+                y[2 * s] = a * cos[s] - b * sin[s];
+                y[2 * s + 1] = a * sin[s] + b * cos[s];
             }
         }
     }
@@ -198,25 +204,29 @@ pub(super) struct TurnBackward<'a> {
 impl WithSimd for TurnBackward<'_> {
     type Output = ();
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
+    fn with_simd<S: Simd>(self, simd: S) {
         let TurnBackward { y, cos, sin, halves, dy, dth } = self;
-        let back = |(a, b): (f32, f32), (da, db): (&mut f32, &mut f32), by: (&f32, &f32)| {
-            let dth = *db * a - *da * b;
-            (*da, *db) = (*da * by.0 + *db * by.1, *db * by.0 - *da * by.1);
-            dth
-        };
-        let by = cos.iter().zip(sin).zip(dth);
+        let n = cos.len();
         if halves {
             let ((a, b), (da, db)) = (y.split_at(y.len() / 2), dy.split_at_mut(y.len() / 2));
-            let pairs = a.iter().zip(b).zip(da.iter_mut().zip(db));
-            for (((a, b), dpair), (by, dth)) in pairs.zip(by) {
-                *dth += back((*a, *b), dpair, by);
+            let (da, db) = (&mut da[..n], &mut db[..n]);
+            for at in (0..n).step_by(F32s::<S>::LANES) {
+                let [a, b, cos, sin] =
+                    [&a[at..n], &b[at..n], &cos[at..], &sin[at..]].map(|x| F32s::load(simd, x));
+                let (dx, dy) = (F32s::load(simd, &da[at..]), F32s::load(simd, &db[at..]));
+                (F32s::load(simd, &dth[at..]) + (dy * a - dx * b)).store(&mut dth[at..]);
+                (dx * cos + dy * sin).store(&mut da[at..]);
+                (dy * cos - dx * sin).store(&mut db[at..]);
             }
         } else {
-            let pairs = y.chunks_exact(2).zip(dy.chunks_exact_mut(2));
-            for ((pair, dpair), (by, dth)) in pairs.zip(by) {
-                let ([a, b], [da, db]) = (pair, dpair) else { continue };
-                *dth += back((*a, *b), (da, db), by);
+            // A loop that the compiler makes vectors of.
+            let (y, dy) = (&y[..2 * n], &mut dy[..2 * n]);
+            let (sin, dth) = (&sin[..n], &mut dth[..n]);
+            for s in 0..n {
+                let (da, db) = (dy[2 * s], dy[2 * s + 1]);
+                dth[s] += db * y[2 * s] - da * y[2 * s + 1];
+                dy[2 * s] = da * cos[s] + db * sin[s];
+                dy[2 * s + 1] = db * cos[s] - da * sin[s];
             }
         }
     }

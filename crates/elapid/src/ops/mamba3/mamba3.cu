@@ -349,12 +349,13 @@ KERNEL mamba3_by_token(const T0* x, T1* y, Params p) {
 
 #ifdef ENTRY_mamba3_step
 // The recurrence as it is written, for `n_tok` tokens of one segment from row `first` on, in the
-// storage of its states. A group takes a head: its columns in 64 lanes, of which each has a quarter
-// of the rows.
+// storage of its states. A group takes a head, 64 threads a row of its state at a time. A token
+// reads and writes the state once: 1.6 MB of a layer with 24 heads of 64 and d_state 128.
 KERNEL mamba3_step(const T0* xbc, const T1* raw, const float* packed, float* angles, float* h,
                    float* k, float* v, T7* y, Params p) {
-    __shared__ float kq[2 * RANK][D_STATE], parts[4][64];
-    u32 head = blockIdx.x, lane = threadIdx.x % 64, quarter = threadIdx.x / 64;
+    const u32 n_part = THREADS / 64;
+    __shared__ float kq[2 * RANK][D_STATE], parts[n_part][64];
+    u32 head = blockIdx.x, lane = threadIdx.x % 64, part = threadIdx.x / 64;
     float* h_at = h + (size_t)head * N_STATE;
     for (u32 tok = p.first; tok < p.first + p.n_tok; tok++) {
         float delta = delta_of(raw, packed, tok, head).x, lam = lam_of(raw, tok, head);
@@ -391,31 +392,32 @@ KERNEL mamba3_step(const T0* xbc, const T1* raw, const float* packed, float* ang
         __syncthreads();
         for (u32 first = 0; first < D_HEAD; first += 64) {
             u32 col = first + lane;
-            float x = 0.0f, x_before = 0.0f;
+            float x = 0.0f, sums[RANK] = {};
             if (col < D_HEAD) {
                 x = load(xbc, (size_t)tok * XBC + head * D_HEAD + col);
-                x_before = v[head * D_HEAD + col];
-                for (u32 n = quarter; n < D_STATE; n += 4) {
-                    float sum = decay * h_at[n * D_HEAD + col];
+                float x_before = v[head * D_HEAD + col];
+#pragma unroll 4
+                for (u32 n = part; n < D_STATE; n += n_part) {
+                    float next = decay * h_at[n * D_HEAD + col];
+#pragma unroll
                     for (u32 r = 0; r < RANK; r++) {
                         float factor = factor_of(packed, head, r, col);
                         float k_before = k[((size_t)r * N_HEAD + head) * D_STATE + n];
-                        sum += factor * (beta * k_before * x_before + gamma * kq[r][n] * x);
+                        next += factor * (beta * k_before * x_before + gamma * kq[r][n] * x);
                     }
-                    h_at[n * D_HEAD + col] = sum;
+                    h_at[n * D_HEAD + col] = next;
+#pragma unroll
+                    for (u32 r = 0; r < RANK; r++) sums[r] += next * kq[RANK + r][n];
                 }
             }
+#pragma unroll
             for (u32 r = 0; r < RANK; r++) {
-                float sum = 0.0f;
-                for (u32 n = quarter; n < D_STATE && col < D_HEAD; n += 4) {
-                    sum += h_at[n * D_HEAD + col] * kq[RANK + r][n];
-                }
                 __syncthreads();
-                parts[quarter][lane] = sum;
+                parts[part][lane] = sums[r];
                 __syncthreads();
-                if (quarter == 0 && col < D_HEAD) {
+                if (part == 0 && col < D_HEAD) {
                     float all = packed[SKIP + head] * x * factor_of(packed, head, r, col);
-                    for (u32 i = 0; i < 4; i++) all += parts[i][lane];
+                    for (u32 i = 0; i < n_part; i++) all += parts[i][lane];
                     size_t to = (size_t)tok * RANK * D_INNER + (head * RANK + r) * D_HEAD + col;
                     store(y, to, all);
                     if (r + 1 == RANK) v[head * D_HEAD + col] = x;

@@ -465,8 +465,7 @@ fn mamba3_by_token(
 var<workgroup> kq: array<f32, 2 * RANK * D_STATE>;
 
 // The recurrence as it is written, for `n_tok` tokens of one segment from row `first` on, in the
-// storage of its states. A group takes a head: its columns in 64 lanes, of which each has a quarter
-// of the rows.
+// storage of its states. A group takes a head, 64 threads a row of its state at a time.
 @compute @workgroup_size(THREADS)
 fn mamba3_step(
     @builtin(workgroup_id) group_id: vec3<u32>,
@@ -517,30 +516,29 @@ fn mamba3_step(
         for (var first = 0u; first < D_HEAD; first += 64u) {
             let col = first + lane;
             var x = 0.0;
+            var sums: array<f32, RANK>;
+            for (var r = 0u; r < RANK; r++) { sums[r] = 0.0; }
             if col < D_HEAD {
                 x = xbc[tok * XBC + head * D_HEAD + col];
                 let x_before = v_state[head * D_HEAD + col];
                 for (var n = quarter; n < D_STATE; n += 4u) {
-                    var sum = decay * h_state[h_at + n * D_HEAD + col];
+                    var next = decay * h_state[h_at + n * D_HEAD + col];
                     for (var r = 0u; r < RANK; r++) {
                         var factor = 1.0;
                         if HAS_MIMO == 1u { factor = packed2[factor_at(head, r, col)]; }
                         let k_before = k_state[(r * N_HEAD + head) * D_STATE + n];
                         let now = gamma * kq[r * D_STATE + n] * x;
-                        sum += factor * (beta * k_before * x_before + now);
+                        next += factor * (beta * k_before * x_before + now);
                     }
-                    h_state[h_at + n * D_HEAD + col] = sum;
+                    h_state[h_at + n * D_HEAD + col] = next;
+                    for (var r = 0u; r < RANK; r++) {
+                        sums[r] += next * kq[(RANK + r) * D_STATE + n];
+                    }
                 }
             }
             for (var r = 0u; r < RANK; r++) {
-                var sum = 0.0;
-                if col < D_HEAD {
-                    for (var n = quarter; n < D_STATE; n += 4u) {
-                        sum += h_state[h_at + n * D_HEAD + col] * kq[(RANK + r) * D_STATE + n];
-                    }
-                }
                 workgroupBarrier();
-                quarters[thread] = sum;
+                quarters[thread] = sums[r];
                 workgroupBarrier();
                 if quarter == 0u && col < D_HEAD {
                     var factor = 1.0;

@@ -235,7 +235,7 @@ impl Inputs {
             "mamba3: {n_head} heads in {n_group} groups"
         );
         assert!(
-            d_state.is_multiple_of(2) && 2 * n_angle <= d_state,
+            d_state.is_multiple_of(2) && (1..=d_state / 2).contains(&n_angle),
             "mamba3: {n_angle} angles for {d_state} numbers"
         );
         let is_ranked = rank == 1 || self.mimo_x.is_some();

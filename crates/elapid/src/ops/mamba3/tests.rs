@@ -170,14 +170,18 @@ fn everything(device: &Device, dims: Mamba3Dims, lengths: &[usize], start: Start
     all
 }
 
+/// The root of the mean square.
+fn size(x: &[f32]) -> f64 {
+    let sum: f64 = x.iter().map(|&x| x as f64 * x as f64).sum();
+    (sum / x.len() as f64).sqrt()
+}
+
 /// Of all numbers together, how much the difference is. Numbers are at least `floor`: what is a sum
 /// of terms that cancel has the errors of the terms.
 fn relative(got: &[f32], want: &[f32], floor: f64) -> f64 {
     assert_eq!(got.len(), want.len());
-    let square = |x: f64| x * x;
-    let off: f64 = got.iter().zip(want).map(|(got, want)| square((got - want) as f64)).sum();
-    let size: f64 = want.iter().map(|&want| square(want as f64)).sum();
-    (off / size.max(square(floor) * want.len() as f64)).sqrt()
+    let off: Vec<f32> = got.iter().zip(want).map(|(got, want)| got - want).collect();
+    size(&off) / size(want).max(floor)
 }
 
 #[test]
@@ -191,12 +195,20 @@ fn heads_that_fill_tiles_agree_with_the_cpu() {
         for start in [Start::Zero, Start::Given] {
             let want = everything(&Device::cpu(2).unwrap(), dims, &lengths, start);
             for (device, tolerance) in devices() {
+                eprintln!("{device:?}: {dims:?}");
                 let got = everything(device, dims, &lengths, start);
-                // A gradient by a parameter is a sum over tokens.
+                // A gradient by a parameter is a sum over tokens of terms as those by their inputs.
                 let n_tok: usize = lengths.iter().sum();
-                let n_sum = want.len() - if dims.rank > 1 { 7 } else { 6 };
+                let n_sum = if dims.rank > 1 { 7 } else { 6 };
+                let by_token = want.len() - n_sum;
+                let of_sum = |idx: usize| size(&want[idx]) * (n_tok as f64).sqrt();
+                let floors = [of_sum(by_token - 2), of_sum(by_token - 1)];
                 for (idx, (got, want)) in got.iter().zip(&want).enumerate() {
-                    let floor = if idx < n_sum { 1e-3 } else { (n_tok as f64).sqrt() };
+                    let floor = match idx.checked_sub(by_token) {
+                        None => 1e-3,
+                        Some(0) => floors[1],
+                        Some(_) => floors[0],
+                    };
                     let off = relative(got, want, floor);
                     let what = format!("{device:?}: {dims:?}: result {idx}");
                     assert!(off < *tolerance as f64, "{what} is off by {off:e}");
@@ -393,6 +405,30 @@ fn strong_decay_and_large_steps_are_finite_and_right() {
     for (device, tolerance) in devices() {
         compare_on(device, dims, &[70, 130], &inputs, (*tolerance as f64).max(4e-5));
     }
+}
+
+#[test]
+fn the_floor_limits_decay_and_stops_its_gradient() {
+    let dims = Mamba3Dims { a_floor: 0.6, ..dims([2, 3, 1], (6, 1), 1) };
+    let inputs = random(dims, 90);
+    let host = Device::cpu(1).unwrap();
+    compare_on(&host, dims, &[90], &inputs, 4e-6);
+    let want = everything(&host, dims, &[90], Start::Zero);
+    for (device, tolerance) in devices() {
+        let got = everything(device, dims, &[90], Start::Zero);
+        assert!(relative(&got[2], &want[2], 1e-3) < *tolerance as f64, "{device:?}");
+    }
+    let raw = inputs[1].tensor(&host);
+    let rows = raw.f32().chunks(dims.raw_width()).zip(want[2].chunks(dims.raw_width()));
+    let mut n_stopped = 0;
+    for (raw, draw) in rows {
+        for head in 2..4 {
+            let stopped = raw[head] < 0.0 && 1.0 / (1.0 - raw[head]) < 0.6;
+            n_stopped += usize::from(stopped);
+            assert_eq!(draw[head] == 0.0, stopped, "{} {}", raw[head], draw[head]);
+        }
+    }
+    assert!((20..160).contains(&n_stopped), "{n_stopped} of 180 stopped");
 }
 
 #[test]

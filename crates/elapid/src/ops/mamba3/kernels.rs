@@ -248,28 +248,64 @@ pub(super) struct Step<'a> {
     pub d_head: usize,
 }
 
+impl Step<'_> {
+    /// `V` vectors of columns from `at` on: with four, a row of the usual state is read at once.
+    #[inline(always)]
+    fn columns<S: Simd, const V: usize>(&mut self, simd: S, at: usize) {
+        let (d_head, decay) = (self.d_head, F32s::splat(simd, self.decay));
+        let d_state = self.state.len() / d_head;
+        let first = |v: usize| at + v * F32s::<S>::LANES;
+        let load = |row: &[f32]| -> [F32s<S>; V] {
+            std::array::from_fn(|v| F32s::load(simd, &row[first(v)..]))
+        };
+        let mut sum = load(&self.y[..d_head]);
+        for (n, row) in self.state.chunks_exact_mut(d_head).enumerate() {
+            let mut h = load(row).map(|h| decay * h);
+            for (b, x) in self.b.chunks_exact(d_state).zip(self.x.chunks_exact(d_head)) {
+                let (b, x) = (decay.same(b[n]), load(x));
+                for v in 0..V {
+                    h[v] = b.mul_add(x[v], h[v]);
+                }
+            }
+            let q = decay.same(self.q[n]);
+            for v in 0..V {
+                h[v].store(&mut row[first(v)..]);
+                sum[v] = q.mul_add(h[v], sum[v]);
+            }
+        }
+        for v in 0..V {
+            sum[v].store(&mut self.y[first(v)..d_head]);
+        }
+        // Other ranks read the state again.
+        let rows = self.q.chunks_exact(d_state).zip(self.y.chunks_exact_mut(d_head));
+        for (q, y) in rows.skip(1) {
+            let mut sum = load(y);
+            for (q, row) in q.iter().zip(self.state.chunks_exact(d_head)) {
+                let (q, h) = (decay.same(*q), load(row));
+                for v in 0..V {
+                    sum[v] = q.mul_add(h[v], sum[v]);
+                }
+            }
+            for v in 0..V {
+                sum[v].store(&mut y[first(v)..]);
+            }
+        }
+    }
+}
+
 impl WithSimd for Step<'_> {
     type Output = ();
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let Step { decay, b, x, q, state, y, d_head } = self;
-        let (d_state, decay) = (state.len() / d_head, F32s::splat(simd, decay));
-        for at in (0..d_head).step_by(F32s::<S>::LANES) {
-            let end = d_head.min(at + F32s::<S>::LANES);
-            for (n, row) in state.chunks_exact_mut(d_head).enumerate() {
-                let mut h = decay * F32s::load(simd, &row[at..end]);
-                for (b, x) in b.chunks_exact(d_state).zip(x.chunks_exact(d_head)) {
-                    h = decay.same(b[n]).mul_add(F32s::load(simd, &x[at..end]), h);
-                }
-                h.store(&mut row[at..end]);
-            }
-            for (q, y) in q.chunks_exact(d_state).zip(y.chunks_exact_mut(d_head)) {
-                let mut sum = F32s::load(simd, &y[at..end]);
-                for (q, row) in q.iter().zip(state.chunks_exact(d_head)) {
-                    sum = decay.same(*q).mul_add(F32s::load(simd, &row[at..end]), sum);
-                }
-                sum.store(&mut y[at..end]);
-            }
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let (lanes, d_head) = (F32s::<S>::LANES, self.d_head);
+        let mut at = 0;
+        while at + 4 * lanes <= d_head {
+            self.columns::<S, 4>(simd, at);
+            at += 4 * lanes;
+        }
+        while at < d_head {
+            self.columns::<S, 1>(simd, at);
+            at += lanes;
         }
     }
 }

@@ -6,22 +6,22 @@
 // gradients. What one layer takes, with n_tok = 16,384, 24 heads of 64, d_state 128, rank 1, in
 // bf16 (x, y, dy, dx: 50 MB each; k, q and their gradients: 100 MB each; states: 100 MB):
 //
-//     mamba3_rows      x; v, k, q                       300 MB
-//     ssd_walk         v, k; states                     250 MB    6.4 GFLOP
-//     ssd_outputs      v, k, q, states; y               400 MB   16.1
-//     forward                                           950 MB   22.5
-//     mamba3_rows      x; v, k, q                       300 MB
-//     ssd_walk         v, k; states                     250 MB    6.4
-//     ssd_walk         dy, q; gradients by states       250 MB    6.4
-//     ssd_gradients    v, k, q, dy, both states; dv, dk, dq   750 MB   41.9
-//     mamba3_back      k, q, dk, dq; dk, dq, dth        650 MB
-//     mamba3_norm      dk, dq                           200 MB
-//     the rest         dv; dx; dth twice                200 MB
-//     backward                                         2600 MB   54.7
+//     mamba3_rows     x; v, k, q                              300 MB
+//     ssd_walk        v, k; states                            250 MB    6.4 GFLOP
+//     ssd_outputs     v, k, q, states; y                      400 MB   16.1
+//     forward                                                 950 MB   22.5
+//     mamba3_rows     x; v, k, q                              300 MB
+//     ssd_walk        v, k; states                            250 MB    6.4
+//     ssd_walk        dy, q; gradients by states              250 MB    6.4
+//     ssd_gradients   v, k, q, dy, both states; dv, dk, dq    750 MB   45.1
+//     mamba3_back     dk, dq, half of k and q; dth            600 MB
+//     mamba3_norm     dk, dq                                  200 MB
+//     the rest        dv, dth; dx                             200 MB
+//     backward                                               2550 MB   57.9
 //
-// 3.6 GB at 4 TB/s are 0.9 ms, 77 GFLOP at 400 TFLOP/s 0.2 ms. Making k and q in each of the five
-// kernels that read them would save 1.2 GB and cost five times the norms, sines and cosines;
-// angles of all heads and tokens would be 50 MB, a quarter of k and q.
+// 3.5 GB at 4 TB/s are 0.9 ms, 80 GFLOP at 400 TFLOP/s 0.2 ms. Making k and q in each of the six
+// kernels that read them would save 1.2 GB, 0.3 ms, and take norms, sines and cosines six times;
+// angles of all heads and tokens to make them from would be 50 MB, a quarter of k and q.
 
 #define D_INNER (N_HEAD * D_HEAD)
 #define PER_GROUP (N_HEAD / N_GROUP)

@@ -105,15 +105,12 @@ fn handles_of(list: &mut [Tensor]) -> Vec<&mut Tensor> {
 /// Cases that cross the edges of chunks, groups, vectors and angles.
 fn cases() -> Vec<(Mamba3Dims, Vec<usize>)> {
     vec![
-        (dims([1, 1, 1], (2, 1), 1), vec![1]),
+        (Mamba3Dims { softplus_a: true, ..dims([1, 1, 1], (2, 1), 1) }, vec![1, 19]),
         (dims([2, 3, 1], (6, 1), 1), vec![7, 1]),
-        (dims([2, 5, 1], (18, 4), 1), vec![20, 1, 9]), // an odd number of pairs
+        (dims([2, 17, 1], (18, 4), 1), vec![20, 1, 9]), // an odd number of pairs, tails of vectors
         (dims([4, 3, 2], (6, 3), 1), vec![CHUNK + 6, 2, 1, CHUNK]), // all turned
-        (dims([2, 17, 2], (8, 2), 1), vec![2 * CHUNK + 3]),
-        (Mamba3Dims { softplus_a: true, ..dims([2, 3, 1], (4, 2), 1) }, vec![19]),
-        (dims([2, 3, 1], (6, 1), 2), vec![7, 2]),
-        (dims([4, 4, 2], (8, 4), 2), vec![CHUNK / 2 + 5, 1, 3]),
-        (dims([2, 3, 2], (8, 2), 3), vec![CHUNK + 2]), // rows that do not fill a chunk
+        (dims([2, 3, 1], (6, 1), 2), vec![7, CHUNK / 2 + 5, 1]),
+        (dims([4, 3, 2], (8, 2), 3), vec![CHUNK + 2]), // rows that do not fill a chunk
     ]
 }
 
@@ -189,6 +186,7 @@ fn heads_that_fill_tiles_agree_with_the_cpu() {
     let cases = [
         (dims([2, 64, 1], (64, 16), 1), vec![CHUNK + 20, 5]), // tensor cores in bf16
         (dims([1, 64, 1], (128, 32), 1), vec![2 * CHUNK + 1]),
+        (dims([1, 64, 1], (64, 16), 4), vec![CHUNK / 2 + 3]),
         (dims([1, 68, 1], (132, 66), 2), vec![CHUNK]), // past a tile, and past 64 pairs
     ];
     for (dims, lengths) in cases {
@@ -421,14 +419,15 @@ fn the_floor_limits_decay_and_stops_its_gradient() {
     let raw = inputs[1].tensor(&host);
     let rows = raw.f32().chunks(dims.raw_width()).zip(want[2].chunks(dims.raw_width()));
     let mut n_stopped = 0;
-    for (raw, draw) in rows {
+    // Nothing decays before the second token.
+    for (raw, draw) in rows.skip(1) {
         for head in 2..4 {
             let stopped = raw[head] < 0.0 && 1.0 / (1.0 - raw[head]) < 0.6;
             n_stopped += usize::from(stopped);
             assert_eq!(draw[head] == 0.0, stopped, "{} {}", raw[head], draw[head]);
         }
     }
-    assert!((20..160).contains(&n_stopped), "{n_stopped} of 180 stopped");
+    assert!((20..160).contains(&n_stopped), "{n_stopped} of 178 stopped");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 // State-space duality where heads are 64 wide, d_state is 64 or 128 and all is bf16 (MMA is 2);
 // behind ssd.cu, which has the steps. Tiles are copied as they lie in memory, the next while one is
 // used; pieces of 16 bytes change places within a row, so that neither ldmatrix nor rows of pieces
-// meet a bank twice. No scores go through memory.
+// meet a bank twice. No scores go through memory. RANK, where there are ranks, divides 16.
 //
 // What a layer takes, counted as in ssd.cu: forward 150 MB in ssd_walk and 200 in ssd_outputs,
 // backward twice 150 in ssd_walk and 350 in ssd_gradients, which multiplies 26 GFLOP.
@@ -158,8 +158,8 @@ DEVICE float quad_sum(float x) {
 DEVICE float2 weights(const Steps& s, u32 i, u32 j) {
     float2 delta = *(const float2*)&s.delta[j];
 #if RANK
-    if (i == j) delta.x = s.own[j];
-    if (i == j + 1) delta.y = s.own[i];
+    if (is_own(i, j)) delta.x = s.own[j];
+    if (is_own(i, j + 1)) delta.y = s.own[j + 1];
 #endif
     return delta;
 }
@@ -169,7 +169,7 @@ template <u32 N> DEVICE void decays(float (&passed)[N], const Steps& s, u32 i0, 
 #pragma unroll
     for (u32 row = 0; row < 2; row++) {
         u32 i = i0 + own_row(row * 2);
-        int last = i < n ? (int)i : -1;
+        int last = i < n ? (int)last_own(i) : -1;
         float cum = s.cum[i], cum_low = s.cum_low[i];
 #pragma unroll
         for (u32 t = 0; t < N / 4; t++) {

@@ -194,8 +194,23 @@ KERNEL ssd_gradients(const bf16* xbc, const float* steps, const u32* table, cons
                     if (own_row(e) != own_col(e)) continue;
                     sums.delta[i0 + own_row(e)] = s.delta[i0 + own_row(e)];
                     sums.dmix[i0 + own_row(e)] = acc[e];
-                    sums.diagonal[i0 + own_row(e)] = score[e] * acc[e];
+                    if (RANK < 2) sums.diagonal[i0 + own_row(e)] = score[e] * acc[e];
                 }
+#if RANK > 1
+                // All rows of a token.
+#pragma unroll
+                for (u32 is_high = 0; is_high < 2; is_high++) {
+                    u32 row = own_row(is_high * 2);
+                    float own = 0.0f;
+#pragma unroll
+                    for (u32 e = 0; e < 8; e++) {
+                        bool is_there = e / 2 % 2 == is_high && is_own(row, own_col(e));
+                        own += is_there ? score[e] * acc[e] : 0.0f;
+                    }
+                    own = quad_sum(own);
+                    if (threadIdx.x % 4 == 0) sums.diagonal[i0 + row] = own;
+                }
+#endif
             }
 #pragma unroll
             for (u32 e = 0; e < 8; e += 2) {
@@ -208,7 +223,7 @@ KERNEL ssd_gradients(const bf16* xbc, const float* steps, const u32* table, cons
                     dscore[e + k] += weight * acc[e + k];
                     mixed[k] = weight * score[e + k];
                     // What a token sends itself is no decay.
-                    bool is_self = i0 + own_row(e) == j0 + own_col(e + k);
+                    bool is_self = is_own(i0 + own_row(e), j0 + own_col(e + k));
                     float product = is_self ? 0.0f : score[e + k] * acc[e + k];
                     cols[t + k] += passed[e + k] * product;
                     got[is_high] += weight * product;

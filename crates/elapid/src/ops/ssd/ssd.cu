@@ -272,13 +272,15 @@ struct Steps {
     float cum[64], cum_low[64], since[64], until[64];
 };
 
-// Whether row i reads row j, and whether they are of one token.
+// Whether row i reads row j, and whether they are of one token; the last row of the token of row i.
 #if RANK
 DEVICE bool reads(u32 i, u32 j) { return j / RANK <= i / RANK; }
 DEVICE bool is_own(u32 i, u32 j) { return j / RANK == i / RANK; }
+DEVICE u32 last_own(u32 i) { return i / RANK * RANK + RANK - 1; }
 #else
 DEVICE bool reads(u32 i, u32 j) { return j <= i; }
 DEVICE bool is_own(u32 i, u32 j) { return j == i; }
+DEVICE u32 last_own(u32 i) { return i; }
 #endif
 
 // The weight of row j for row i; between rows of one token there is no decay.

@@ -145,7 +145,8 @@ impl Plan {
     }
 }
 
-/// What `cores.cu` wants: heads of 64, `d_state` of 64 or 128, all in bf16, one row a token, CUDA.
+/// What `cores.cu` wants: heads of 64, `d_state` of 64 or 128, all in bf16, ranks that divide 16,
+/// CUDA.
 #[derive(Clone, Copy)]
 pub struct Cores {
     d_state: usize,
@@ -164,7 +165,7 @@ impl Cores {
     fn new(dims: &SsdDims, form: Form, xbc: &Tensor, dy: Option<&Tensor>) -> Option<Cores> {
         let caps = xbc.device().gpu()?.caps();
         let is_bf16 = [Some(xbc), dy].iter().flatten().all(|x| x.dtype() == DType::BF16);
-        let is_plain = matches!(form, Form::Mamba2 | Form::Mamba3(1));
+        let is_plain = !matches!(form, Form::Mamba3(rank) if !16usize.is_multiple_of(rank));
         let fits = dims.d_head == 64 && matches!(dims.d_state, 64 | 128);
         let can = caps.tensor_cores && is_bf16 && is_plain && fits;
         let n_series = if form == Form::Mamba2 { 5 } else { 6 };

@@ -18,10 +18,10 @@ pub mod gated_norm;
 pub mod grad_norm;
 pub mod head_loss;
 pub mod linear;
-#[cfg_attr(not(test), allow(dead_code))] // until a mixer uses it
 pub mod mamba3;
 pub mod muon;
 pub mod norm;
+pub mod rank_gate;
 pub mod rope;
 pub mod router;
 pub mod row_gate;

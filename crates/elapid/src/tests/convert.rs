@@ -137,7 +137,14 @@ fn a_file_without_our_keys_gives_the_same_model_from_its_metadata() {
         let checkpoint = open_dir(&dir);
         let weights = checkpoint.weights(&device).unwrap();
         let bytes = foreign_gguf(&checkpoint, &weights);
-        let foreign = Checkpoint::from_gguf("model.gguf", Arc::new(bytes)).unwrap();
+        let foreign = Checkpoint::from_gguf("model.gguf", Arc::new(bytes));
+        if name.starts_with("mamba3") || name == "zamba" {
+            // An architecture of our own, which has nothing but our keys.
+            let error = foreign.err().unwrap().report();
+            assert!(error.contains("`elapid.config`: is missing"), "{error}");
+            continue;
+        }
+        let foreign = foreign.unwrap();
         assert!(
             !foreign.config_json().contains("transformers_version"),
             "{name}: our key was used"

@@ -119,6 +119,10 @@ fn models(list: &mut Vec<File>) {
         let files = directory(&own(12, 8, more.clone()), None);
         list.push(("gguf", format!("{name}.gguf"), gguf_of(&files, None, Keys::Foreign)));
     }
+    let mamba3 = json!({"layers": ["mamba3", "attention"], "attention": small,
+        "mamba3": {"d_head": 8, "d_state": 4, "rank": 2, "out_norm": true}, "dense": {"d_ff": 8}});
+    let files = directory(&own(12, 8, mamba3), None);
+    list.push(("gguf", "mamba3.gguf".into(), gguf_of(&files, None, Keys::All)));
     let files = directory(&own(270, 8, llama.clone()), Some(&byte_level()));
     list.push(("gguf", "bytes.gguf".into(), gguf_of(&files, None, Keys::All)));
     list.push(("package", "directory.elapid".into(), packed(&files)));
@@ -234,10 +238,10 @@ fn configs(golden: &Path, list: &mut Vec<File>) {
             }
         }
     }
-    let more = json!({"layers": ["mamba1", "mamba2", "short_conv",
+    let more = json!({"layers": ["mamba1", "mamba2", "short_conv", "mamba3",
             {"mixer": "attention", "feed_forward": "experts"}],
-        "mamba2": {"d_head": 8}, "attention": {"n_head": 2, "window": 4},
-        "dense": {"activation": "relu"}});
+        "mamba2": {"d_head": 8}, "mamba3": {"d_head": 8, "d_state": 6, "rank": 2},
+        "attention": {"n_head": 2, "window": 4}, "dense": {"activation": "relu"}});
     list.push(("config", "own.json".into(), own(12, 16, more).to_string().into_bytes()));
     list.push(("config", "bad-family.json".into(), b"{\"model_type\": \"x\"}".to_vec()));
 }

@@ -10,6 +10,7 @@
 //! |---------------|------------------------------------------------------------------|
 //! | `gguf`        | a GGUF file                                                      |
 //! | `safetensors` | a safetensors file                                               |
+//! | `torch`       | a pytorch_model.bin                                              |
 //! | `config`      | a config.json                                                    |
 //! | `tokenizer`   | a tokenizer.json; or vocab.json, a zero byte and merges.txt      |
 //! | `adapter`     | an adapter_config.json; a zero byte and its safetensors may follow |
@@ -25,6 +26,7 @@ use crate::files::TensorFile;
 use crate::files::gguf::{Gguf, Value};
 use crate::files::package::Package;
 use crate::files::safetensors::SafeTensors;
+use crate::files::torch as torch_file;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::config::{Config, FeedForwardConfig};
 use crate::model::peft;
@@ -138,6 +140,20 @@ pub fn safetensors(data: &[u8]) -> Result<()> {
         let _ = file.integers(name);
     }
     assert!(n_bytes <= data.len(), "{n_bytes} bytes of tensors in {}", data.len());
+    Ok(())
+}
+
+/// A file and each of its tensors, some of which may share their bytes.
+pub fn torch(data: &[u8]) -> Result<()> {
+    let file = torch_file::parse("pytorch_model.bin", shared(data))?;
+    for name in file.names() {
+        if let Ok(tensor) = file.tensor(&DEVICE, name) {
+            let tensor = tensor.unwrap();
+            assert_eq!(Some(tensor.shape()), file.shape(name));
+            assert!(tensor.n_bytes() <= data.len(), "`{name}` is larger than the file");
+        }
+        let _ = file.integers(name);
+    }
     Ok(())
 }
 

@@ -227,6 +227,9 @@ fn convert(
     let mut progress = progress("write", "{binary_bytes} of {binary_total_bytes}");
     let done = model.convert(output, form, mix, &common.device()?, &mut progress)?;
     drop(progress);
+    if let Some(note) = done.note {
+        eprintln!("note    {note}");
+    }
     Ok(common.receipt(output, &form.to_string(), mix, &done))
 }
 

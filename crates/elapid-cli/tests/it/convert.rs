@@ -53,6 +53,17 @@ fn a_model_goes_through_every_form_and_back_and_each_step_has_a_receipt() {
 }
 
 #[test]
+fn a_gguf_file_that_llama_cpp_does_not_load_is_said_to_be_one() {
+    let dir = Scratch::new("own-gguf");
+    for (name, is_ours) in [("mamba3_siso", true), ("zamba", true), ("jamba", false)] {
+        let output = elapid(&["convert", &set(name), &dir.path(&format!("{name}.gguf"))]);
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{told}");
+        assert_eq!(told.contains("llama.cpp does not load this file"), is_ours, "{name}: {told}");
+    }
+}
+
+#[test]
 fn quantising_says_how_far_apart_the_two_are() {
     let dir = Scratch::new("quantize");
     let out = dir.path("small.gguf");

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
+use crate::model::config::gguf::Arch;
 use crate::model::export::Mix;
 use crate::model::lora::Lora;
 use crate::model::save::{Form, Save, dtype_bytes, has_blocks};
@@ -25,6 +26,8 @@ pub struct Conversion {
     pub adapter_difference: Option<f64>,
     /// Whether both are the same.
     pub verdict: Same,
+    /// Who cannot read what was written.
+    pub note: Option<&'static str>,
 }
 
 /// How close two models are.
@@ -97,7 +100,10 @@ impl Checkpoint {
         };
         let dtype_bytes = dtype_bytes(&new_weights);
         let (parity, adapter_difference) = (Some(parity), None);
-        Ok(Conversion { n_bytes, dtype_bytes, parity, adapter_difference, verdict })
+        let is_ours = matches!(Arch::of(self.model().config()), Ok(Arch::Elapid));
+        let note = (form == Form::Gguf && is_ours)
+            .then_some("llama.cpp does not load this file: it has no Mamba-3");
+        Ok(Conversion { n_bytes, dtype_bytes, parity, adapter_difference, verdict, note })
     }
 }
 
@@ -135,6 +141,6 @@ impl Adapter {
             _ => Same::Different,
         };
         let (dtype_bytes, adapter_difference) = (BTreeMap::new(), Some(difference));
-        Ok(Conversion { n_bytes, dtype_bytes, parity, adapter_difference, verdict })
+        Ok(Conversion { n_bytes, dtype_bytes, parity, adapter_difference, verdict, note: None })
     }
 }

@@ -17,6 +17,7 @@ const PRE_GGUF: [(&[u8], &str); 5] =
 pub(super) enum Wanted {
     Gguf,
     SafeTensors,
+    Torch,
     Package,
 }
 
@@ -46,10 +47,10 @@ pub(super) fn explain(file: &str, data: &[u8], wanted: Wanted) -> Option<Error> 
         ("an Elapid package under another name".into(), "give it the ending `.elapid`")
     } else if data.starts_with(b"PK\x03\x04") {
         let problem = "a zip archive, as PyTorch writes its checkpoints";
-        (problem.into(), "save it as safetensors with `safetensors.torch.save_file`")
+        (problem.into(), "give a directory with it as `pytorch_model.bin` and its config.json")
     } else if matches!(data, [0x80, 2..=5, ..]) {
         let problem = "a Python pickle, as PyTorch used to write its checkpoints";
-        (problem.into(), "save it as safetensors with `safetensors.torch.save_file`")
+        (problem.into(), "load and save it again with PyTorch 1.6 or newer, or as safetensors")
     } else if let Some(target) = link(data) {
         let problem = format!("the text of a link to `{target}`, not the file itself");
         (problem, "copy the file the link points to, not the link")

@@ -1,11 +1,13 @@
 //! Files made by others: bytes in, bytes out. Which paths they come from is not known here.
 
+mod cursor;
 #[cfg(feature = "fs")]
 pub mod disk;
 mod foreign;
 pub mod gguf;
 pub mod package;
 pub mod safetensors;
+pub mod torch;
 
 use crate::error::Result;
 use crate::tensor::device::Device;

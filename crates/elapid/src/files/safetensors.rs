@@ -40,13 +40,13 @@ pub struct SafeTensors {
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
+pub(super) struct Entry {
     /// As the file says it: F32, I64, ...
-    dtype: String,
-    shape: Vec<usize>,
+    pub dtype: String,
+    pub shape: Vec<usize>,
     /// Bytes of the whole file.
-    begin: usize,
-    end: usize,
+    pub begin: usize,
+    pub end: usize,
 }
 
 #[derive(serde::Deserialize)]
@@ -70,6 +70,15 @@ fn n_bits_of(dtype: &str) -> Option<u64> {
 }
 
 impl SafeTensors {
+    /// Tensors that were found in a file of another format.
+    pub(super) fn of(
+        file: &str,
+        bytes: SharedBytes,
+        entries: BTreeMap<String, Entry>,
+    ) -> SafeTensors {
+        SafeTensors { file: file.into(), bytes, entries }
+    }
+
     /// Reads the header; `file` is the name for messages.
     pub fn parse(file: &str, bytes: SharedBytes) -> Result<SafeTensors> {
         let data = (*bytes).as_ref();

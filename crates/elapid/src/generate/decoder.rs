@@ -216,10 +216,11 @@ mod tests {
         let config = serde_json::json!({
             "model_type": "elapid", "vocab_size": 40, "d_model": 16,
             "layers": ["mamba1", {"mixer": "short_conv", "feed_forward": "dense"}, "mamba2",
-                       "attention"],
+                       "mamba3", "attention"],
             "tied": true, "eps": 1e-3, "init_std": 0.2, "n_ctx": 64,
             "mamba1": {"d_state": 4, "d_conv": 3, "expand": 2, "delta_rank": 2},
             "mamba2": {"d_state": 8, "d_head": 8, "n_group": 2, "d_conv": 4, "expand": 2},
+            "mamba3": {"d_state": 8, "d_head": 8, "n_group": 2, "rank": 2, "out_norm": true},
             "attention": {"n_head": 4, "n_kv_head": 2, "d_head": 16, "window": 70},
             "dense": {"d_ff": 24, "activation": "gelu"},
         });

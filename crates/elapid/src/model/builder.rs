@@ -1,5 +1,6 @@
 //! Collects what the layers of a model declare: their parameters, and the state they keep.
 
+use crate::model::config::{Config, FreshKind};
 use crate::model::place::Part;
 use crate::model::state::{Slot, SlotId};
 use crate::model::weights::{Init, LinearIds, ParamId, Role, Spec};
@@ -15,18 +16,46 @@ pub(crate) struct ConvIds {
 pub(crate) struct Builder {
     pub specs: Vec<Spec>,
     pub slots: Vec<Slot>,
-    /// Standard deviation of a fresh matrix.
-    pub std: f32,
+    /// How a fresh matrix is drawn.
+    pub std: Fresh,
     /// The same of a matrix that writes to the residual stream: smaller the more there are.
-    pub out_std: f32,
+    pub out_std: Fresh,
+    /// Both as torch's `Linear` draws them.
+    pub torch: [Fresh; 2],
     ropes: Vec<(Rope, RopeTable)>,
 }
 
+#[derive(Clone, Copy)]
+pub(crate) enum Fresh {
+    /// Of this deviation.
+    Normal(f32),
+    /// Uniform within the inverse root of the inputs, times this.
+    Uniform(f32),
+}
+
+impl Fresh {
+    pub fn init(self, d_in: usize) -> Init {
+        match self {
+            Fresh::Normal(std) => Init::Normal(std),
+            Fresh::Uniform(factor) => Init::Uniform(factor / (d_in as f32).sqrt()),
+        }
+    }
+}
+
 impl Builder {
-    /// For a model whose layers add `n_branches` times to the residual stream.
-    pub fn new(std: f32, n_branches: usize) -> Builder {
-        let out_std = std / (n_branches.max(1) as f32).sqrt();
-        Builder { specs: Vec::new(), slots: Vec::new(), std, out_std, ropes: Vec::new() }
+    pub fn new(config: &Config) -> Builder {
+        let n_branches: usize = config.layers.iter().map(|layer| layer.n_branches()).sum();
+        let root = |n: usize| (n.max(1) as f32).sqrt();
+        // As mamba_ssm draws them, whose layers count once even with a feed-forward.
+        let torch = [1.0, 1.0 / root(config.layers.len())].map(Fresh::Uniform);
+        let [std, out_std] = match config.fresh {
+            FreshKind::Normal => {
+                [config.init_std, config.init_std / root(n_branches)].map(Fresh::Normal)
+            }
+            FreshKind::Torch => torch,
+        };
+        let (specs, slots, ropes) = (Vec::new(), Vec::new(), Vec::new());
+        Builder { specs, slots, std, out_std, torch, ropes }
     }
 
     pub fn add(&mut self, name: String, shape: &[usize], init: Init, role: Role) -> ParamId {
@@ -50,8 +79,8 @@ impl Builder {
     }
 
     /// `{name}.weight` and perhaps `{name}.bias`.
-    pub fn linear(&mut self, name: String, shape: [usize; 2], std: f32, bias: bool) -> LinearIds {
-        let init = Init::Normal(std);
+    pub fn linear(&mut self, name: String, shape: [usize; 2], std: Fresh, bias: bool) -> LinearIds {
+        let init = std.init(shape[1]);
         let weight = self.add(format!("{name}.weight"), &shape, init, Role::Matrix);
         let bias =
             bias.then(|| self.vector(format!("{name}.bias"), &shape[..1], Init::Constant(0.0)));
@@ -86,11 +115,11 @@ impl Builder {
         stored_shape: [usize; 3],
         first: usize,
         shape: [usize; 2],
-        std: f32,
+        std: Fresh,
     ) -> LinearIds {
         let rows = first..first + shape[0];
         let name = format!("{stored}[{}..{}]", rows.start, rows.end);
-        let weight = self.add(name, &shape, Init::Normal(std), Role::Matrix);
+        let weight = self.add(name, &shape, std.init(shape[1]), Role::Matrix);
         let (name, shape) = (stored.into(), stored_shape.to_vec());
         self.specs[weight.0].stored = Part { name, shape, rows: Some(rows) };
         LinearIds { weight, bias: None }
@@ -104,7 +133,9 @@ mod tests {
 
     #[test]
     fn layers_with_the_same_rope_share_a_table() {
-        let mut builder = Builder::new(0.02, 1);
+        let config =
+            r#"{"model_type": "elapid", "vocab_size": 1, "d_model": 1, "layers": ["short_conv"]}"#;
+        let mut builder = Builder::new(&Config::from_json("config", config).unwrap());
         let rope = |base: f64| Rope { base, d_rotary: 8, scaling: RopeScaling::None };
         let tables = [1e4, 5e5, 1e4].map(|base| builder.rope(&rope(base)));
         let places = tables.each_ref().map(|table| table.frequencies().as_ptr());

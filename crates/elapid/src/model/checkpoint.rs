@@ -7,7 +7,7 @@
 use crate::error::{Error, Result};
 use crate::files::gguf::Gguf;
 use crate::files::safetensors::SafeTensors;
-use crate::files::{Lookup, TensorFile};
+use crate::files::{Lookup, TensorFile, torch};
 use crate::model::Model;
 use crate::model::config::Config;
 use crate::model::config::gguf as gguf_config;
@@ -101,14 +101,17 @@ impl Checkpoint {
                 texts.insert(name.to_string(), bytes);
             }
         }
-        let shards = shards(dir, lookup)?;
+        let mut shards = shards(dir, lookup, &SAFETENSORS)?;
+        if shards.is_empty() {
+            shards = self::shards(dir, lookup, &TORCH)?;
+        }
         if shards.is_empty()
             && let Some(bytes) = lookup(GGUF_FILE)?
         {
             let checkpoint = Checkpoint::from_gguf(&at(GGUF_FILE), bytes)?;
             return Ok(Checkpoint { texts, dir: dir.into(), ..checkpoint });
         }
-        let hint = "a model directory holds config.json and model.safetensors";
+        let hint = "a model directory holds config.json and model.safetensors or pytorch_model.bin";
         let missing = |name: &str| Error::format(&at(name), "there is no such file", hint);
         let config = lookup("config.json")?.ok_or_else(|| missing("config.json"))?;
         let config_json = text(&at("config.json"), &config)?.to_string();
@@ -118,7 +121,10 @@ impl Checkpoint {
         }
         let open = |name: &String| {
             let bytes = lookup(name)?.ok_or_else(|| missing(name))?;
-            SafeTensors::parse(&at(name), bytes)
+            match name.ends_with(TORCH.2) {
+                true => torch::parse(&at(name), bytes),
+                false => SafeTensors::parse(&at(name), bytes),
+            }
         };
         let files = shards.iter().map(open).collect::<Result<Vec<_>>>()?;
         let shapes = files.iter().flat_map(SafeTensors::shapes);
@@ -320,15 +326,20 @@ fn check_parts<'a>(
     Err(Error::format(file, problem, "config and weights may belong to different models"))
 }
 
-/// `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
-fn shards(dir: &str, lookup: &Lookup) -> Result<Vec<String>> {
-    const SINGLE: &str = "model.safetensors";
-    const INDEX: &str = "model.safetensors.index.json";
-    if lookup(SINGLE)?.is_some() {
-        return Ok(vec![SINGLE.into()]);
+/// One file, the index of many, and how they end.
+type WeightFiles = (&'static str, &'static str, &'static str);
+const SAFETENSORS: WeightFiles =
+    ("model.safetensors", "model.safetensors.index.json", ".safetensors");
+const TORCH: WeightFiles = ("pytorch_model.bin", "pytorch_model.bin.index.json", ".bin");
+
+/// The one file, or the shards that the index lists.
+fn shards(dir: &str, lookup: &Lookup, names: &WeightFiles) -> Result<Vec<String>> {
+    let (single, index, end) = *names;
+    if lookup(single)?.is_some() {
+        return Ok(vec![single.into()]);
     }
-    let Some(bytes) = lookup(INDEX)? else { return Ok(Vec::new()) };
-    let file = format!("{dir}/{INDEX}");
+    let Some(bytes) = lookup(index)? else { return Ok(Vec::new()) };
+    let file = format!("{dir}/{index}");
     let hint = "the index is written by the tool that made the shards";
     let wrong = |problem: String| Error::format(&file, problem, hint);
     let json: Value = serde_json::from_str(text(&file, &bytes)?)
@@ -341,7 +352,7 @@ fn shards(dir: &str, lookup: &Lookup) -> Result<Vec<String>> {
         let name = name.ok_or_else(|| wrong(format!("`{tensor}` has no file name")))?;
         // A shard lies beside its index: a name with a path in it points elsewhere.
         let plain = !name.contains(['/', '\\', '\0', ':']) && !name.starts_with('.');
-        if !plain || !name.ends_with(".safetensors") {
+        if !plain || !name.ends_with(end) {
             let problem = format!("`{tensor}` is in {name:?}, which is not a plain file name");
             return Err(wrong(problem));
         }

@@ -56,7 +56,7 @@ impl Dense {
                 let first = [gate, up].map(|part| linear(part, [c.d_ff, d_model], std));
                 (first.to_vec(), down)
             }
-            DenseForm::Fused([input, down]) => {
+            DenseForm::Fused([input, down]) | DenseForm::UpFirst([input, down]) => {
                 (vec![linear(input, [2 * c.d_ff, d_model], std)], down)
             }
             DenseForm::Plain([up, down]) => (vec![linear(up, [c.d_ff, d_model], std)], down),
@@ -70,8 +70,11 @@ impl Dense {
         let tape = pass.tape;
         let inner = match (&c.form, &self.first[..]) {
             (DenseForm::Plain(_), [up]) => activation(tape, c.activation, &pass.linear(x, up)),
-            (DenseForm::Fused(_), [both]) => {
-                let [gate, up] = pass.split(x, both, [c.d_ff, c.d_ff]);
+            (form, [both]) => {
+                let [mut gate, mut up] = pass.split(x, both, [c.d_ff, c.d_ff]);
+                if matches!(form, DenseForm::UpFirst(_)) {
+                    (gate, up) = (up, gate);
+                }
                 gated(tape, c.activation, &scale(tape, &gate, c.gate_scale), &up)
             }
             (_, [gate, up]) => {
@@ -99,7 +102,7 @@ impl Experts {
     fn new(builder: &mut Builder, c: &ExpertsConfig, d_model: usize) -> Experts {
         let (std, out_std) = (builder.std, builder.out_std);
         let matrix = |builder: &mut Builder, name: &str, n_rows: usize| {
-            let init = Init::Normal(std);
+            let init = std.init(d_model);
             let weight = builder.add(name.into(), &[n_rows, d_model], init, Role::Matrix);
             LinearIds { weight, bias: None }
         };

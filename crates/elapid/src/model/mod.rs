@@ -93,8 +93,7 @@ pub struct ModelLoss {
 impl Model {
     /// The shape that `config` describes.
     pub fn new(config: Config) -> Model {
-        let n_branches: usize = config.layers.iter().map(|layer| layer.n_branches()).sum();
-        let mut builder = Builder::new(config.init_std, n_branches);
+        let mut builder = Builder::new(&config);
         let shape = [config.n_vocab, config.d_model];
         let init = Init::Normal(config.init_std);
         let embed = builder.add(config.embed_name.clone(), &shape, init, Role::Embedding);
@@ -103,7 +102,10 @@ impl Model {
         let norm = builder.norm(config.norm_name.clone(), config.d_model);
         let weight = match config.tied {
             true => embed,
-            false => builder.add(HEAD.into(), &shape, init, Role::Matrix),
+            false => {
+                let init = builder.std.init(config.d_model);
+                builder.add(HEAD.into(), &shape, init, Role::Matrix)
+            }
         };
         let head = LinearIds { weight, bias: None };
         let (specs, slots) = (builder.specs, builder.slots);

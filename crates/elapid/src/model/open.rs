@@ -21,7 +21,8 @@ fn is_package(bytes: &SharedBytes) -> bool {
 
 impl Checkpoint {
     /// Opens a model: a `.gguf` file, an `.elapid` package, a directory with `config.json` and
-    /// `model.safetensors`, the directory of a training run, or an adapter that names its base.
+    /// `model.safetensors` or `pytorch_model.bin`, the directory of a training run, or an adapter
+    /// that names its base.
     ///
     /// Files are mapped into memory; nothing is copied before it is needed.
     pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint> {

@@ -61,11 +61,25 @@ pub(crate) type States<'a> = Option<&'a mut [State]>;
 
 /// A window or a recurrent state of every sequence.
 pub(crate) fn tensors(states: States<'_>, id: SlotId) -> Option<Vec<&mut Tensor>> {
-    let all = states?.iter_mut().map(|state| match &mut state.slots[id.0] {
-        Held::Tensor(tensor) => tensor,
-        Held::Cache(_) => panic!("slot {} is a cache", id.0),
-    });
-    Some(all.collect())
+    tensors_of(states, [id]).map(|[list]| list)
+}
+
+/// The same of several slots at once.
+pub(crate) fn tensors_of<const N: usize>(
+    states: States<'_>,
+    ids: [SlotId; N],
+) -> Option<[Vec<&mut Tensor>; N]> {
+    let mut lists = std::array::from_fn(|_| Vec::new());
+    for state in states? {
+        let slots = state.slots.get_disjoint_mut(ids.map(|id| id.0)).expect("slots that differ");
+        for (list, slot) in lists.iter_mut().zip(slots) {
+            match slot {
+                Held::Tensor(tensor) => list.push(tensor),
+                Held::Cache(_) => panic!("a cache in place of a tensor"),
+            }
+        }
+    }
+    Some(lists)
 }
 
 pub(crate) fn caches(states: States<'_>, id: SlotId) -> Option<Vec<&mut KvCache>> {
@@ -169,12 +183,13 @@ mod tests {
         let config = serde_json::json!({
             "model_type": "elapid", "vocab_size": 40, "d_model": 16,
             "layers": ["mamba1", {"mixer": "short_conv", "feed_forward": "dense"}, "mamba2",
-                       "attention"],
+                       "attention", "mamba3"],
             "tied": true, "eps": 1e-3, "init_std": 0.2, "n_ctx": 64,
             "mamba1": {"d_state": 4, "d_conv": 3, "expand": 2, "delta_rank": 2,
                        "delta_min": 0.002, "delta_max": 0.2},
             "mamba2": {"d_state": 8, "d_head": 8, "n_group": 2, "d_conv": 4, "expand": 2,
                        "delta_min": 0.002, "delta_max": 0.2},
+            "mamba3": {"d_state": 8, "d_head": 8, "rank": 2},
             "attention": {"n_head": 4, "n_kv_head": 2, "d_head": 16, "rope_base": 5000.0,
                           "qk_norm": true},
             "dense": {"d_ff": 24, "activation": "gelu"},

@@ -1,5 +1,6 @@
 //! What a config.json means where it is silent, and which ones are refused.
 
+use crate::model::Model;
 use crate::model::config::{Config, FAMILIES, FeedForwardConfig, Mamba2Config, MixerConfig};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -232,6 +233,7 @@ fn absent_keys_mean_what_the_classes_of_transformers_say() {
         ("mamba", 1e-5, 0.0, true, 0.1),
         ("falcon_mamba", 1e-5, 0.0, true, 0.1),
         ("mamba2", 1e-5, 0.0, false, 0.1),
+        ("mamba3_fla", 1e-5, 0.0, false, 0.02),
         ("llama_gqa_untied", 1e-6, 0.0, false, 0.02),
         ("mistral", 1e-6, 0.0, false, 0.02),
         ("qwen2", 1e-6, 0.0, false, 0.02),
@@ -384,11 +386,118 @@ fn an_unknown_key_is_an_error_in_a_part_that_no_layer_uses() {
     let plain = json!({"model_type": "elapid", "vocab_size": 8, "d_model": 64,
                        "layers": ["short_conv"], "feed_forward": "none"});
     assert_eq!(read(&plain).layers[0].feed_forward, FeedForwardConfig::None);
-    for part in ["mamba1", "mamba2", "attention", "short_conv", "dense", "experts"] {
+    for part in ["mamba1", "mamba2", "mamba3", "attention", "short_conv", "dense", "experts"] {
         let slip = format!("{part}.d_sate");
         let text = refusal(&with(plain.clone(), &[(&slip, json!(3))]));
         assert!(text.contains(&format!("`{slip}`: is unknown; known are ")), "{text}");
         let text = refusal(&with(plain.clone(), &[(part, json!(3))]));
         assert!(text.contains(&format!("`{part}`: is 3, not an object")), "{text}");
     }
+}
+
+/// A config as mamba_ssm writes it.
+fn official(ssm: Value) -> Value {
+    json!({
+        "d_model": 768, "d_intermediate": 0, "n_layer": 2, "vocab_size": 50277, "ssm_cfg": ssm,
+        "attn_layer_idx": [], "attn_cfg": {}, "rms_norm": true, "residual_in_fp32": true,
+        "fused_add_norm": true, "pad_vocab_size_multiple": 16, "tie_embeddings": true
+    })
+}
+
+/// Name and shape of each parameter.
+fn parameters(config: &Value) -> Vec<(String, Vec<usize>)> {
+    let specs = Model::new(read(config)).specs().to_vec();
+    specs.into_iter().map(|spec| (spec.stored.name, spec.stored.shape)).collect()
+}
+
+#[test]
+fn a_config_without_a_model_type_is_that_of_mamba_ssm() {
+    // As state-spaces/mamba-130m has it.
+    let old = json!({"d_model": 768, "n_layer": 24, "vocab_size": 50277, "ssm_cfg": {},
+        "rms_norm": true, "residual_in_fp32": true, "fused_add_norm": true,
+        "pad_vocab_size_multiple": 8});
+    let config = read(&old);
+    assert_eq!((config.n_vocab, config.layers.len(), config.tied), (50280, 24, true));
+    let like = read(&json!({"model_type": "mamba", "hidden_size": 768, "num_hidden_layers": 24,
+        "intermediate_size": 1536, "vocab_size": 50280}));
+    assert_eq!(config.layers, like.layers);
+    assert_eq!(config.embed_name, "backbone.embedding.weight");
+    let config = read(&official(json!({"layer": "Mamba2"})));
+    let like = read(&json!({"model_type": "mamba2", "hidden_size": 768, "num_hidden_layers": 2,
+        "num_heads": 24, "n_groups": 1, "vocab_size": 50288}));
+    assert_eq!((config.n_vocab, &config.layers), (50288, &like.layers));
+}
+
+#[test]
+fn the_published_mamba_3_models_have_the_shapes_they_are_stored_in() {
+    let published = |ssm: Value, d_intermediate: usize| {
+        let more = [("d_intermediate", json!(d_intermediate)), ("vocab_size", json!(128_256))];
+        parameters(&with(official(ssm), &more))
+    };
+    let siso = published(json!({"layer": "Mamba3"}), 1536);
+    let mimo = published(json!({"layer": "Mamba3", "is_mimo": true}), 1264);
+    for (list, name, want) in [
+        (&siso, "backbone.embedding.weight", vec![128_256, 768]),
+        (&siso, "backbone.layers.0.mixer.in_proj.weight", vec![3432, 768]),
+        (&siso, "backbone.layers.0.mixer.B_bias", vec![24, 1, 128]),
+        (&siso, "backbone.layers.1.mlp.fc1.weight", vec![3072, 768]),
+        (&mimo, "backbone.layers.0.mixer.in_proj.weight", vec![4200, 768]),
+        (&mimo, "backbone.layers.0.mixer.mimo_z", vec![24, 4, 64]),
+        (&mimo, "backbone.layers.0.mlp.fc1.weight", vec![2560, 768]),
+        (&mimo, "backbone.layers.1.norm2.weight", vec![768]),
+        (&mimo, "backbone.norm_f.weight", vec![768]),
+    ] {
+        let found = list.iter().find(|parameter| parameter.0 == name);
+        assert_eq!(found.map(|parameter| &parameter.1), Some(&want), "{name}");
+    }
+    // Without the head, which files hold too: 15 tensors a layer.
+    assert_eq!((siso.len(), mimo.len()), (2 * 12 + 2, 2 * 15 + 2));
+}
+
+#[test]
+fn what_mamba_ssm_would_compute_otherwise_is_refused() {
+    let mamba3 = |more: &[(&str, Value)]| with(official(json!({"layer": "Mamba3"})), more);
+    let attention = json!({"num_heads": 4, "causal": true});
+    let listed = ("attn_layer_idx", json!([1]));
+    for (config, want) in [
+        (mamba3(&[("rms_norm", json!(false))]), "`rms_norm`: is not true"),
+        (mamba3(&[("ssm_cfg", json!(3))]), "`ssm_cfg`: is 3, not an object"),
+        (mamba3(&[("ssm_cfg.layer", json!("Mamba4"))]), "known are Mamba1, Mamba2, Mamba3"),
+        (mamba3(&[("ssm_cfg.d_state", json!(7))]), "`ssm_cfg.d_state`: 7 is not even"),
+        (mamba3(&[("ssm_cfg.d_state", json!(2))]), "`ssm_cfg.d_state`: 0 is out of range"),
+        (mamba3(&[("ssm_cfg.headdim", json!(100))]), "heads of 100 do not fill 1536 channels"),
+        (mamba3(&[("ssm_cfg.ngroups", json!(5))]), "`ssm_cfg.ngroups`: 5 do not divide 24 heads"),
+        (mamba3(&[("ssm_cfg.rope_fraction", json!(0.25))]), "is 0.25, neither 0.5 nor 1"),
+        (mamba3(&[("ssm_cfg.A_floor", json!(0))]), "`ssm_cfg.A_floor`: 0 is not a finite number"),
+        (mamba3(&[("ssm_cfg.decay", json!("x"))]), "known are heavy_tail, softplus"),
+        (mamba3(&[("ssm_cfg.d_ssm", json!(64))]), "`ssm_cfg.d_ssm`"),
+        (mamba3(&[("ssm_cfg.D_has_hdim", json!(true))]), "`ssm_cfg.D_has_hdim`: is not false"),
+        (mamba3(std::slice::from_ref(&listed)), "`attn_cfg.causal`: is not true"),
+        (
+            mamba3(&[listed.clone(), ("attn_cfg", json!({"causal": true}))]),
+            "`attn_cfg.num_heads`: is missing",
+        ),
+        (
+            mamba3(&[
+                listed.clone(),
+                ("attn_cfg", attention.clone()),
+                ("attn_cfg.d_conv", json!(4)),
+            ]),
+            "`attn_cfg.d_conv`: is not 0",
+        ),
+        (
+            mamba3(&[
+                listed.clone(),
+                ("attn_cfg", attention.clone()),
+                ("attn_cfg.rotary_emb_interleaved", json!(true)),
+            ]),
+            "`attn_cfg.rotary_emb_interleaved`: is not false",
+        ),
+    ] {
+        let text = refusal(&config);
+        assert!(text.contains(want), "{want}: {text}");
+    }
+    let config = read(&mamba3(&[listed, ("attn_cfg", attention)]));
+    let c = config.layers[1].mixer.attention().unwrap();
+    assert_eq!((c.qkv_bias, c.out_bias, c.rope.is_none(), c.dims.n_kv_head), (true, true, true, 4));
 }

@@ -41,12 +41,15 @@ fn n_steps(device: &Device) -> usize {
 const LLAMA: &[&str] = &["attention", "attention"];
 const MAMBA_1: &[&str] = &["mamba1", "mamba1"];
 const MAMBA_2: &[&str] = &["mamba2", "mamba2"];
+const MAMBA_3: &[&str] = &["mamba3", "mamba3"];
 const HYBRID: &[&str] = &["mamba1", "attention", "mamba2"];
 
 fn config(layers: &[&str], feed_forward: &str) -> Config {
     let json = json!({
         "model_type": "elapid", "vocab_size": 400, "d_model": 64, "layers": layers,
-        "mamba2": {"d_head": 16, "d_state": 16}, "attention": {"n_head": 2, "n_kv_head": 1},
+        "mamba2": {"d_head": 16, "d_state": 16},
+        "mamba3": {"d_head": 16, "d_state": 16, "rank": 2, "out_norm": true},
+        "attention": {"n_head": 2, "n_kv_head": 1},
         "feed_forward": feed_forward, "dense": {"d_ff": 96},
         "experts": {"n_expert": 4, "d_ff": 32},
     });
@@ -109,6 +112,11 @@ fn mamba_1_trains_alike_on_every_device() {
 #[test]
 fn mamba_2_trains_alike_on_every_device() {
     trains_alike(MAMBA_2, "none");
+}
+
+#[test]
+fn mamba_3_trains_alike_on_every_device() {
+    trains_alike(MAMBA_3, "none");
 }
 
 #[test]
@@ -203,7 +211,7 @@ fn training_goes_on_from_one_device_to_another() {
 
 #[test]
 fn every_device_generates_the_same_text() {
-    for layers in [LLAMA, MAMBA_1, MAMBA_2, HYBRID] {
+    for layers in [LLAMA, MAMBA_1, MAMBA_2, MAMBA_3, HYBRID] {
         let config = config(layers, "dense");
         let cpu = trainer(&Device::cpu(2).unwrap(), &config);
         let prompt: Vec<u32> = (0..40).map(|n| n * 7 % 300).collect();

@@ -31,13 +31,15 @@ fn configs() -> Vec<Value> {
                        "delta_min": 0.002, "delta_max": 0.2},
             "mamba2": {"d_state": 8, "d_head": 8, "n_group": 2, "d_conv": 4, "expand": 2,
                        "delta_min": 0.002, "delta_max": 0.2},
+            "mamba3": {"d_state": 8, "d_head": 8, "n_group": 2, "expand": 2, "rank": 2,
+                       "rope_fraction": 1.0, "out_norm": true, "decay": "softplus"},
             "attention": {"n_head": 4, "n_kv_head": 2, "d_head": 6, "window": 6,
                           "rope_base": 5000.0, "qk_norm": true},
             "dense": {"d_ff": 24, "activation": "gelu"},
             "experts": {"n_expert": 4, "n_used": 2, "d_ff": 8, "d_shared": 12},
         })
     };
-    let alone = ["mamba1", "mamba2", "attention", "short_conv"];
+    let alone = ["mamba1", "mamba2", "mamba3", "attention", "short_conv"];
     let mut list: Vec<Value> =
         alone.iter().map(|mixer| own(json!([mixer, mixer]), N_VOCAB)).collect();
     list.push(own(

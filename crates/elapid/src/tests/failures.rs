@@ -15,9 +15,10 @@ const TOKENS: [u32; 6] = [1, 2, 3, 4, 5, 6];
 fn model() -> Model {
     let config = json!({
         "model_type": "elapid", "vocab_size": 12, "d_model": 16,
-        "layers": ["mamba1", "mamba2", "short_conv",
+        "layers": ["mamba1", "mamba2", "mamba3", "short_conv",
                    {"mixer": "attention", "feed_forward": "experts"}],
-        "mamba2": {"d_head": 8}, "attention": {"n_head": 2}, "dense": {"activation": "relu"},
+        "mamba2": {"d_head": 8}, "mamba3": {"d_head": 8, "d_state": 8, "rank": 2},
+        "attention": {"n_head": 2}, "dense": {"activation": "relu"},
     });
     Model::new(Config::from_json("config.json", &config.to_string()).unwrap())
 }

@@ -253,6 +253,18 @@ fn no_safetensors_file_brings_it_down() {
 }
 
 #[test]
+fn no_torch_file_brings_it_down() {
+    expect_survival(&Target {
+        name: "torch",
+        kind: Kind::Gguf,
+        run: targets::torch,
+        n_changes: 200_000,
+        // An instruction of one byte may make a dict.
+        bytes_max: (32 << 10, 128),
+    });
+}
+
+#[test]
 fn no_config_brings_it_down() {
     expect_survival(&Target {
         name: "config",

@@ -38,8 +38,10 @@ fn checkpoint(arch: Arch) -> Checkpoint {
 fn small_config() -> String {
     json!({
         "model_type": "elapid", "vocab_size": 400, "d_model": 32,
-        "layers": ["mamba1", "mamba2", {"mixer": "attention", "feed_forward": "experts"}],
-        "mamba2": {"d_head": 16, "d_state": 8}, "attention": {"n_head": 2},
+        "layers": ["mamba1", "mamba2", "mamba3",
+                   {"mixer": "attention", "feed_forward": "experts"}],
+        "mamba2": {"d_head": 16, "d_state": 8}, "mamba3": {"d_head": 16, "d_state": 8, "rank": 2},
+        "attention": {"n_head": 2},
         "feed_forward": "dense", "dense": {"d_ff": 48},
         "experts": {"n_expert": 4, "d_ff": 16},
     })
@@ -235,7 +237,7 @@ fn a_changed_checkpoint_is_refused_and_one_of_another_run_too() {
 fn gradients_of_parts_are_those_of_the_whole_batch() {
     let device = Device::cpu(2).unwrap();
     // Without experts: their load balance is a mean over a batch, not a sum over tokens.
-    for arch in [Arch::Mamba1, Arch::Mamba2, Arch::Hybrid, Arch::Llama] {
+    for arch in [Arch::Mamba1, Arch::Mamba2, Arch::Mamba3, Arch::Hybrid, Arch::Llama] {
         let checkpoint = checkpoint(arch);
         let model = Model::new(checkpoint.model().config().clone());
         let weights = Weights::init(&device, model.specs(), 1);
@@ -405,19 +407,20 @@ fn bc_changes_the_rows_of_b_and_c_and_nothing_else() {
     losses(&mut training, 4);
     let weights = &training.trainer.weights;
     let lora = method::adapter(&Method::Bc, weights).unwrap();
-    assert_eq!(lora.modules.len(), 2, "one for each Mamba layer");
+    assert_eq!(lora.modules.len(), 3, "one for each Mamba layer");
     for module in &lora.modules {
         let (d_out, rank) = module.b.dims2();
         assert_eq!(lora.factor(module), 1.0);
         let rows: Vec<usize> =
             (0..d_out).filter(|row| module.b.f32()[row * rank..][..rank].contains(&1.0)).collect();
         assert_eq!(rows.len(), rank);
-        // Mamba-1: delta before; Mamba-2: gate and x before, delta behind.
+        // Mamba-1: delta before; Mamba-2 and 3: gate and x before, delta and more behind.
         let (first, last) = (rows[0], rows[rank - 1]);
         assert_eq!(last - first + 1, rank, "{}: {rows:?}", module.param);
-        match module.param.contains("x_proj") {
-            true => assert_eq!((first, last + 1), (2, d_out)),
-            false => assert_eq!((first, rank, last + 1 + 4), (128, 16, d_out)),
+        match module.param.strip_prefix("layers.").map(|name| &name[..1]) {
+            Some("0") => assert_eq!((first, last + 1), (2, d_out)),
+            Some("1") => assert_eq!((first, rank, last + 1 + 4), (128, 16, d_out)),
+            _ => assert_eq!((first, rank, last + 1 + 3 * 4 + 2), (128, 32, d_out)),
         }
         assert!(module.a.f32().iter().any(|x| *x != 0.0), "{} did not move", module.param);
     }

@@ -29,11 +29,20 @@ pub enum SizeName {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum ArchName {
+    /// Selective scans
     Mamba1,
+    /// State-space duality
     Mamba2,
+    /// Mamba-2 and attention, with feed-forwards
     Hybrid,
+    /// Attention and feed-forwards
     Llama,
+    /// Attention and experts
     Moe,
+    /// State spaces with angles, and feed-forwards; stored as mamba_ssm does
+    Mamba3,
+    /// Mamba-3 and attention, with experts; for Elapid alone
+    Zamba,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -79,12 +88,6 @@ impl From<SizeName> for Size {
 
 impl From<ArchName> for Arch {
     fn from(name: ArchName) -> Arch {
-        match name {
-            ArchName::Mamba1 => Arch::Mamba1,
-            ArchName::Mamba2 => Arch::Mamba2,
-            ArchName::Hybrid => Arch::Hybrid,
-            ArchName::Llama => Arch::Llama,
-            ArchName::Moe => Arch::Moe,
-        }
+        Arch::ALL[name as usize]
     }
 }

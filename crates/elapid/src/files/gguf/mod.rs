@@ -41,6 +41,7 @@ pub use self::read::{Entry, Gguf};
 pub use self::value::{Kind, Value};
 pub use self::write::{Item, write};
 
+use crate::files::cursor::Checked;
 use crate::tensor::DType;
 use crate::tensor::quant::BlockType;
 
@@ -52,9 +53,6 @@ const N_AXES_MAX: usize = 4;
 const KEY_BYTES_MAX: usize = 65_535;
 /// The specification allows one byte more than llama.cpp reads.
 const NAME_BYTES_MAX: usize = 64;
-
-/// Reasons, without the file: the caller adds it.
-type Checked<T> = std::result::Result<T, String>;
 
 /// How a tensor is stored, by ggml's list: more than we decode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,12 @@
 //! Reads a GGUF file in place: opening walks the header once and copies names only.
 
-use super::value::{Cursor, stored};
+use super::value::stored;
 use super::{
     ALIGNMENT_DEFAULT, ALIGNMENT_KEY, ALIGNMENT_MAX, Checked, GgmlType, KEY_BYTES_MAX, Kind, MAGIC,
     N_AXES_MAX, NAME_BYTES_MAX, Value, check_name, n_bytes,
 };
 use crate::error::{Error, Result};
+use crate::files::cursor::Cursor;
 use crate::files::foreign::{self, Wanted};
 use crate::files::{TensorFile, corrections_key};
 use crate::tensor::device::Device;

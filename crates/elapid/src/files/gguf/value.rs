@@ -1,6 +1,7 @@
 //! The values of a GGUF file: thirteen kinds, decoded from the bytes of the file when asked for.
 
 use super::Checked;
+use crate::files::cursor::Cursor;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -120,41 +121,8 @@ impl<'a> Array<'a> {
     }
 }
 
-/// A place in the file. What it gives has been checked against the bytes that are there.
-pub(super) struct Cursor<'a> {
-    pub data: &'a [u8],
-    pub at: usize,
-}
-
+/// Values of GGUF at a place in the file.
 impl<'a> Cursor<'a> {
-    pub fn left(&self) -> usize {
-        self.data.len() - self.at
-    }
-
-    fn take(&mut self, what: &str, n: u64) -> Checked<&'a [u8]> {
-        let left = self.left();
-        match usize::try_from(n) {
-            Ok(n) if n <= left => {
-                self.at += n;
-                Ok(&self.data[self.at - n..self.at])
-            }
-            _ => Err(format!("{what} of {n} bytes, {left} bytes follow")),
-        }
-    }
-
-    fn number<const N: usize>(&mut self) -> Checked<[u8; N]> {
-        let bytes = self.take("a number", N as u64)?;
-        Ok(bytes.try_into().expect("as many as were taken"))
-    }
-
-    pub fn u32(&mut self) -> Checked<u32> {
-        Ok(u32::from_le_bytes(self.number()?))
-    }
-
-    pub fn u64(&mut self) -> Checked<u64> {
-        Ok(u64::from_le_bytes(self.number()?))
-    }
-
     pub fn string(&mut self) -> Checked<&'a [u8]> {
         let n = self.u64()?;
         self.take("a string", n)

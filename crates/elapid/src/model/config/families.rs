@@ -15,7 +15,8 @@ pub(super) fn config(family: Family, keys: &Keys) -> Result<Config> {
     if is_mamba && activation != Kind::Silu {
         return Err(keys.wrong("hidden_act", format!("{activation:?} in a Mamba block")));
     }
-    let n_vocab = keys.size("vocab_size")?;
+    let rounded = keys.size_or("vocab_multiple", 1)?.max(1);
+    let n_vocab = keys.size("vocab_size")?.next_multiple_of(rounded);
     let n_layer = match facts.mixers {
         Mixers::Own => own::n_layer(keys)?,
         _ => keys.size("layers")?,
@@ -41,6 +42,7 @@ pub(super) fn config(family: Family, keys: &Keys) -> Result<Config> {
         logit_scale,
         balance_scale: keys.float_or("balance_scale", 0.0)?,
         init_std: keys.float_or("init_std", 0.02)?,
+        fresh: facts.fresh,
         embed_name: names.embed.into(),
         norm_name: names.norm.into(),
     };
@@ -70,6 +72,7 @@ impl Reader<'_> {
         let kind = match self.facts.mixers {
             Mixers::Mamba1 => "mamba1",
             Mixers::Mamba2 => "mamba2",
+            Mixers::Mamba3 => "mamba3",
             Mixers::Attention => "attention",
             Mixers::Periodic => or(self.is_periodic(idx, "attn", [8, 4])?, "mamba1"),
             Mixers::Listed => {
@@ -85,6 +88,7 @@ impl Reader<'_> {
                     return Err(keys.wrong("layer_types", problem));
                 }
             },
+            Mixers::Named => mamba_ssm::kind(keys, idx)?,
             Mixers::Own => &own::kinds(keys, idx)?[0],
             Mixers::Parallel => {
                 let mamba = self.mamba2(at, config)?;
@@ -110,6 +114,11 @@ impl Reader<'_> {
                 Err(self.keys.wrong(&key, format!("{offset} is not below the period, {period}")))
             }
         }
+    }
+
+    /// The rate of decay of Mamba-3: mamba_ssm has changed it since others took it over.
+    pub(crate) fn usual_decay(&self) -> &'static str {
+        if self.facts.mixers == Mixers::Mamba3 { "softplus" } else { "heavy_tail" }
     }
 
     fn delta_init(&self, part: &str) -> Result<DeltaInit> {
@@ -149,8 +158,8 @@ impl Reader<'_> {
         let keys = self.keys;
         let expanded = config.d_model.saturating_mul(keys.size_or("mamba2.factor", 2)?);
         let d_inner = keys.size_or_null("mamba2.d_inner")?.unwrap_or(expanded);
-        // A family says how many heads there are, our own config how wide they are.
-        let (n_head, d_head) = if keys.is_own() {
+        // Most families say how many heads there are, the others how wide they are.
+        let (n_head, d_head) = if keys.has_parts() {
             let d_head = keys.size_or("mamba2.d_head", 64)?;
             (d_inner / d_head.max(1), d_head)
         } else {
@@ -240,6 +249,7 @@ impl Reader<'_> {
                 false => self.facts.qk_norm,
             },
             qk_eps: config.eps,
+            fused: self.facts.fused_attention,
             clip: keys.float_opt("attention.clip")?.map(|clip| clip as f32),
             rope: self.rope(d_head)?,
             in_scale: keys.float_or("attention.in_scale", 1.0)?,
@@ -276,6 +286,9 @@ impl Reader<'_> {
     fn second(&self, idx: usize, at: &str) -> Result<FeedForwardConfig> {
         match &self.facts.feed_forwards {
             FeedForwards::None => Ok(FeedForwardConfig::None),
+            FeedForwards::Rounded if self.keys.size_or("dense.d_ff", 0)? == 0 => {
+                Ok(FeedForwardConfig::None)
+            }
             FeedForwards::Experts(facts) if self.has_experts(idx, &facts.layers)? => {
                 self.experts(at, facts).map(FeedForwardConfig::Experts)
             }
@@ -284,8 +297,11 @@ impl Reader<'_> {
             }
             _ => {
                 let prefix = format!("{at}.{}", self.facts.names.dense);
-                let dense = self.dense(prefix, self.width("dense.d_ff")?, "dense")?;
-                Ok(FeedForwardConfig::Dense(dense))
+                let mut d_ff = self.width("dense.d_ff")?;
+                if let FeedForwards::Rounded = self.facts.feed_forwards {
+                    d_ff = d_ff.next_multiple_of(128);
+                }
+                Ok(FeedForwardConfig::Dense(self.dense(prefix, d_ff, "dense")?))
             }
         }
     }

@@ -5,7 +5,7 @@
 //! differs between families, too: `defaults` holds what the classes of transformers say.
 
 // tidy: allow long (a list of like units: one entry for each family)
-use super::{DenseForm, ExpertForm, QkNorm};
+use super::{DenseForm, ExpertForm, FreshKind, QkNorm};
 use crate::ops::router::Score;
 use Absent::*;
 use Source::*;
@@ -133,6 +133,70 @@ const HYBRID: &[Row] = &[
     Row("mamba2.d_conv", "mamba_d_conv", Size("ssm.conv_kernel", Need)),
 ];
 
+/// Mamba-3 as flash-linear-attention spells it.
+const MAMBA3: &[Row] = &[
+    Row("eps", "norm_eps", No),
+    Row("mamba3.bias", "use_bias", No),
+    Row("mamba3.d_state", "state_size", No),
+    Row("mamba3.expand", "expand", No),
+    Row("mamba3.d_head", "head_dim", No),
+    Row("mamba3.n_group", "n_groups", No),
+    Row("mamba3.mimo", "is_mimo", No),
+    Row("mamba3.rank", "mimo_rank", No),
+    Row("mamba3.rope_fraction", "rope_fraction", No),
+    Row("mamba3.a_floor", "A_floor", No),
+    Row("mamba3.out_norm", "is_outproj_norm", No),
+    Row("mamba3.decay", "decay", No),
+];
+
+/// `MambaConfig` of mamba_ssm, with one object for its blocks and one for attention.
+const MAMBA_SSM: &[Row] = &[
+    Row("layers", "n_layer", No),
+    Row("tied", "tie_embeddings", No),
+    Row("vocab_multiple", "pad_vocab_size_multiple", No),
+    Row("dense.d_ff", "d_intermediate", No),
+    Row("attn_layer_indices", "attn_layer_idx", No),
+    Row("mamba.bias", "ssm_cfg.bias", No),
+    Row("mamba.conv_bias", "ssm_cfg.conv_bias", No),
+    Row("mamba.delta_floor", "ssm_cfg.dt_init_floor", No),
+    Row("mamba.norm", "ssm_cfg.rmsnorm", No),
+    Row("mamba.norm_first", "ssm_cfg.norm_before_gate", No),
+    Row("mamba1.factor", "ssm_cfg.expand", No),
+    Row("mamba1.expand", "ssm_cfg.expand", No),
+    Row("mamba1.d_state", "ssm_cfg.d_state", No),
+    Row("mamba1.d_conv", "ssm_cfg.d_conv", No),
+    Row("mamba1.delta_rank", "ssm_cfg.dt_rank", No),
+    Row("mamba1.delta_min", "ssm_cfg.dt_min", No),
+    Row("mamba1.delta_max", "ssm_cfg.dt_max", No),
+    Row("mamba2.factor", "ssm_cfg.expand", No),
+    Row("mamba2.expand", "ssm_cfg.expand", No),
+    Row("mamba2.d_state", "ssm_cfg.d_state", No),
+    Row("mamba2.d_conv", "ssm_cfg.d_conv", No),
+    Row("mamba2.d_head", "ssm_cfg.headdim", No),
+    Row("mamba2.n_group", "ssm_cfg.ngroups", No),
+    Row("mamba2.delta_min", "ssm_cfg.dt_min", No),
+    Row("mamba2.delta_max", "ssm_cfg.dt_max", No),
+    Row("time_step_limit", "ssm_cfg.dt_limit", No),
+    Row("mamba3.d_state", "ssm_cfg.d_state", No),
+    Row("mamba3.expand", "ssm_cfg.expand", No),
+    Row("mamba3.d_head", "ssm_cfg.headdim", No),
+    Row("mamba3.n_group", "ssm_cfg.ngroups", No),
+    Row("mamba3.mimo", "ssm_cfg.is_mimo", No),
+    Row("mamba3.rank", "ssm_cfg.mimo_rank", No),
+    Row("mamba3.rope_fraction", "ssm_cfg.rope_fraction", No),
+    Row("mamba3.a_floor", "ssm_cfg.A_floor", No),
+    Row("mamba3.out_norm", "ssm_cfg.is_outproj_norm", No),
+    Row("mamba3.decay", "ssm_cfg.decay", No),
+    Row("attention.n_head", "attn_cfg.num_heads", No),
+    Row("attention.n_kv_head", "attn_cfg.num_heads_kv", No),
+    Row("attention.d_head", "attn_cfg.head_dim", No),
+    Row("attention.scale", "attn_cfg.softmax_scale", No),
+    Row("attention.qkv_bias", "attn_cfg.qkv_proj_bias", No),
+    Row("attention.out_bias", "attn_cfg.out_proj_bias", No),
+    Row("attention.d_rotary", "attn_cfg.rotary_emb_dim", No),
+    Row("attention.rope_base", "attn_cfg.rotary_emb_base", No),
+];
+
 /// Heads of keys are listed by layer, with zero for a recurrent one.
 const KV_BY_LAYER: &[Row] =
     &[Row("attention.n_kv_head", "num_key_value_heads", Parts("attention.head_count_kv"))];
@@ -251,7 +315,7 @@ pub(crate) enum Trait {
 }
 
 table! {
-    /// An architecture of llama.cpp that we read and write.
+    /// An architecture of llama.cpp that we read and write, and one of our own for what it lacks.
     Arch of ArchFacts {
         Llama: ArchFacts { name: "llama", traits: &[PairedRows, RopeFactors, Normalised, OutBias] },
         Qwen2: ArchFacts { name: "qwen2", traits: &[] },
@@ -265,6 +329,7 @@ table! {
             traits: &[PairedRows, RopeFactors, Trait::Hybrid, Normalised, OutBias],
         },
         FalconH1: ArchFacts { name: "falcon-h1", traits: &[OutBias, HeadWidth] },
+        Elapid: ArchFacts { name: "elapid", traits: &[OutBias] },
     }
 }
 
@@ -307,11 +372,13 @@ const HYBRID_NAMES: Names = Names {
 pub(super) enum Mixers {
     Mamba1,
     Mamba2,
+    Mamba3,
     Attention,
     Periodic, // attention once in a period, Mamba-1 elsewhere
     Listed,   // attention at the layers of `attn_layer_indices`, Mamba-2 elsewhere
     Typed,    // attention or Mamba-2, as `layer_types` says
     Parallel, // both side by side
+    Named,    // by `ssm_cfg.layer`, attention at the layers of `attn_layer_idx`
     Own,      // as our own config names them
 }
 
@@ -327,6 +394,7 @@ pub(super) enum Windows {
 pub(super) enum FeedForwards {
     None,
     Dense,
+    Rounded, // dense, the width on a multiple of 128; none where it is 0
     Experts(Experts),
 }
 
@@ -402,11 +470,14 @@ pub(super) struct Facts {
     pub windows: Windows,
     pub feed_forwards: FeedForwards,
     pub dense_form: DenseForm,
+    /// Names of one matrix for queries, keys and values together, and of the output.
+    pub fused_attention: Option<[&'static str; 2]>,
     pub qk_norm: QkNorm,
     pub has_rope: bool,       // where no key says it
     pub divides_logits: bool, // whether logits are divided by their factor instead of multiplied
     /// Whether the gated norm of Mamba-2 takes all channels together, whatever the groups.
     pub norms_whole: bool,
+    pub fresh: FreshKind,
 }
 
 impl Facts {
@@ -432,10 +503,12 @@ const LLAMA: Facts = Facts {
     windows: Windows::None,
     feed_forwards: FeedForwards::Dense,
     dense_form: DenseForm::Gated(LLAMA_FF),
+    fused_attention: None,
     qk_norm: QkNorm::None,
     has_rope: true,
     divides_logits: false,
     norms_whole: false,
+    fresh: FreshKind::Normal,
 };
 
 const MAMBA: Facts = Facts {
@@ -473,6 +546,26 @@ table! {
             rows: &[DELTA_NORM, MAMBA1, BACKBONE, COMMON],
             defaults: &[("tied", 1.0), ("init_std", 0.1), ("eps", 1e-5), ("mamba1.norm_eps", 1e-6)],
             ..MAMBA
+        },
+        Mamba3: Facts {
+            name: "mamba3", class: "Mamba3", gguf: None, rows: &[MAMBA3, COMMON],
+            defaults: &[("eps", 1e-5), ("mamba3.mimo", 0.0), ("mamba3.rank", 4.0)],
+            mixers: Mixers::Mamba3, ..MAMBA
+        },
+        // A config.json without `model_type`; `mamba_ssm.rs` refuses what is computed otherwise.
+        MambaSsm: Facts {
+            name: "mamba_ssm", class: "MambaLMHeadModel", gguf: None, rows: &[MAMBA_SSM],
+            defaults: &[("tied", 1.0), ("eps", 1e-5), ("vocab_multiple", 8.0),
+                        ("mamba2.d_head", 64.0), ("mamba2.d_state", 128.0),
+                        ("mamba3.mimo", 0.0), ("mamba3.rank", 4.0), ("attention.d_rotary", 0.0),
+                        ("attention.qkv_bias", 1.0), ("attention.out_bias", 1.0)],
+            names: Names {
+                embed: "backbone.embedding.weight", feed_forward_norm: "norm2",
+                attention: "mixer", ..MAMBA.names
+            },
+            mixers: Mixers::Named, feed_forwards: FeedForwards::Rounded,
+            dense_form: DenseForm::UpFirst(["fc1", "fc2"]),
+            fused_attention: Some(["in_proj", "out_proj"]), fresh: FreshKind::Torch, ..MAMBA
         },
         Llama: LLAMA,
         Mistral: Facts {

@@ -79,11 +79,16 @@ impl Keys {
         self.facts.is_some_and(|facts| facts.mixers == Mixers::Own)
     }
 
-    /// The value, unless absent or null. In our own config the settings of a part are an object.
+    /// Whether the settings of a part are an object: in our own config and in that of mamba_ssm.
+    pub(crate) fn has_parts(&self) -> bool {
+        self.facts.is_some_and(|facts| matches!(facts.mixers, Mixers::Own | Mixers::Named))
+    }
+
+    /// The value, unless absent or null.
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         let name = self.name(key);
         let in_part = || {
-            let (part, key) = name.split_once('.').filter(|_| self.is_own())?;
+            let (part, key) = name.split_once('.').filter(|_| self.has_parts())?;
             self.map.get(part)?.get(key)
         };
         self.map.get(name).or_else(in_part).filter(|value| !value.is_null())

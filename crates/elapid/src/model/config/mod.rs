@@ -11,6 +11,7 @@ pub(crate) mod families;
 mod family;
 pub mod gguf;
 pub(crate) mod keys;
+mod mamba_ssm;
 mod own;
 pub mod preset;
 mod rope;
@@ -49,8 +50,18 @@ pub struct Config {
     pub balance_scale: f32,
     /// Deviation of fresh weights.
     pub init_std: f32,
+    /// How fresh matrices are drawn; the embedding is normal in any case.
+    pub fresh: FreshKind,
     pub embed_name: String,
     pub norm_name: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FreshKind {
+    /// Normal with `init_std`, smaller where it adds to the residual stream.
+    Normal,
+    /// As torch's `Linear`: uniform within the inverse root of the inputs.
+    Torch,
 }
 
 /// One layer: `h += residual_scale * mixer(norm(h))`, then the same with the feed-forward.
@@ -94,6 +105,8 @@ pub enum DenseForm {
     Gated([&'static str; 3]),
     /// The same, gate above up in one matrix: (input, output).
     Fused([&'static str; 2]),
+    /// The same, up above gate.
+    UpFirst([&'static str; 2]),
     /// `down(act(up(x)))`: (up, down).
     Plain([&'static str; 2]),
 }
@@ -143,7 +156,9 @@ impl Config {
     }
 
     fn from_keys(mut keys: Keys) -> Result<Config> {
-        let name = keys.str("model_type")?;
+        // Only mamba_ssm does not say what its files are.
+        let is_bare = !keys.has("model_type") && keys.has("ssm_cfg");
+        let name = if is_bare { Family::MambaSsm.name() } else { keys.str("model_type")? };
         if let Some(value) = keys.get("quantization_config") {
             let method = value.get("quant_method").unwrap_or(value);
             let problem = format!("weights quantised by {method} are not plain weights");
@@ -156,8 +171,10 @@ impl Config {
             supported: FAMILIES.join(", "),
         })?;
         keys.set_family(family);
-        if family == Family::Elapid {
-            own::check(&keys)?;
+        match family {
+            Family::Elapid => own::check(&keys)?,
+            Family::MambaSsm => mamba_ssm::check(&keys)?,
+            _ => {}
         }
         let config = families::config(family, &keys)?;
         match config.problems().into_iter().next() {

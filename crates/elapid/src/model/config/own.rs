@@ -10,7 +10,7 @@
 //! ```
 //!
 //! `layers` may be the name of a schedule, with `n_layer` beside it: `jamba` has attention at every
-//! fourth layer, `zamba` at every sixth, Mamba-2 elsewhere (in `zamba` until there is Mamba-3).
+//! fourth layer and Mamba-2 elsewhere, `zamba` attention at every sixth and Mamba-3 elsewhere.
 //! A key that is not known is an error: in a file of our own it can only be a slip.
 
 use super::keys::Keys;
@@ -30,6 +30,8 @@ const KNOWN: &[&str] = &[
     "eps",
     "init_std",
     "balance_scale",
+    "bos_token_id",
+    "eos_token_id",
 ];
 
 /// Objects with the settings of feed-forwards, and their keys.
@@ -68,8 +70,8 @@ pub(super) fn kinds(keys: &Keys, idx: usize) -> Result<[String; 2]> {
     let default = keys.str_or("feed_forward", "dense")?;
     match keys.get("layers") {
         Some(Value::String(name)) => {
-            let period = if name == "jamba" { 4 } else { 6 };
-            let mixer = if idx % period == period - 1 { "attention" } else { "mamba2" };
+            let (period, other) = if name == "jamba" { (4, "mamba2") } else { (6, "mamba3") };
+            let mixer = if idx % period == period - 1 { "attention" } else { other };
             Ok([mixer.into(), default.into()])
         }
         Some(list) => match &list[idx] {

@@ -1,4 +1,4 @@
-//! Shapes for training from scratch: four sizes of five architectures.
+//! Shapes for training from scratch: four sizes of seven architectures.
 //!
 //! | size   | parameters, about | width | vocabulary |
 //! |--------|-------------------|-------|------------|
@@ -7,10 +7,13 @@
 //! | base   | 30 M              | 512   | 16384      |
 //! | medium | 130 M             | 768   | 32768      |
 //!
-//! Every architecture is that of a Hugging Face family, so that other tools load what we train:
-//! mamba, mamba2, llama; `hybrid` is bamba (Mamba-2 with attention at every fourth layer and a
-//! feed-forward in each); `moe` is qwen2_moe (attention, eight experts of which two are taken, one
-//! shared). Embedding and head are one matrix: at these sizes it is a quarter of the parameters.
+//! Most are those of a Hugging Face family, so that other tools load what we train: mamba, mamba2,
+//! llama; `hybrid` is bamba (Mamba-2 with attention at every fourth layer and a feed-forward in
+//! each); `moe` is qwen2_moe (attention, eight experts of which two are taken, one shared).
+//! `mamba3` has the config and the names of mamba_ssm, feed-forwards as in its published models.
+//! `zamba` is a config of our own: Mamba-3 with attention at every sixth layer, four experts of
+//! which two are taken and one shared in each. Embedding and head are one matrix: at these sizes it
+//! is a quarter of the parameters.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -43,6 +46,10 @@ pub enum Arch {
     Llama,
     /// Attention and experts.
     Moe,
+    /// State spaces with angles, and feed-forwards.
+    Mamba3,
+    /// Mamba-3 and attention, with experts.
+    Zamba,
 }
 
 impl std::fmt::Display for Size {
@@ -56,12 +63,12 @@ impl Size {
     pub const ALL: [Size; 4] = [Size::Tiny, Size::Small, Size::Base, Size::Medium];
 
     /// Name, tokens of the vocabulary, width, and layers of each architecture.
-    fn facts(self) -> (&'static str, usize, usize, [usize; 5]) {
+    fn facts(self) -> (&'static str, usize, usize, [usize; 7]) {
         match self {
-            Size::Tiny => ("tiny", 4096, 192, [9, 9, 4, 5, 3]),
-            Size::Small => ("small", 8192, 384, [9, 9, 4, 5, 3]),
-            Size::Base => ("base", 16384, 512, [12, 12, 6, 7, 5]),
-            Size::Medium => ("medium", 32768, 768, [28, 28, 12, 16, 10]),
+            Size::Tiny => ("tiny", 4096, 192, [9, 9, 4, 5, 3, 5, 6]),
+            Size::Small => ("small", 8192, 384, [9, 9, 4, 5, 3, 5, 6]),
+            Size::Base => ("base", 16384, 512, [12, 12, 6, 7, 5, 7, 8]),
+            Size::Medium => ("medium", 32768, 768, [28, 28, 12, 16, 10, 14, 18]),
         }
     }
 
@@ -84,7 +91,15 @@ impl std::fmt::Display for Arch {
 
 impl Arch {
     /// Every architecture, in the order of `Size::facts`.
-    pub const ALL: [Arch; 5] = [Arch::Mamba1, Arch::Mamba2, Arch::Hybrid, Arch::Llama, Arch::Moe];
+    pub const ALL: [Arch; 7] = [
+        Arch::Mamba1,
+        Arch::Mamba2,
+        Arch::Hybrid,
+        Arch::Llama,
+        Arch::Moe,
+        Arch::Mamba3,
+        Arch::Zamba,
+    ];
 
     /// Name, family and class.
     fn facts(self) -> [&'static str; 3] {
@@ -94,6 +109,8 @@ impl Arch {
             Arch::Hybrid => ["hybrid", "bamba", "BambaForCausalLM"],
             Arch::Llama => ["llama", "llama", "LlamaForCausalLM"],
             Arch::Moe => ["moe", "qwen2_moe", "Qwen2MoeForCausalLM"],
+            Arch::Mamba3 => ["mamba3", "", ""],
+            Arch::Zamba => ["zamba", "elapid", ""],
         }
     }
 
@@ -145,11 +162,12 @@ pub fn config_json(size: Size, arch: Arch, vocabulary: Vocabulary, n_ctx: usize)
             "norm_topk_prob": true, "router_aux_loss_coef": 0.01, "qkv_bias": false,
             "use_sliding_window": false,
         }),
+        Arch::Mamba3 => return format!("{:#}\n", mamba3(d_model, n_layer, vocabulary)),
+        Arch::Zamba => return format!("{:#}\n", zamba(d_model, n_layer, vocabulary, n_ctx)),
     };
     extend(&mut config, more);
     if matches!(arch, Arch::Hybrid | Arch::Llama | Arch::Moe) {
-        let n_head = d_model / 64;
-        let n_kv_head = if n_head.is_multiple_of(3) { n_head / 3 } else { n_head / 4 };
+        let [n_head, n_kv_head] = heads(d_model);
         let attention = json!({
             "num_attention_heads": n_head, "num_key_value_heads": n_kv_head,
             "max_position_embeddings": n_ctx, "rope_theta": 10000.0, "rms_norm_eps": 1e-5,
@@ -157,6 +175,38 @@ pub fn config_json(size: Size, arch: Arch, vocabulary: Vocabulary, n_ctx: usize)
         extend(&mut config, attention);
     }
     format!("{config:#}\n")
+}
+
+/// Heads of attention, of queries and of keys.
+fn heads(d_model: usize) -> [usize; 2] {
+    let n_head = d_model / 64;
+    [n_head, if n_head.is_multiple_of(3) { n_head / 3 } else { n_head / 4 }]
+}
+
+/// As mamba_ssm writes it: `ssm_cfg` stands in for a `model_type`.
+fn mamba3(d_model: usize, n_layer: usize, vocabulary: Vocabulary) -> Value {
+    json!({
+        "d_model": d_model, "d_intermediate": 2 * d_model, "n_layer": n_layer,
+        "vocab_size": vocabulary.n_vocab, "ssm_cfg": {
+            "layer": "Mamba3", "d_state": 64, "expand": 2, "headdim": 64, "ngroups": 1,
+            "rope_fraction": 0.5, "chunk_size": 64, "is_mimo": false, "is_outproj_norm": false,
+        },
+        "attn_layer_idx": [], "attn_cfg": {}, "rms_norm": true, "residual_in_fp32": true,
+        "fused_add_norm": true, "pad_vocab_size_multiple": 1, "tie_embeddings": true,
+        "bos_token_id": vocabulary.begin, "eos_token_id": vocabulary.end,
+    })
+}
+
+fn zamba(d_model: usize, n_layer: usize, vocabulary: Vocabulary, n_ctx: usize) -> Value {
+    let [n_head, n_kv_head] = heads(d_model);
+    json!({
+        "model_type": "elapid", "vocab_size": vocabulary.n_vocab, "d_model": d_model,
+        "n_ctx": n_ctx, "n_layer": n_layer, "layers": "zamba", "feed_forward": "experts",
+        "mamba3": {"d_state": 64},
+        "attention": {"n_head": n_head, "n_kv_head": n_kv_head},
+        "experts": {"n_expert": 4, "n_used": 2, "d_ff": d_model / 4, "d_shared": d_model / 4},
+        "bos_token_id": vocabulary.begin, "eos_token_id": vocabulary.end,
+    })
 }
 
 /// Inner width of a gated feed-forward: 8/3 of the model, in steps of 64.

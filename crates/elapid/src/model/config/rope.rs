@@ -10,7 +10,8 @@ impl Reader<'_> {
     pub(super) fn rope(&self, d_head: usize) -> Result<Option<Rope>> {
         let keys = self.keys;
         let default = if self.facts.has_rope { "rope" } else { "nope" };
-        if keys.str_or("attention.position", default)? != "rope" {
+        let d_rotary = keys.size_opt("attention.d_rotary")?;
+        if d_rotary == Some(0) || keys.str_or("attention.position", default)? != "rope" {
             return Ok(None);
         }
         let parameters = keys.object("rope_parameters")?;
@@ -28,7 +29,7 @@ impl Reader<'_> {
             Some(scaling) => self.rope_scaling(scaling)?,
             None => RopeScaling::None,
         };
-        let d_rotary = (d_head as f64 * partial) as usize;
+        let d_rotary = d_rotary.unwrap_or((d_head as f64 * partial) as usize);
         if let RopeScaling::Factors(factors) = &scaling
             && factors.len() != d_rotary / 2
         {

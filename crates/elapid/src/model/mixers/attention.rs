@@ -22,6 +22,8 @@ pub struct AttentionConfig {
     pub out_bias: bool,
     pub qk_norm: QkNorm,
     pub qk_eps: f32,
+    /// Names of one matrix for queries, keys and values together, and of the output.
+    pub fused: Option<[&'static str; 2]>,
     /// Queries, keys and values are clamped to plus and minus this.
     pub clip: Option<f32>,
     pub rope: Option<Rope>,
@@ -75,7 +77,7 @@ impl MixerFacts for AttentionConfig {
             let [d_q, d_kv] = self.widths();
             list.extend(shapes(&[
                 ("attention.n_head", &[d_q, d_model]),
-                ("attention.n_kv_head", &[d_kv, d_model]),
+                ("attention.n_kv_head", &[d_q + 2 * d_kv, d_model]),
             ]));
             if !dims.n_head.is_multiple_of(dims.n_kv_head) {
                 let text = format!("{} do not divide {} heads", dims.n_kv_head, dims.n_head);
@@ -99,9 +101,16 @@ impl MixerFacts for AttentionConfig {
         let (std, out_std) = (builder.std, builder.out_std);
         let name = |part: &str| format!("{}.{part}", self.prefix);
         let (d_head, [d_q, d_kv]) = (self.dims.d_head, self.widths());
-        let [q, k, v] = [("q_proj", d_q), ("k_proj", d_kv), ("v_proj", d_kv)]
-            .map(|(part, d)| builder.linear(name(part), [d, d_model], std, self.qkv_bias));
-        let out = builder.linear(name("o_proj"), [d_model, d_q], out_std, self.out_bias);
+        let mut input =
+            |part: &str, d: usize| builder.linear(name(part), [d, d_model], std, self.qkv_bias);
+        let (qkv, out) = match self.fused {
+            Some([all, out]) => (vec![input(all, d_q + 2 * d_kv)], out),
+            None => {
+                let each = [("q_proj", d_q), ("k_proj", d_kv), ("v_proj", d_kv)];
+                (each.map(|(part, d)| input(part, d)).to_vec(), "o_proj")
+            }
+        };
+        let out = builder.linear(name(out), [d_model, d_q], out_std, self.out_bias);
         let widths = match self.qk_norm {
             QkNorm::None => None,
             QkNorm::Head => Some([d_head; 2]),
@@ -113,11 +122,20 @@ impl MixerFacts for AttentionConfig {
         });
         let rope = self.rope.as_ref().map(|rope| builder.rope(rope));
         let cache = builder.slot(Slot::Cache { n_kv_head: self.dims.n_kv_head, d_head });
-        Box::new(AttentionBlock { config: self.clone(), q, k, v, out, norms, rope, cache })
+        Box::new(AttentionBlock { config: self.clone(), qkv, out, norms, rope, cache })
     }
 
     fn gguf(&self, names: &mut LayerNames) {
         let name = |part: &str| format!("{}.{part}", self.prefix);
+        if let Some([all, out]) = self.fused {
+            for part in ["weight", "bias"] {
+                for (from, to) in [(all, "attn_qkv"), (out, "attn_output")] {
+                    let param = name(&format!("{from}.{part}"));
+                    names.put(param, &format!("{to}.{part}"), Map::Same);
+                }
+            }
+            return;
+        }
         let (d_head, [d_q, d_kv]) = (self.dims.d_head, self.widths());
         let pairs = match names.arch.has(Trait::PairedRows) {
             // Without RoPE any order will do; llama.cpp's own converter pairs all the same.
@@ -154,9 +172,8 @@ impl MixerFacts for AttentionConfig {
 
 struct AttentionBlock {
     config: AttentionConfig,
-    q: LinearIds,
-    k: LinearIds,
-    v: LinearIds,
+    /// Each by itself, or one for all.
+    qkv: Vec<LinearIds>,
     out: LinearIds,
     norms: Option<[ParamId; 2]>,
     rope: Option<RopeTable>,
@@ -168,7 +185,14 @@ impl Mixer for AttentionBlock {
         let c = &self.config;
         let tape = pass.tape;
         let x = scale(tape, x, c.in_scale);
-        let [mut q, k, mut v] = pass.each(&x, [&self.q, &self.k, &self.v]);
+        let [mut q, k, mut v] = match &self.qkv[..] {
+            [q, k, v] => pass.each(&x, [q, k, v]),
+            [all] => {
+                let [d_q, d_kv] = c.widths();
+                pass.split(&x, all, [d_q, d_kv, d_kv])
+            }
+            list => panic!("queries, keys and values of {} matrices", list.len()),
+        };
         let mut k = scale(tape, &k, c.key_scale);
         if let Some([of_q, of_k]) = self.norms {
             let norm = |x: &Var, id: ParamId| {

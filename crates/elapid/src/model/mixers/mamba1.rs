@@ -94,7 +94,7 @@ impl MixerFacts for Mamba1Config {
     }
 
     fn build(&self, builder: &mut Builder, d_model: usize) -> Box<dyn Mixer> {
-        let (std, out_std) = (builder.std, builder.out_std);
+        let (std, out_std, [fresh, _]) = (builder.std, builder.out_std, builder.torch);
         let (d_inner, d_state, delta_rank) = (self.d_inner, self.d_state, self.delta_rank);
         let name = |part: &str| format!("{}.{part}", self.prefix);
         let in_proj = builder.linear(name("in_proj"), [2 * d_inner, d_model], std, self.proj_bias);
@@ -105,8 +105,7 @@ impl MixerFacts for Mamba1Config {
             [("dt", delta_rank), ("b", d_state), ("c", d_state)]
                 .map(|(part, d)| builder.norm(name(&format!("{part}_layernorm.weight")), d))
         });
-        let delta_proj = builder.linear(name("dt_proj"), [d_inner, delta_rank], 0.0, false);
-        builder.specs[delta_proj.weight.0].init = Init::Uniform((delta_rank as f32).powf(-0.5));
+        let delta_proj = builder.linear(name("dt_proj"), [d_inner, delta_rank], fresh, false);
         let init = Init::Delta(self.delta_init);
         let delta_bias = builder.vector(name("dt_proj.bias"), &[d_inner], init);
         let a_log = builder.vector(name("A_log"), &[d_inner, d_state], Init::LogColumn);

@@ -10,6 +10,7 @@
 mod attention;
 mod mamba1;
 mod mamba2;
+mod mamba3;
 mod short_conv;
 #[cfg(test)]
 mod tests;
@@ -23,7 +24,7 @@ use crate::model::config::families::Reader;
 use crate::model::config::gguf::LayerNames;
 use crate::model::pass::Pass;
 use crate::model::place::Map;
-use crate::model::state::{Slot, SlotId, States, caches, tensors};
+use crate::model::state::{Slot, SlotId, States, caches, tensors, tensors_of};
 use crate::model::weights::{Init, LinearIds, ParamId};
 use crate::ops::conv::Activation;
 use crate::ops::norm::rms_norm;
@@ -35,12 +36,14 @@ use std::ops::Range;
 pub use attention::{AttentionConfig, QkNorm};
 pub use mamba1::{DeltaInit, InnerNorm, Mamba1Config};
 pub use mamba2::{Mamba2Config, Mamba2Scales};
+pub use mamba3::Mamba3Config;
 pub use short_conv::ShortConvConfig;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum MixerConfig {
     Mamba1(Mamba1Config),
     Mamba2(Mamba2Config),
+    Mamba3(Mamba3Config),
     Attention(AttentionConfig),
     ShortConv(ShortConvConfig),
     /// Mamba-2 and attention side by side on one input, their outputs added.
@@ -56,6 +59,7 @@ impl MixerConfig {
         match self {
             MixerConfig::Mamba1(c) => vec![c],
             MixerConfig::Mamba2(c) => vec![c],
+            MixerConfig::Mamba3(c) => vec![c],
             MixerConfig::Attention(c) => vec![c],
             MixerConfig::ShortConv(c) => vec![c],
             MixerConfig::Parallel(mamba, attention) => vec![mamba, attention],
@@ -76,6 +80,7 @@ impl MixerConfig {
 pub(crate) const OWN: &[Own] = &[
     mamba1::OWN,
     mamba2::OWN,
+    mamba3::OWN,
     attention::OWN,
     short_conv::OWN,
     #[cfg(test)]

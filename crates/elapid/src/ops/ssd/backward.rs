@@ -40,7 +40,7 @@ pub(super) fn backward(
         return gpu::backward(gpu, inputs, segments, initial, dy);
     }
     let (cpu, dims, device) = (inputs.cpu(), inputs.dims, inputs.xbc.device());
-    let n_heads = heads_per_task(&dims, segments);
+    let n_heads = heads_per_task((dims.n_head, dims.heads_per_group()), segments);
     let n_block = dims.n_head / n_heads;
     let mut dxbc = Tensor::uninit(device, inputs.xbc.shape());
     let mut by_head = inputs.scratch(segments.n_tok() * dims.n_head);
@@ -86,9 +86,10 @@ fn backward_heads(inputs: &Inputs, scores: &[f32], dy: &Tensor, task: BackwardTa
     let BackwardTask { segment, heads, initial, mut dx, ddelta, partial } = task;
     let (d_head, n_state) = (dims.d_head, dims.n_state());
     let n_states = segment.n_tok.div_ceil(CHUNK) * n_state;
-    let lengths = [CHUNK * SERIES, n_states, n_state, Work::lengths(&dims, CHUNK).iter().sum()];
+    let n_work = Work::len(d_head, dims.d_state, CHUNK);
+    let lengths = [CHUNK * SERIES, n_states, n_state, n_work, 2 * CHUNK];
     let mut scratch = inputs.scratch(lengths.iter().sum());
-    let [buffer, states, dstate, work] = split(scratch.f32_mut(), lengths);
+    let [buffer, states, dstate, work, terms] = split(scratch.f32_mut(), lengths);
     partial.fill(0.0);
     let mut all_sums = Vec::with_capacity(heads.len());
     for (idx, head_idx) in heads.enumerate() {
@@ -101,20 +102,27 @@ fn backward_heads(inputs: &Inputs, scores: &[f32], dy: &Tensor, task: BackwardTa
             let dy = &dy.f32()[start * dims.d_inner() + head_idx * d_head..];
             let has_state = chunk_idx > 0 || initial.is_some();
             let scores_at = scores_at(&dims, start, n_tok, head_idx / dims.heads_per_group());
-            let head_chunk = HeadChunk {
-                head: inputs.head(head_idx, start, n_tok),
-                steps: inputs.steps(head_idx, (start, n_tok), buffer),
-                scores: &scores[scores_at],
-                dy: Rows { data: dy, n_tok, width: d_head, stride: dims.d_inner() },
-                state: has_state.then(|| &states[chunk_idx * n_state..][..n_state]),
-                is_first: chunk_idx == 0,
-                is_last: chunk.end == segment.n_tok,
+            let series = inputs.steps(head_idx, (start, n_tok), buffer);
+            let chunk_backward = ChunkBackward {
+                chunk: Chunk {
+                    head: inputs.head(head_idx, start, n_tok),
+                    steps: series.steps,
+                    scores: &scores[scores_at],
+                    state: has_state.then(|| &states[chunk_idx * n_state..][..n_state]),
+                },
+                dy: Rows { data: dy, n_row: n_tok, width: d_head, stride: dims.d_inner() },
+                has_after: chunk.end < segment.n_tok,
+                wants_before: chunk_idx > 0,
             };
-            let mut work = Work::new(split(work, Work::lengths(&dims, n_tok)));
+            let mut work = Work::new(work, d_head, dims.d_state, n_tok);
             let partial = &mut partial[chunk.start * partial_width(&dims)..];
+            let [dscores, _, db, dc] = split(partial, partial_lengths(&dims, n_tok));
             let ddelta = &mut ddelta[idx * segment.n_tok..][chunk.clone()];
-            let partial = split(partial, partial_lengths(&dims, n_tok));
-            head_chunk.backward(cpu, &mut work, partial, (dstate, ddelta), &mut sums);
+            let [down, ddecay] = split(terms, [n_tok; 2]);
+            let terms = Terms { dinput: ddelta, down, ddecay };
+            let partial = [dscores, db, dc];
+            sums[2] += chunk_backward.run(cpu, &mut work, partial, dstate, terms);
+            finish(&series, [down, ddecay], ddelta, &mut sums);
             for (dx, from) in dx[chunk].iter_mut().zip(work.dx.chunks(d_head)) {
                 dx[idx * d_head..][..d_head].copy_from_slice(from);
             }
@@ -141,150 +149,27 @@ fn recompute_states(
         let [before, after] = split(&mut states[idx * n_state..], [n_state; 2]);
         after.copy_from_slice(before);
         let rows = (segment.start + chunk.start, chunk.len());
-        let steps = inputs.steps(head_idx, rows, buffer);
+        let steps = inputs.steps(head_idx, rows, buffer).steps;
         let head = inputs.head(head_idx, rows.0, rows.1);
         let x_chunk = &mut x_chunk[..chunk.len() * d_head];
         advance(inputs.cpu(), &head, &steps, x_chunk, (steps.total(), after));
     }
 }
 
-/// What backward reads of one head in one chunk.
-struct HeadChunk<'a> {
-    head: Head<'a>,
-    steps: Steps<'a>,
-    scores: &'a [f32],
-    dy: Rows<'a>,
-    /// Before the chunk; none is zero.
-    state: Option<&'a [f32]>,
-    is_first: bool,
-    is_last: bool,
-}
-
-/// Scratch for one chunk.
-struct Work<'a> {
-    x_chunk: &'a mut [f32],
-    dy_chunk: &'a mut [f32],
-    dx: &'a mut [f32],
-    dc: &'a mut [f32],
-    mix: &'a mut [f32],
-    dmix: &'a mut [f32],
-    ddecay: &'a mut [f32],
-    entering: &'a mut [f32],
-    leaving: &'a mut [f32],
-}
-
-impl<'a> Work<'a> {
-    fn lengths(dims: &SsdDims, n_tok: usize) -> [usize; 9] {
-        let (x, c, square) = (n_tok * dims.d_head, n_tok * dims.d_state, n_tok * n_tok);
-        [x, x, x, c, square, square, n_tok, n_tok, n_tok]
-    }
-
-    fn new(pieces: [&'a mut [f32]; 9]) -> Work<'a> {
-        let [x_chunk, dy_chunk, dx, dc, mix, dmix, ddecay, entering, leaving] = pieces;
-        Work { x_chunk, dy_chunk, dx, dc, mix, dmix, ddecay, entering, leaving }
-    }
-}
-
-impl HeadChunk<'_> {
-    /// Sets `work.dx` and `ddelta`, adds to `partial` and `sums`, and takes `dstate` from after
-    /// the chunk to before it.
-    fn backward(
-        &self,
-        cpu: &Cpu,
-        work: &mut Work,
-        [dscores, _, db, dc]: [&mut [f32]; 4],
-        (dstate, ddelta): (&mut [f32], &mut [f32]),
-        sums: &mut Sums,
-    ) {
-        let Head { x, c, skip, .. } = self.head;
-        let n_tok = x.n_tok;
-        self.inside(cpu, work, dscores, ddelta);
-        self.entering(cpu, work, dc);
-        let through = self.leaving(cpu, work, db, dstate);
-        self.finish(work, through, ddelta, sums);
-        cpu.simd(Blend { y: work.dx, scale: self.steps.weight, x: self.dy, skip });
-        let dx = MatMut::new(work.dx, n_tok, x.width);
-        let mix = Mat::new(work.mix, n_tok, n_tok);
-        cpu.gemm(dx, 1.0, 1.0, mix.t(), self.dy.mat(), Scope::Thread);
-        if !self.is_first {
-            let beta = if self.is_last { 0.0 } else { self.steps.total() };
-            let dstate = MatMut::new(dstate, c.width, x.width);
-            let dy = Mat::new(work.dy_chunk, n_tok, x.width);
-            cpu.gemm(dstate, beta, 1.0, c.mat().t(), dy, Scope::Thread);
-        }
-    }
-
-    /// From token to token: `mix`, `dmix`, `dscores`, and the first terms of `ddecay`, `ddelta`.
-    fn inside(&self, cpu: &Cpu, work: &mut Work, dscores: &mut [f32], ddelta: &mut [f32]) {
-        let n_tok = self.dy.n_tok;
-        self.head.x.copy(work.x_chunk);
-        let x = Mat::new(work.x_chunk, n_tok, self.dy.width);
-        let dmix = MatMut::new(work.dmix, n_tok, n_tok);
-        cpu.gemm(dmix, 0.0, 1.0, self.dy.mat(), x.t(), Scope::Thread);
-        ddelta.fill(0.0);
-        cpu.simd(MixBackward {
-            steps: self.steps,
-            scores: self.scores,
-            dmix: work.dmix,
-            mix: work.mix,
-            dscores,
-            ddelta,
-            ddecay: work.ddecay,
-        });
-    }
-
-    /// From the state before the chunk to its tokens; `work.dy_chunk` becomes `since dy`.
-    fn entering(&self, cpu: &Cpu, work: &mut Work, dc: &mut [f32]) {
-        let Some(state) = self.state else { return work.entering.fill(0.0) };
-        let (n_tok, d_head, d_state) = (self.dy.n_tok, self.dy.width, self.head.c.width);
-        cpu.simd(ScaleRows { y: work.dy_chunk, scale: self.steps.since, x: self.dy });
-        let dy = Mat::new(work.dy_chunk, n_tok, d_head);
-        let state = Mat::new(state, d_state, d_head);
-        cpu.gemm(MatMut::new(work.dc, n_tok, d_state), 0.0, 1.0, dy, state.t(), Scope::Thread);
-        row_dots(cpu, work.dc, self.head.c, work.entering);
-        cpu.simd(AddInto { x: work.dc, y: dc });
-    }
-
-    /// From the tokens to the state after the chunk; `work.dx` becomes `b dh`. Returns the term of
-    /// `ddecay` that goes straight through.
-    fn leaving(&self, cpu: &Cpu, work: &mut Work, db: &mut [f32], dstate: &[f32]) -> f32 {
-        if self.is_last {
-            work.dx.fill(0.0);
-            work.leaving.fill(0.0);
-            return 0.0;
-        }
-        let Head { x, b, .. } = self.head;
-        let dh = Mat::new(dstate, b.width, x.width);
-        cpu.gemm(MatMut::new(work.dx, x.n_tok, x.width), 0.0, 1.0, b.mat(), dh, Scope::Thread);
-        row_dots(cpu, work.dx, x, work.leaving);
-        for (leaving, until) in work.leaving.iter_mut().zip(self.steps.until) {
-            *leaving *= until;
-        }
-        cpu.simd(ScaleRows { y: work.x_chunk, scale: self.steps.weight, x });
-        let weighted = Mat::new(work.x_chunk, x.n_tok, x.width);
-        let db = MatMut::new(db, x.n_tok, b.width);
-        cpu.gemm(db, 1.0, 1.0, weighted, dh.t(), Scope::Thread);
-        self.state.map_or(0.0, |state| self.steps.total() * cpu.simd(Dot { a: state, b: dstate }))
-    }
-
-    /// Adds up `ddecay` and makes `ddelta` the gradient by the raw step sizes.
-    fn finish(&self, work: &mut Work, through: f32, ddelta: &mut [f32], sums: &mut Sums) {
-        let Steps { a, delta, slope, .. } = self.steps;
-        let n_tok = delta.len();
-        let mut before = through;
-        for k in 0..n_tok {
-            work.ddecay[k] += before;
-            before += work.leaving[k] * delta[k];
-        }
-        let mut after = 0.0;
-        for k in (0..n_tok).rev() {
-            after += work.entering[k];
-            let ddecay = a * (work.ddecay[k] + after);
-            ddelta[k] = (ddelta[k] + work.leaving[k] + ddecay) * slope[k];
-            sums[0] += ddelta[k] as f64;
-            sums[1] += (ddecay * delta[k]) as f64;
-            sums[2] += work.dmix[k * n_tok + k] as f64;
-        }
+/// From the gradient by the weights, in `ddelta` and `down`, and by the decays to that by the raw
+/// step sizes.
+fn finish(
+    series: &StepSeries,
+    [down, ddecay]: [&mut [f32]; 2],
+    ddelta: &mut [f32],
+    sums: &mut Sums,
+) {
+    let StepSeries { a, delta, slope, .. } = *series;
+    for k in 0..delta.len() {
+        let ddecay = a * ddecay[k];
+        ddelta[k] = (ddelta[k] + down[k] + ddecay) * slope[k];
+        sums[0] += ddelta[k] as f64;
+        sums[1] += (ddecay * delta[k]) as f64;
     }
 }
 

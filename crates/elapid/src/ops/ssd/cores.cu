@@ -1,7 +1,7 @@
 // State-space duality where heads are 64 wide, d_state is 64 or 128 and all is bf16 (MMA is 2);
 // behind ssd.cu, which has the steps. Tiles are copied as they lie in memory, the next while one is
 // used; pieces of 16 bytes change places within a row, so that neither ldmatrix nor rows of pieces
-// meet a bank twice. No scores go through memory.
+// meet a bank twice. No scores go through memory. RANK, where there are ranks, divides 16.
 //
 // What a layer takes, counted as in ssd.cu: forward 150 MB in ssd_walk and 200 in ssd_outputs,
 // backward twice 150 in ssd_walk and 350 in ssd_gradients, which multiplies 26 GFLOP.
@@ -10,6 +10,7 @@
 
 #define V_TILE (64 * 128)       // bytes of 64 tokens of a head
 #define S_TILE (D_STATE * 128)  // bytes of a state, and of 64 tokens of b or c
+#define N_STEPS (sizeof(Steps) / 4) // numbers of the steps of a head
 #define N_PIECE (D_STATE / 8)   // pieces of 16 bytes in a row of b or c; one of a head has eight
 
 // A byte of the group's memory. Tiles are named by their first one.
@@ -74,11 +75,13 @@ DEVICE StepSource step_source(u32 to, u32 n_buffer, const float* steps, u32 head
 #pragma unroll
     for (u32 k = 0; k < 2; k++) {
         u32 i = threadIdx.x + k * THREADS, series = i / 64, tok = i % 64;
-        source.is_there[k] = i < 320 && tok < n;
-        source.from[k] = series_at(steps, series + (series > 0), head, start, n_tok) + tok;
+        source.is_there[k] = i < N_STEPS && tok < n;
+        // The slope of Mamba-2 is not among them.
+        u32 skipped = RANK == 0 && series > 0;
+        source.from[k] = series_at(steps, series + skipped, head, start, n_tok) + tok;
         for (u32 buffer = 0; buffer < n_buffer; buffer++) {
             float* slot = (float*)shared_at(to + buffer * sizeof(Steps)) + i;
-            if (i < 320 && tok >= n) *slot = 0.0f;
+            if (i < N_STEPS && tok >= n) *slot = 0.0f;
         }
     }
     return source;
@@ -87,7 +90,7 @@ DEVICE StepSource step_source(u32 to, u32 n_buffer, const float* steps, u32 head
 DEVICE void copy_steps(u32 to, StepSource& source, u32 n_tok) {
 #pragma unroll
     for (u32 k = 0; k < 2; k++) {
-        if (k * THREADS >= 320) break;
+        if (k * THREADS >= N_STEPS) break;
         if (source.is_there[k]) copy4(to + (threadIdx.x + k * THREADS) * 4, source.from[k]);
         source.from[k] += n_tok;
     }
@@ -151,12 +154,22 @@ DEVICE float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+// The weights of tokens j and j + 1 for token i.
+DEVICE float2 weights(const Steps& s, u32 i, u32 j) {
+    float2 delta = *(const float2*)&s.delta[j];
+#if RANK
+    if (is_own(i, j)) delta.x = s.own[j];
+    if (is_own(i, j + 1)) delta.y = s.own[j + 1];
+#endif
+    return delta;
+}
+
 // Decay from the tokens j0 + own_col to i0 + own_row, zero where none reaches; 8 for each 16 x 16.
 template <u32 N> DEVICE void decays(float (&passed)[N], const Steps& s, u32 i0, u32 j0, u32 n) {
 #pragma unroll
     for (u32 row = 0; row < 2; row++) {
         u32 i = i0 + own_row(row * 2);
-        int last = i < n ? (int)i : -1;
+        int last = i < n ? (int)last_own(i) : -1;
         float cum = s.cum[i], cum_low = s.cum_low[i];
 #pragma unroll
         for (u32 t = 0; t < N / 4; t++) {
@@ -341,7 +354,7 @@ ssd_outputs(const bf16* xbc, const float* steps, const u32* table, const bf16* s
             decays(acc, s, row, col, n);
 #pragma unroll
             for (u32 e = 0; e < 16; e += 2) {
-                float2 delta = *(const float2*)&s.delta[col + own_col(e)];
+                float2 delta = weights(s, row + own_row(e), col + own_col(e));
                 u32 to = mixes + (own_at ^ e / 4 * 16) + e / 2 % 2 * 1024;
                 *(u32*)shared_at(to) = floats_to_bf16x2(acc[e] * score[e] * delta.x,
                                                         acc[e + 1] * score[e + 1] * delta.y);

@@ -51,7 +51,7 @@ DEVICE float dot_states(u32 a, u32 b, u32 n_thread) {
 // it send to it and to those behind it: by what it adds itself and what it receives,
 //     D[i + 1] = D[i] + delta[i] (sum over k > i of sent[k, i])
 //                     - (sum over j < i of delta[j] sent[i, j])
-DEVICE void inside(const Sums& sums, float* terms, u32 head, u32 start, u32 n, u32 n_tok) {
+DEVICE void inside(const Sums& sums, float* terms, u32 head, u32 start, u32 n, const Params& p) {
     u32 i = threadIdx.x % 32 * 2;
     float sent[2] = {}, gain[2];
 #pragma unroll
@@ -65,12 +65,17 @@ DEVICE void inside(const Sums& sums, float* terms, u32 head, u32 start, u32 n, u
         gain[k] = sums.delta[i + k] * sent[k] - got;
     }
     float sum = gain[0] + gain[1], upto = sum_upto(sum);
-    size_t series = (size_t)N_HEAD * n_tok;
-    float* to = terms + term_at(0, head, start + i, n_tok);
+    size_t series = (size_t)N_HEAD * p.n_tok;
+    float* to = terms + term_at(0, head, start + i, p.n_tok);
 #pragma unroll
     for (u32 k = 0; k < 2; k++) {
         if (i + k >= n) continue;
+#if RANK
+        to[k] = sent[k];
+        terms[own_at(head, start + i + k, p)] = sums.diagonal[i + k];
+#else
         to[k] = sent[k] + sums.diagonal[i + k];
+#endif
         to[series + k] = upto - sum + (k == 1 ? gain[0] : 0.0f);
         to[2 * series + k] = sums.dmix[i + k];
     }
@@ -133,7 +138,7 @@ KERNEL ssd_gradients(const bf16* xbc, const float* steps, const u32* table, cons
             for (u32 i = n_square; i < THREADS / 32; i++) total += sums.through[i];
             terms[term_at(5, 0, 0, p.n_tok) + (size_t)chunk * N_HEAD + head0 + idx] = total;
         }
-        if (warp == THREADS / 32 - 1) inside(sums, terms, head0 + idx, start, n, p.n_tok);
+        if (warp == THREADS / 32 - 1) inside(sums, terms, head0 + idx, start, n, p);
     };
     copy_rows<N_PIECE>(bs, rows + column(0, group), WIDTH, n);
     copy_rows<N_PIECE>(cs, rows + column(1, group), WIDTH, n);
@@ -189,13 +194,28 @@ KERNEL ssd_gradients(const bf16* xbc, const float* steps, const u32* table, cons
                     if (own_row(e) != own_col(e)) continue;
                     sums.delta[i0 + own_row(e)] = s.delta[i0 + own_row(e)];
                     sums.dmix[i0 + own_row(e)] = acc[e];
-                    sums.diagonal[i0 + own_row(e)] = score[e] * acc[e];
+                    if (RANK < 2) sums.diagonal[i0 + own_row(e)] = score[e] * acc[e];
                 }
+#if RANK > 1
+                // All rows of a token.
+#pragma unroll
+                for (u32 is_high = 0; is_high < 2; is_high++) {
+                    u32 row = own_row(is_high * 2);
+                    float own = 0.0f;
+#pragma unroll
+                    for (u32 e = 0; e < 8; e++) {
+                        bool is_there = e / 2 % 2 == is_high && is_own(row, own_col(e));
+                        own += is_there ? score[e] * acc[e] : 0.0f;
+                    }
+                    own = quad_sum(own);
+                    if (threadIdx.x % 4 == 0) sums.diagonal[i0 + row] = own;
+                }
+#endif
             }
 #pragma unroll
             for (u32 e = 0; e < 8; e += 2) {
                 u32 t = e / 4 * 2, is_high = e / 2 % 2;
-                float2 delta = *(const float2*)&s.delta[j0 + own_col(e)];
+                float2 delta = weights(s, i0 + own_row(e), j0 + own_col(e));
                 float mixed[2];
 #pragma unroll
                 for (u32 k = 0; k < 2; k++) {
@@ -203,7 +223,7 @@ KERNEL ssd_gradients(const bf16* xbc, const float* steps, const u32* table, cons
                     dscore[e + k] += weight * acc[e + k];
                     mixed[k] = weight * score[e + k];
                     // What a token sends itself is no decay.
-                    bool is_self = i0 + own_row(e) == j0 + own_col(e + k);
+                    bool is_self = is_own(i0 + own_row(e), j0 + own_col(e + k));
                     float product = is_self ? 0.0f : score[e + k] * acc[e + k];
                     cols[t + k] += passed[e + k] * product;
                     got[is_high] += weight * product;

@@ -32,14 +32,19 @@
 //! | `states` | (chunks, n_head, d_state, d_head) | in the dtype of activations                 |
 //! | `terms`  | (series, n_head, n_tok),          | ddelta, ddecay, dskip inside; entering by   |
 //! |          | (tiles, n_chunk, n_head)          | tile of d_state, leaving by tile of d_head; |
-//! |          |                                   | h . dh by tile                              |
+//! |          |                                   | h . dh by tile; of Mamba-3 also (n_head,    |
+//! |          |                                   | n_tok): what tokens are to themselves       |
+//!
+//! Mamba-3 uses the same kernels, but for `ssd_steps`, `ssd_finish`, `ssd_sums` and `ssd_step`:
+//! rows v, k and q of all heads in `xbc`, a group for each head, the weights for later tokens and
+//! for the own in place of delta and slope, a row for each rank of a token in place of a token.
 //!
 //! Flags: 1 where there is a state before the chunk, 2 where there is a gradient after it.
 //!
 //! Where the states of all chunks are too large they are made for one stretch of chunks after the
 //! other. A run is what a segment has in a stretch; its `carry` comes from the stretch before.
 
-mod plan;
+pub mod plan;
 
 use super::*;
 use crate::tensor::gpu::{Arg, Const, Gpu, Kernel, Word, Work, bind};
@@ -98,7 +103,7 @@ fn recurrent(
     let dims = inputs.dims;
     let device = inputs.xbc.device();
     let mut y = Tensor::activation(device, &[segments.n_tok(), dims.d_inner()]);
-    let consts = consts(&dims, 1, Pass::Forward, Before::Given, device);
+    let consts = consts(&dims, (1, Form::Mamba2), Pass::Forward, Before::Given, device);
     let work = Work::grid([dims.d_head.div_ceil(STEP_COLUMNS), dims.n_head, 1], THREADS);
     for (segment, state) in segments.iter().zip(states) {
         let mut args = bind(
@@ -116,30 +121,32 @@ pub(super) fn chunked(
     gpu: &Gpu,
     inputs: &Inputs,
     segments: &Segments,
-    mut states: Option<&mut [&mut Tensor]>,
+    states: Option<&mut [&mut Tensor]>,
     n_chunk_max: usize,
 ) -> Tensor {
     let mut y = Tensor::activation(inputs.xbc.device(), &[segments.n_tok(), inputs.dims.d_inner()]);
-    let plan = Plan::new(inputs, segments, states.is_some(), None, n_chunk_max);
-    let op = Op { gpu, inputs, plan: &plan, steps: steps(gpu, inputs, &plan) };
-    let mut carry = None;
-    for stretch in &plan.stretches {
-        let given: Option<Vec<Tensor>> = states
-            .as_deref()
-            .map(|states| stretch.runs.iter().map(|run| (*states[run.segment]).clone()).collect());
-        let before = before_runs(&plan, stretch, given, carry.as_ref());
-        let (made, after) = op.states(stretch, before);
-        op.outputs(stretch, &made, &mut y);
-        for (idx, run) in stretch.runs.iter().enumerate() {
-            match &mut states {
-                Some(states) if run.is_last => *states[run.segment] = of_run(&plan, &after, idx),
-                _ => {}
-            }
-        }
-        let cut = stretch.runs.iter().position(|run| !run.is_last);
-        carry = cut.map(|idx| of_run(&plan, &after, idx));
+    let given: Option<Vec<Tensor>> =
+        states.as_deref().map(|states| states.iter().map(|state| (**state).clone()).collect());
+    let core = core(gpu, inputs, segments, given.is_some(), None, n_chunk_max);
+    let after = core.forward(given.as_deref(), &mut y);
+    for (state, after) in states.into_iter().flatten().zip(after) {
+        **state = after;
     }
     y
+}
+
+fn core<'a>(
+    gpu: &'a Gpu,
+    inputs: &'a Inputs,
+    segments: &Segments,
+    has_initial: bool,
+    dy: Option<&Tensor>,
+    n_chunk_max: usize,
+) -> Core<'a> {
+    let cut = Cut { segments, len: CHUNK, has_initial, n_chunk_max };
+    let plan = Plan::new((inputs.dims, Form::Mamba2), &inputs.xbc, cut, dy);
+    let steps = steps(gpu, inputs, &plan);
+    Core { gpu, xbc: &inputs.xbc, plan, steps }
 }
 
 /// Inverts `forward`: gradients by xbc, delta, delta_bias, a_log and skip.
@@ -161,34 +168,33 @@ pub(super) fn backward_by(
     (initial, dy): (Option<&[Tensor]>, &Tensor),
     n_chunk_max: usize,
 ) -> Vec<Option<Tensor>> {
-    let plan = Plan::new(inputs, segments, initial.is_some(), Some(dy), n_chunk_max);
-    let op = Op { gpu, inputs, plan: &plan, steps: steps(gpu, inputs, &plan) };
-    let given = |stretch: &Stretch| -> Option<Vec<Tensor>> {
-        initial.map(|list| stretch.runs.iter().map(|run| list[run.segment].clone()).collect())
-    };
-    // What comes into each stretch from the one before.
-    let mut carries: Vec<Option<Tensor>> = vec![None];
-    if plan.is_cut() {
-        for stretch in &plan.stretches[..plan.stretches.len() - 1] {
-            let carry = carries.last().and_then(Option::as_ref);
-            let (_, after) = op.states(stretch, before_runs(&plan, stretch, given(stretch), carry));
-            carries.push(Some(of_run(&plan, &after, stretch.runs.len() - 1)));
-        }
-    }
-    let mut dxbc = Tensor::uninit_as(&inputs.xbc, inputs.xbc.shape());
-    let mut terms = Tensor::uninit(inputs.xbc.device(), &[op.n_terms()]);
-    let mut dcarry = None;
-    for (idx, stretch) in plan.stretches.iter().enumerate().rev() {
-        let carry = carries.get(idx).and_then(Option::as_ref);
-        let (h, _) = op.states(stretch, before_runs(&plan, stretch, given(stretch), carry));
-        let after = after_runs(&plan, stretch, dcarry.as_ref());
-        let (dh, before) = op.states_by(Pass::Backward, stretch, after, (dy, &h), &mut terms);
-        let cut = stretch.runs.iter().position(|run| !run.is_first);
-        dcarry = cut.map(|idx| of_run(&plan, &before, idx));
-        op.gradients(stretch, (dy, &h, &dh), &mut dxbc, &mut terms);
-    }
-    let [draw, ddelta_bias, da_log, dskip] = op.finish(&terms);
+    let core = core(gpu, inputs, segments, initial.is_some(), Some(dy), n_chunk_max);
+    let Found { dxbc, terms, .. } = core.backward(initial, dy);
+    let [draw, ddelta_bias, da_log, dskip] = finish(&core, &inputs.delta, &terms);
     vec![Some(dxbc), Some(draw), Some(ddelta_bias), Some(da_log), Some(dskip)]
+}
+
+/// Gradients by delta, delta_bias, a_log and skip.
+fn finish(core: &Core, delta: &Tensor, terms: &Tensor) -> [Tensor; 4] {
+    let (n_head, n_chunk) = (core.plan.dims.n_head, core.plan.n_chunk);
+    let device = core.xbc.device();
+    let consts = core.plan.consts(Pass::Forward, Before::Zero);
+    let mut draw = Tensor::uninit_as(delta, delta.shape());
+    let mut sums = Tensor::uninit(device, &[3 * n_head, n_chunk]);
+    for chunks in pieces(n_chunk) {
+        let work = Work::grid([n_head, chunks.len(), 1], CHUNK);
+        let mut args = bind([terms, &core.steps, &core.plan.table], [&mut draw, &mut sums]);
+        let params = core.plan.params(chunks.start, 0);
+        core.gpu.launch(&FINISH, work, &consts, &mut args, &params);
+    }
+    let mut totals = [(); 3].map(|()| Tensor::uninit(device, &[n_head]));
+    let [ddelta_bias, da_log, dskip] = &mut totals;
+    let mut args = bind([&sums], [ddelta_bias, da_log, dskip]);
+    let params = core.plan.params(0, 0);
+    let work = Work::grid([n_head, 1, 1], THREADS);
+    core.gpu.launch(&SUMS, work, &consts, &mut args, &params);
+    let [ddelta_bias, da_log, dskip] = totals;
+    [draw, ddelta_bias, da_log, dskip]
 }
 
 /// What comes into the runs of a stretch, if anything does: given states, and the carry of the
@@ -217,6 +223,11 @@ fn after_runs(plan: &Plan, stretch: &Stretch, dcarry: Option<&Tensor>) -> Option
     let mut parts = zero_states(plan, stretch.runs.len() - 1);
     parts.push(dcarry.clone());
     Some(Tensor::stack(&parts))
+}
+
+/// Of all segments those that runs of a stretch belong to.
+fn of_runs(stretch: &Stretch, all: Option<&[Tensor]>) -> Option<Vec<Tensor>> {
+    all.map(|all| stretch.runs.iter().map(|run| all[run.segment].clone()).collect())
 }
 
 fn zero_states(plan: &Plan, n: usize) -> Vec<Tensor> {
@@ -248,21 +259,83 @@ fn steps(gpu: &Gpu, inputs: &Inputs, plan: &Plan) -> Tensor {
 }
 
 /// All chunks, in ranges that a launch can take.
-fn pieces(n_chunk: usize) -> impl Iterator<Item = Range<usize>> {
+pub fn pieces(n_chunk: usize) -> impl Iterator<Item = Range<usize>> {
     (0..n_chunk).step_by(N_CHUNK_MAX).map(move |at| at..n_chunk.min(at + N_CHUNK_MAX))
 }
 
 /// A batch on its way through the kernels.
-struct Op<'a> {
-    gpu: &'a Gpu,
-    inputs: &'a Inputs,
-    plan: &'a Plan,
-    steps: Tensor,
+pub struct Core<'a> {
+    pub gpu: &'a Gpu,
+    pub xbc: &'a Tensor,
+    pub plan: Plan,
+    pub steps: Tensor,
 }
 
-impl Op<'_> {
+/// What the backward pass finds.
+pub struct Found {
+    pub dxbc: Tensor,
+    pub terms: Tensor,
+    /// By the state before each segment.
+    pub dbefore: Vec<Tensor>,
+}
+
+impl Core<'_> {
+    /// Sets `y`; returns the states after all segments.
+    pub fn forward(&self, given: Option<&[Tensor]>, y: &mut Tensor) -> Vec<Tensor> {
+        let plan = &self.plan;
+        let (mut carry, mut ends) = (None, Vec::new());
+        for stretch in &plan.stretches {
+            let before = before_runs(plan, stretch, of_runs(stretch, given), carry.as_ref());
+            let (made, after) = self.states(stretch, before);
+            self.outputs(stretch, &made, y);
+            for (idx, run) in stretch.runs.iter().enumerate() {
+                if run.is_last && given.is_some() {
+                    ends.push(of_run(plan, &after, idx));
+                }
+            }
+            let cut = stretch.runs.iter().position(|run| !run.is_last);
+            carry = cut.map(|idx| of_run(plan, &after, idx));
+        }
+        ends
+    }
+
+    /// Inverts `forward`.
+    pub fn backward(&self, initial: Option<&[Tensor]>, dy: &Tensor) -> Found {
+        let plan = &self.plan;
+        // What comes into each stretch from the one before.
+        let mut carries: Vec<Option<Tensor>> = vec![None];
+        if plan.is_cut() {
+            for stretch in &plan.stretches[..plan.stretches.len() - 1] {
+                let carry = carries.last().and_then(Option::as_ref);
+                let given = of_runs(stretch, initial);
+                let (_, after) = self.states(stretch, before_runs(plan, stretch, given, carry));
+                carries.push(Some(of_run(plan, &after, stretch.runs.len() - 1)));
+            }
+        }
+        let mut dxbc = Tensor::uninit_as(self.xbc, self.xbc.shape());
+        let mut terms = Tensor::uninit(self.xbc.device(), &[self.n_terms()]);
+        let (mut dcarry, mut dbefore) = (None, Vec::new());
+        for (idx, stretch) in plan.stretches.iter().enumerate().rev() {
+            let carry = carries.get(idx).and_then(Option::as_ref);
+            let given = of_runs(stretch, initial);
+            let (h, _) = self.states(stretch, before_runs(plan, stretch, given, carry));
+            let after = after_runs(plan, stretch, dcarry.as_ref());
+            let (dh, before) = self.states_by(Pass::Backward, stretch, after, (dy, &h), &mut terms);
+            let cut = stretch.runs.iter().position(|run| !run.is_first);
+            dcarry = cut.map(|idx| of_run(plan, &before, idx));
+            for (idx, run) in stretch.runs.iter().enumerate().rev() {
+                if run.is_first && initial.is_some() {
+                    dbefore.push(of_run(plan, &before, idx));
+                }
+            }
+            self.gradients(stretch, (dy, &h, &dh), &mut dxbc, &mut terms);
+        }
+        dbefore.reverse();
+        Found { dxbc, terms, dbefore }
+    }
+
     /// Tiles of a state, whose sums lie in `terms` one by one.
-    fn tiles(&self) -> (usize, usize) {
+    pub fn tiles(&self) -> (usize, usize) {
         let dims = self.plan.dims;
         match self.plan.cores {
             Some(_) => (1, 1),
@@ -274,7 +347,8 @@ impl Op<'_> {
     fn n_terms(&self) -> usize {
         let (n_tiles, p_tiles) = self.tiles();
         let per_head = (3 + n_tiles + p_tiles) * self.plan.n_tok;
-        (per_head + n_tiles * p_tiles * self.plan.n_chunk) * self.plan.dims.n_head
+        let own = if self.plan.form == Form::Mamba2 { 0 } else { self.plan.n_tok };
+        (per_head + n_tiles * p_tiles * self.plan.n_chunk + own) * self.plan.dims.n_head
     }
 
     /// Starts a kernel on a stretch, with xbc, steps and table before `args`.
@@ -286,8 +360,7 @@ impl Op<'_> {
         pass: Pass,
         args: Vec<Arg>,
     ) {
-        let mut all =
-            vec![Arg::In(&self.inputs.xbc), Arg::In(&self.steps), Arg::In(&self.plan.table)];
+        let mut all = vec![Arg::In(self.xbc), Arg::In(&self.steps), Arg::In(&self.plan.table)];
         all.extend(args);
         let consts = self.plan.consts(pass, Before::Zero);
         let params = self.plan.params(stretch.chunks.start, stretch.runs_at);
@@ -297,8 +370,8 @@ impl Op<'_> {
     /// The states before the chunks of a stretch, and after its runs.
     fn states(&self, stretch: &Stretch, before: Option<Tensor>) -> (Tensor, Tensor) {
         // A kernel wants something to bind.
-        let mut none = Tensor::uninit(self.inputs.xbc.device(), &[1]);
-        let v = (&self.inputs.xbc, &self.steps);
+        let mut none = Tensor::uninit(self.xbc.device(), &[1]);
+        let v = (self.xbc, &self.steps);
         self.states_by(Pass::Forward, stretch, before, v, &mut none)
     }
 
@@ -312,14 +385,14 @@ impl Op<'_> {
         terms: &mut Tensor,
     ) -> (Tensor, Tensor) {
         let SsdDims { n_head, d_state, d_head, .. } = self.plan.dims;
-        let device = self.inputs.xbc.device();
+        let device = self.xbc.device();
         let kind = if before.is_some() { Before::Given } else { Before::Zero };
         let n_run = stretch.runs.len();
         let shape = [n_run * n_head, d_state, d_head];
         let mut carry = before.unwrap_or_else(|| Tensor::uninit(device, &shape));
         let n_chunk = stretch.chunks.len();
         let mut states = Tensor::activation(device, &[n_chunk * n_head, d_state, d_head]);
-        let ins = [&self.inputs.xbc, &self.steps, &self.plan.table, v, h];
+        let ins = [self.xbc, &self.steps, &self.plan.table, v, h];
         let mut args = bind(ins, [&mut carry, &mut states, terms]);
         let (n_tiles, p_tiles) = self.tiles();
         let (kernel, work) = match self.plan.cores {
@@ -339,8 +412,7 @@ impl Op<'_> {
 
     fn scores(&self, stretch: &Stretch) -> Tensor {
         let (n_chunk, n_group) = (stretch.chunks.len(), self.plan.dims.n_group);
-        let mut scores =
-            Tensor::uninit(self.inputs.xbc.device(), &[n_chunk * n_group, CHUNK, CHUNK]);
+        let mut scores = Tensor::uninit(self.xbc.device(), &[n_chunk * n_group, CHUNK, CHUNK]);
         let args = vec![Arg::Out(&mut scores)];
         let work = Work::grid([n_group, n_chunk, 1], THREADS);
         self.launch(&SCORES, stretch, work, Pass::Forward, args);
@@ -355,7 +427,7 @@ impl Op<'_> {
         }
         let work = Work::grid([self.tiles().1, n_head, n_chunk], THREADS);
         let scores = self.scores(stretch);
-        let args = bind([&self.inputs.xbc, states, &scores], [y]);
+        let args = bind([self.xbc, states, &scores], [y]);
         self.launch(&OUTPUT, stretch, work, Pass::Forward, args);
     }
 
@@ -383,32 +455,9 @@ impl Op<'_> {
         self.launch(&INSIDE, stretch, work, pass, bind([dy, &scores], [&mut dscores, terms]));
         // Columns c of `dxbc` by the states, then b by their gradients.
         let work = Work::grid([n_tiles, n_group, n_chunk], THREADS);
-        for (pass, v, states) in [(Pass::Forward, dy, h), (pass, &self.inputs.xbc, dh)] {
+        for (pass, v, states) in [(Pass::Forward, dy, h), (pass, self.xbc, dh)] {
             let args = bind([v, states, &dscores], [dxbc, terms]);
             self.launch(&DBC, stretch, work, pass, args);
         }
-    }
-
-    /// Gradients by delta, delta_bias, a_log and skip.
-    fn finish(&self, terms: &Tensor) -> [Tensor; 4] {
-        let (n_head, n_chunk) = (self.plan.dims.n_head, self.plan.n_chunk);
-        let device = self.inputs.xbc.device();
-        let consts = self.plan.consts(Pass::Forward, Before::Zero);
-        let mut draw = Tensor::uninit_as(&self.inputs.delta, self.inputs.delta.shape());
-        let mut sums = Tensor::uninit(device, &[3 * n_head, n_chunk]);
-        for chunks in pieces(n_chunk) {
-            let work = Work::grid([n_head, chunks.len(), 1], CHUNK);
-            let mut args = bind([terms, &self.steps, &self.plan.table], [&mut draw, &mut sums]);
-            let params = self.plan.params(chunks.start, 0);
-            self.gpu.launch(&FINISH, work, &consts, &mut args, &params);
-        }
-        let mut totals = [(); 3].map(|()| Tensor::uninit(device, &[n_head]));
-        let [ddelta_bias, da_log, dskip] = &mut totals;
-        let mut args = bind([&sums], [ddelta_bias, da_log, dskip]);
-        let params = self.plan.params(0, 0);
-        let work = Work::grid([n_head, 1, 1], THREADS);
-        self.gpu.launch(&SUMS, work, &consts, &mut args, &params);
-        let [ddelta_bias, da_log, dskip] = totals;
-        [draw, ddelta_bias, da_log, dskip]
     }
 }

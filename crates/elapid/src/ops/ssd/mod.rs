@@ -73,14 +73,15 @@
 //! Not here: the convolution before, the gated norm after, the gradient by a state.
 
 mod backward;
-mod gpu;
+pub(super) mod chunk;
+pub(super) mod gpu;
 mod kernels;
 #[cfg(test)]
 mod tests;
 
 use super::{columns, own, split, transpose};
 use crate::tape::{Tape, Var};
-use crate::tensor::cpu::{AddInto, Cpu, Dot, F32s, Mat, MatMut, Scope};
+use crate::tensor::cpu::{AddInto, Cpu, F32s, Mat, MatMut, Scope};
 use crate::tensor::device::Device;
 use crate::tensor::segment::{Segment, Segments};
 use crate::tensor::{DType, Tensor};
@@ -88,6 +89,7 @@ use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
 use backward::backward;
+use chunk::*;
 use kernels::*;
 
 /// Sizes of a Mamba-2 block, and the limits of its step sizes.
@@ -118,9 +120,6 @@ pub struct Ssd<'a> {
     pub dims: SsdDims,
 }
 
-/// Tokens of a chunk.
-const CHUNK: usize = 64;
-
 /// Below so many tokens in every segment the recurrence is faster than the products.
 const RECURRENT: usize = 8;
 
@@ -128,7 +127,7 @@ const RECURRENT: usize = 8;
 const N_TASK: usize = 16;
 
 /// State numbers that make a task of the recurrence worth starting.
-const STATE_PIECE: usize = 1 << 16;
+pub(super) const STATE_PIECE: usize = 1 << 16;
 
 /// Runs the state space over every segment.
 ///
@@ -232,7 +231,7 @@ impl Inputs {
         let (b, c) = dims.columns(head / dims.heads_per_group());
         let stride = dims.width();
         let rows = &self.xbc.f32()[start * stride..(start + n_tok) * stride];
-        let part = |first: usize, width| Rows { data: &rows[first..], n_tok, width, stride };
+        let part = |first: usize, width| Rows { data: &rows[first..], n_row: n_tok, width, stride };
         Head {
             x: part(head * dims.d_head, dims.d_head),
             b: part(b, dims.d_state),
@@ -248,7 +247,7 @@ impl Inputs {
         head: usize,
         (start, n_tok): (usize, usize),
         buffer: &'a mut [f32],
-    ) -> Steps<'a> {
+    ) -> StepSeries<'a> {
         let n_head = self.dims.n_head;
         let mut series = split(buffer, [n_tok; SERIES]);
         let raw = self.delta.f32()[start * n_head + head..].iter().step_by(n_head);
@@ -260,97 +259,49 @@ impl Inputs {
         let limits = (self.dims.delta_min, self.dims.delta_max);
         self.cpu().simd(StepSizes { a, limits, series: &mut series });
         let [delta, slope, cum, cum_low, since, until, weight] = series.map(|series| &*series);
-        Steps { a, delta, slope, cum, cum_low, since, until, weight }
+        let (input, own) = (delta, delta);
+        let steps = Steps { rank: 1, input, own, cum, cum_low, since, until, weight };
+        StepSeries { a, delta, slope, steps }
     }
 }
 
-/// The same few columns of consecutive tokens.
-#[derive(Clone, Copy)]
-struct Rows<'a> {
-    data: &'a [f32],
-    n_tok: usize,
-    width: usize,
-    stride: usize,
-}
-
-impl<'a> Rows<'a> {
-    /// (n_tok, width)
-    fn mat(self) -> Mat<'a> {
-        Mat::strided(self.data, self.n_tok, self.width, self.stride)
-    }
-
-    #[inline(always)]
-    fn row(self, tok: usize) -> &'a [f32] {
-        &self.data[tok * self.stride..][..self.width]
-    }
-
-    /// Packs the rows into `to`.
-    fn copy(self, to: &mut [f32]) {
-        for (tok, to) in to.chunks_mut(self.width).enumerate() {
-            to.copy_from_slice(self.row(tok));
-        }
-    }
-}
-
-/// What one head reads.
-#[derive(Clone, Copy)]
-struct Head<'a> {
-    x: Rows<'a>,
-    b: Rows<'a>,
-    c: Rows<'a>,
-    skip: f32,
-}
-
-/// Numbers per token in `Steps`.
+/// Numbers per token in `StepSeries`.
 const SERIES: usize = 7;
 
 /// Step sizes and decays of one head in a chunk, one number per token.
 #[derive(Clone, Copy)]
-struct Steps<'a> {
+struct StepSeries<'a> {
     a: f32,
     /// After softplus and clamp.
     delta: &'a [f32],
     /// Its slope by the raw step size.
     slope: &'a [f32],
-    /// Sum of `delta a` from the first token to this one.
-    cum: &'a [f32],
-    /// What `cum` lost in rounding.
-    cum_low: &'a [f32],
-    /// `exp(cum)`
-    since: &'a [f32],
-    /// `exp(cum[last] - cum)`
-    until: &'a [f32],
-    /// `until delta`
-    weight: &'a [f32],
-}
-
-impl Steps<'_> {
-    /// Decay over all tokens.
-    fn total(&self) -> f32 {
-        self.since.last().copied().unwrap_or(1.0)
-    }
+    steps: Steps<'a>,
 }
 
 /// The chunks of `n_tok` tokens.
 fn chunks(n_tok: usize) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator {
-    (0..n_tok.div_ceil(CHUNK)).map(move |idx| idx * CHUNK..n_tok.min((idx + 1) * CHUNK))
+    chunks_of(n_tok, CHUNK)
 }
 
 /// The largest divisor of `n` that is at most `limit`, or 1.
-fn divisor_at_most(n: usize, limit: usize) -> usize {
+pub(super) fn divisor_at_most(n: usize, limit: usize) -> usize {
     (1..=n).rev().find(|&d| n.is_multiple_of(d) && d <= limit).unwrap_or(1)
 }
 
 /// Heads of a task: all of a group where segments are many, fewer where one is long.
-fn heads_per_task(dims: &SsdDims, segments: &Segments) -> usize {
+pub(super) fn heads_per_task(
+    (n_head, heads_per_group): (usize, usize),
+    segments: &Segments,
+) -> usize {
     let longest = segments.iter().map(|segment| segment.n_tok).max().unwrap_or(1);
-    let limit = segments.n_tok() * dims.n_head / (longest * N_TASK);
-    divisor_at_most(dims.heads_per_group(), limit)
+    let limit = segments.n_tok() * n_head / (longest * N_TASK);
+    divisor_at_most(heads_per_group, limit)
 }
 
 /// Cuts `data` by segment, and what is a segment's into equal pieces for its `n_block` tasks, of
 /// `per_tok` numbers for each token.
-fn deal_pieces<'a>(
+pub(super) fn deal_pieces<'a>(
     mut data: &'a mut [f32],
     segments: &Segments,
     n_block: usize,
@@ -362,7 +313,7 @@ fn deal_pieces<'a>(
 
 /// Cuts every row of `data` (n_tok, stride) among the `n_block` tasks of its segment, which share
 /// its first `width` columns equally.
-fn deal_columns<'a>(
+pub(super) fn deal_columns<'a>(
     mut data: &'a mut [f32],
     segments: &Segments,
     n_block: usize,
@@ -391,7 +342,7 @@ fn forward(inputs: &Inputs, segments: &Segments, states: Option<&mut [&mut Tenso
     let n_heads = if is_short {
         divisor_at_most(dims.n_head, STATE_PIECE.div_ceil(dims.n_state()))
     } else {
-        heads_per_task(&dims, segments)
+        heads_per_task((dims.n_head, dims.heads_per_group()), segments)
     };
     let path = if is_short { Path::Recurrent } else { Path::Chunked };
     forward_by(path, inputs, segments, states, n_heads)
@@ -518,20 +469,11 @@ fn chunked(inputs: &Inputs, scores: &[f32], task: ForwardTask) {
             let (start, n_tok) = (segment.start + chunk.start, chunk.len());
             let is_zero = !keeps_state && chunk.start == 0;
             let head = inputs.head(head_idx, start, n_tok);
-            let steps = inputs.steps(head_idx, (start, n_tok), buffer);
+            let steps = inputs.steps(head_idx, (start, n_tok), buffer).steps;
             let (mix, y_chunk) = (&mut mix[..n_tok * n_tok], &mut y_chunk[..n_tok * d_head]);
             let scores = &scores[scores_at(&dims, start, n_tok, head_idx / dims.heads_per_group())];
-            cpu.simd(Mix { steps, scores, mix });
-            if is_zero {
-                y_chunk.fill(0.0);
-            } else {
-                let state = Mat::new(state, dims.d_state, d_head);
-                let y = MatMut::new(y_chunk, n_tok, d_head);
-                cpu.gemm(y, 0.0, 1.0, head.c.mat(), state, Scope::Thread);
-            }
-            cpu.simd(Blend { y: y_chunk, scale: steps.since, x: head.x, skip: head.skip });
-            let product = MatMut::new(y_chunk, n_tok, d_head);
-            cpu.gemm(product, 1.0, 1.0, Mat::new(mix, n_tok, n_tok), head.x.mat(), Scope::Thread);
+            let before = (!is_zero).then_some(&*state);
+            Chunk { head, steps, scores, state: before }.forward(cpu, mix, y_chunk);
             for (y, from) in y[chunk.clone()].iter_mut().zip(y_chunk.chunks(d_head)) {
                 y[idx * d_head..][..d_head].copy_from_slice(from);
             }
@@ -541,18 +483,4 @@ fn chunked(inputs: &Inputs, scores: &[f32], task: ForwardTask) {
             }
         }
     }
-}
-
-/// `state = beta state + b^T (until delta x)`, with scratch for the bracket.
-fn advance(
-    cpu: &Cpu,
-    head: &Head,
-    steps: &Steps,
-    x_chunk: &mut [f32],
-    (beta, state): (f32, &mut [f32]),
-) {
-    cpu.simd(ScaleRows { y: x_chunk, scale: steps.weight, x: head.x });
-    let x = Mat::new(x_chunk, head.x.n_tok, head.x.width);
-    let state = MatMut::new(state, head.b.width, head.x.width);
-    cpu.gemm(state, beta, 1.0, head.b.mat().t(), x, Scope::Thread);
 }

@@ -6,7 +6,8 @@
 // along k, tiles as they come from memory, four bytes or 16 at a time by ldmatrix; sums in f32. MMA
 // 2: cores.cu does the most of it.
 // PASS: 0 forward in time (states, and the gradient by c), 1 backward (their gradients, and the
-// gradient by b). HAS_BEFORE: 0 where states begin at zero.
+// gradient by b). HAS_BEFORE: 0 where states begin at zero. RANK: 0, or Mamba-3, where a token has
+// so many rows; `delta` is then the weight of a row for later tokens, `own` for its own token.
 //
 // What one layer takes, with n_tok = 16,384, 24 heads of 64, d_state 128, in bf16 (x, y, dy, dx: 50
 // MB each; b, c: 4 MB each, from the cache for every head but the first; states, gradients by
@@ -263,7 +264,32 @@ DEVICE const float* series_at(const float* steps, u32 series, u32 head, u32 star
 }
 
 // Of a head in a chunk; zero past its last token.
-struct Steps { float delta[64], cum[64], cum_low[64], since[64], until[64]; };
+struct Steps {
+    float delta[64];
+#if RANK
+    float own[64];
+#endif
+    float cum[64], cum_low[64], since[64], until[64];
+};
+
+// Whether row i reads row j, and whether they are of one token; the last row of the token of row i.
+#if RANK
+DEVICE bool reads(u32 i, u32 j) { return j / RANK <= i / RANK; }
+DEVICE bool is_own(u32 i, u32 j) { return j / RANK == i / RANK; }
+DEVICE u32 last_own(u32 i) { return i / RANK * RANK + RANK - 1; }
+#else
+DEVICE bool reads(u32 i, u32 j) { return j <= i; }
+DEVICE bool is_own(u32 i, u32 j) { return j == i; }
+DEVICE u32 last_own(u32 i) { return i; }
+#endif
+
+// The weight of row j for row i; between rows of one token there is no decay.
+DEVICE float weight(const Steps& s, u32 i, u32 j) {
+#if RANK
+    if (is_own(i, j)) return s.own[j];
+#endif
+    return s.delta[j];
+}
 
 DEVICE void load_steps(Steps& s, const float* steps, u32 head, u32 start, u32 n, u32 n_tok) {
     __syncthreads();
@@ -271,6 +297,9 @@ DEVICE void load_steps(Steps& s, const float* steps, u32 head, u32 start, u32 n,
     if (tok < 64) {
         bool is_there = tok < n;
         s.delta[tok] = is_there ? series_at(steps, 0, head, start, n_tok)[tok] : 0.0f;
+#if RANK
+        s.own[tok] = is_there ? series_at(steps, 1, head, start, n_tok)[tok] : 0.0f;
+#endif
         s.cum[tok] = is_there ? series_at(steps, 2, head, start, n_tok)[tok] : 0.0f;
         s.cum_low[tok] = is_there ? series_at(steps, 3, head, start, n_tok)[tok] : 0.0f;
         s.since[tok] = is_there ? series_at(steps, 4, head, start, n_tok)[tok] : 0.0f;
@@ -285,11 +314,11 @@ DEVICE float decay(const Steps& s, u32 i, u32 j) {
 
 // What token j gives token i, for j and the three behind it, or for i and the three behind it.
 DEVICE float mix(const Steps& s, float score, u32 i, u32 j, u32 n) {
-    return j <= i && i < n ? decay(s, i, j) * score * s.delta[j] : 0.0f;
+    return reads(i, j) && i < n ? decay(s, i, j) * score * weight(s, i, j) : 0.0f;
 }
 
 DEVICE float4 mix4(const Steps& s, const float* scores, u32 i, u32 j, u32 n) {
-    if (j > i || i >= n) return zero4();
+    if (!reads(i, j) || i >= n) return zero4();
     float4 v = *(const float4*)(scores + i * 64 + j);
     return make_float4(mix(s, v.x, i, j, n), mix(s, v.y, i, j + 1, n), mix(s, v.z, i, j + 2, n),
                        mix(s, v.w, i, j + 3, n));
@@ -304,6 +333,12 @@ DEVICE u32 column(u32 which, u32 group) { return D_INNER + (which * N_GROUP + gr
 
 DEVICE size_t term_at(u32 series, u32 head, u32 tok, u32 n_tok) {
     return ((size_t)series * N_HEAD + head) * n_tok + tok;
+}
+
+// Behind all other terms of Mamba-3: what the rows of a token are to each other.
+DEVICE size_t own_at(u32 head, u32 tok, const Params& p) {
+    size_t through = (size_t)N_TILES * P_TILES * p.n_chunk * N_HEAD;
+    return term_at(3 + N_TILES + P_TILES, head, tok, p.n_tok) + through;
 }
 
 // The step size, a softplus within limits, and its slope by the raw one. A NaN stays one.
@@ -521,7 +556,7 @@ KERNEL ssd_output(const T0* xbc, const float* steps, const u32* table, const T3*
         return get4(xbc, row, p0 + col, D_HEAD);
     };
     // No token reads a later one: a warp of MMA stops behind its rows.
-    u32 end = MMA ? threadIdx.x / 32 % 4 * 16 + 16 : n;
+    u32 end = MMA && RANK < 2 ? threadIdx.x / 32 % 4 * 16 + 16 : n;
     for (u32 k0 = 0; k0 < n; k0 += STEP) {
         Tiles& tiles = shared.tiles[(NEXT_TURN + k0 / STEP) % 2];
         stage<true>(tiles.a, [&](u32 i, u32 j) { return mix4(s, scores, i, k0 + j, n); });

@@ -5,6 +5,8 @@
 // Tiles lie in shared memory by fours of one k, with k as the slow axis. N: rows of a state
 // (D_STATE), P: columns (D_HEAD). PASS: 0 forward in time (states, and the gradient by c), 1
 // backward (their gradients, and the gradient by b). HAS_BEFORE: 0 where states begin at zero.
+// RANK: 0, or Mamba-3, where a token has so many rows; `delta` is then the weight of a row for
+// later tokens, `own` for its own token.
 
 const D_INNER: u32 = N_HEAD * D_HEAD;
 const WIDTH: u32 = D_INNER + 2u * N_GROUP * D_STATE;
@@ -14,6 +16,7 @@ const N_TILES: u32 = (D_STATE + 63u) / 64u;
 const P_TILES: u32 = (D_HEAD + 63u) / 64u;
 const N_BLOCK: u32 = N_HEAD / N_PER;
 const SQUARE: u32 = 4096u;
+const ROWS: u32 = max(RANK, 1u);
 
 const TILE: u32 = 64u;
 const STEP: u32 = 16u;
@@ -36,6 +39,7 @@ var<workgroup> a_tile: array<vec4<f32>, 256>; // (STEP, TILE / 4)
 var<workgroup> b_tile: array<vec4<f32>, 256>;
 var<workgroup> parts: array<f32, 1024>; // 64 x 16
 var<workgroup> delta: array<f32, 64>; // 0 past the last token, and so are the next four
+var<workgroup> own: array<f32, 64>;
 var<workgroup> cum: array<f32, 64>;
 var<workgroup> cum_low: array<f32, 64>;
 var<workgroup> since: array<f32, 64>;
@@ -82,12 +86,14 @@ fn load_steps(thread: u32, head: u32, start: u32, n: u32, n_tok: u32) {
         let series = N_HEAD * n_tok;
         if thread < n {
             delta[thread] = steps[at];
+            own[thread] = steps[at + series];
             cum[thread] = steps[at + 2u * series];
             cum_low[thread] = steps[at + 3u * series];
             since[thread] = steps[at + 4u * series];
             until[thread] = steps[at + 5u * series];
         } else {
             delta[thread] = 0.0;
+            own[thread] = 0.0;
             cum[thread] = 0.0;
             cum_low[thread] = 0.0;
             since[thread] = 0.0;
@@ -99,6 +105,21 @@ fn load_steps(thread: u32, head: u32, start: u32, n: u32, n_tok: u32) {
 
 fn decay(i: u32, j: u32) -> f32 {
     return exp((cum[i] - cum[j]) + (cum_low[i] - cum_low[j]));
+}
+
+// Whether row i reads row j, and whether they are of one token.
+fn reads(i: u32, j: u32) -> bool {
+    return j / ROWS <= i / ROWS;
+}
+
+fn is_own(i: u32, j: u32) -> bool {
+    return j / ROWS == i / ROWS;
+}
+
+// The weight of row j for row i; between rows of one token there is no decay.
+fn weight(i: u32, j: u32) -> f32 {
+    if RANK > 0u && is_own(i, j) { return own[j]; }
+    return delta[j];
 }
 
 // What passes between a token and a state: `since` to who reads, `until delta` from who writes.
@@ -118,6 +139,12 @@ fn column(which: u32, group: u32) -> u32 {
 
 fn term_at(series: u32, head: u32, tok: u32, n_tok: u32) -> u32 {
     return (series * N_HEAD + head) * n_tok + tok;
+}
+
+// Behind all other terms of Mamba-3: what the rows of a token are to each other.
+fn own_at(head: u32, tok: u32, n_tok: u32, n_chunk: u32) -> u32 {
+    let through = N_TILES * P_TILES * n_chunk * N_HEAD;
+    return term_at(3u + N_TILES + P_TILES, head, tok, n_tok) + through;
 }
 
 // ---- step sizes ---------------------------------------------------------------------------------
@@ -370,7 +397,7 @@ fn times_state(thread: u32, which: u32, head: u32, p0: u32, start: u32, n: u32, 
 
 // What token j gives token i.
 fn mix(i: u32, j: u32, scores_at: u32) -> f32 {
-    return decay(i, j) * scores[scores_at + i * 64u + j] * delta[j];
+    return decay(i, j) * scores[scores_at + i * 64u + j] * weight(i, j);
 }
 
 // A group takes 64 columns of a head in a chunk.
@@ -401,7 +428,7 @@ fn ssd_output(
             var a = 0.0;
             var b = 0.0;
             if tok < n {
-                if r >= tok && r < n { a = mix(r, tok, scores_at); }
+                if reads(r, tok) && r < n { a = mix(r, tok, scores_at); }
                 if p0 + r < D_HEAD { b = xbc[(start + tok) * WIDTH + head * D_HEAD + p0 + r]; }
             }
             a4[e] = a;

@@ -37,7 +37,7 @@ KERNEL ssd_dx(const T0* xbc, const float* steps, const u32* table, const T3* dy,
         return get4(dy, row, p0 + col, D_HEAD);
     };
     // No token is read by an earlier one: a warp of MMA begins at its rows.
-    u32 begin = MMA ? threadIdx.x / 32 % 4 * 16 : 0;
+    u32 begin = MMA && RANK < 2 ? threadIdx.x / 32 % 4 * 16 : 0;
     for (u32 k0 = 0; k0 < n; k0 += STEP) {
         Tiles& tiles = shared.tiles[k0 / STEP % 2];
         stage<false>(tiles.a, [&](u32 i, u32 j) { return mix4(s, scores, k0 + i, j, n); });
@@ -99,15 +99,28 @@ KERNEL ssd_inside(const T0* xbc, const float* steps, const u32* table, const T3*
         for (u32 e = 0; e < 16; e++) {
             u32 i = row_at(e), j = col_at(e);
             float sent = 0.0f;
-            if (j <= i && i < n) {
+            if (reads(i, j) && i < n) {
                 float passed = decay(s, i, j);
                 sent = passed * score[e] * acc[e];
-                total[e] += passed * s.delta[j] * acc[e];
+                total[e] += passed * weight(s, i, j) * acc[e];
                 if (i == j) terms[term_at(2, head, start + i, p.n_tok)] = acc[e];
             }
             shared.out[i][j] = sent;
         }
         __syncthreads();
+#if RANK
+        // What the rows of a token are to each other is no input and no decay.
+        if (threadIdx.x < n) {
+            u32 i = threadIdx.x, first = i / RANK * RANK;
+            float own = 0.0f;
+            for (u32 j = first; j < first + RANK; j++) {
+                own += shared.out[i][j];
+                shared.out[i][j] = 0.0f;
+            }
+            terms[own_at(head, start + i, p)] = own;
+        }
+        __syncthreads();
+#endif
         // Sums over the rows from each one on down; a thread has 16 rows of a column.
         u32 j = threadIdx.x % 64, quarter = threadIdx.x / 64;
         float sum = 0.0f;
@@ -214,7 +227,7 @@ KERNEL ssd_dbc(const T0* xbc, const float* steps, const u32* table, const T3* v,
     // dscores[i, j] and the three behind it, summed over the blocks of heads.
     auto dscores_at = [&](u32 i, u32 j) {
         float4 sum = zero4();
-        if (i >= n || j > i) return sum;
+        if (i >= n || !reads(i, j)) return sum;
         for (u32 block = 0; block < PER_GROUP / N_PER; block++) {
             float4 d = *(const float4*)(dscores + block * SQUARE + i * 64 + j);
             sum.x += d.x;

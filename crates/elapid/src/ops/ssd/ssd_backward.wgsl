@@ -63,7 +63,7 @@ fn ssd_dx(
             var a = 0.0;
             var b = 0.0;
             if tok < n {
-                if r <= tok { a = mix(tok, r, scores_at); }
+                if reads(tok, r) { a = mix(tok, r, scores_at); }
                 if p0 + r < D_HEAD { b = v[(start + tok) * D_INNER + head * D_HEAD + p0 + r]; }
             }
             a4[e] = a;
@@ -140,10 +140,10 @@ fn ssd_inside(
             for (var j = 0u; j < 4u; j++) {
                 let dmix = acc[i][j];
                 var sent = 0.0;
-                if j0 + j <= i0 + i && i0 + i < n {
+                if reads(i0 + i, j0 + j) && i0 + i < n {
                     let passed = decay(i0 + i, j0 + j);
                     sent = passed * scores_in[scores_at + (i0 + i) * 64u + j0 + j] * dmix;
-                    dscores_sum[i][j] += passed * delta[j0 + j] * dmix;
+                    dscores_sum[i][j] += passed * weight(i0 + i, j0 + j) * dmix;
                     if i0 + i == j0 + j {
                         terms6[term_at(2u, head, start + i0 + i, p7.n_tok)] = dmix;
                     }
@@ -151,9 +151,27 @@ fn ssd_inside(
                 acc[i][j] = sent;
             }
         }
+        if RANK > 0u {
+            // What the rows of a token are to each other is no input and no decay.
+            var rows = vec4<f32>(0.0);
+            for (var i = 0u; i < 4u; i++) {
+                for (var j = 0u; j < 4u; j++) {
+                    if is_own(i0 + i, j0 + j) {
+                        rows[i] += acc[i][j];
+                        acc[i][j] = 0.0;
+                    }
+                }
+            }
+            put_row_sums(thread, rows);
+            if thread < n {
+                let at = own_at(head, start + thread, p7.n_tok, p7.n_chunk);
+                terms6[at] = row_sum(thread);
+            }
+            workgroupBarrier();
+        }
         // Sums over the rows from here on down.
-        let own = acc[0] + acc[1] + acc[2] + acc[3];
-        for (var j = 0u; j < 4u; j++) { parts[ty * 64u + j0 + j] = own[j]; }
+        let column_sums = acc[0] + acc[1] + acc[2] + acc[3];
+        for (var j = 0u; j < 4u; j++) { parts[ty * 64u + j0 + j] = column_sums[j]; }
         workgroupBarrier();
         var below = vec4<f32>(0.0);
         for (var t = 15u; t > ty; t--) {
@@ -278,8 +296,8 @@ fn ssd_dbc(
             var a = 0.0;
             var b = 0.0;
             if tok < n {
-                if PASS == 0u && tok <= r { a = dscore(first, r, tok); }
-                if PASS == 1u && r <= tok { a = dscore(first, tok, r); }
+                if PASS == 0u && reads(r, tok) { a = dscore(first, r, tok); }
+                if PASS == 1u && reads(tok, r) { a = dscore(first, tok, r); }
                 if n0 + r < D_STATE { b = xbc[(start + tok) * WIDTH + other + n0 + r]; }
             }
             a4[e] = a;

@@ -16,6 +16,11 @@ pub(super) fn refuse(problem: &str) -> Error {
 
 impl Arch {
     pub fn of(config: &Config) -> Result<Arch> {
+        // llama.cpp has no Mamba-3. A file of ours has its names where it has them, and our config.
+        let is_mamba3 = |layer: &LayerConfig| matches!(layer.mixer, MixerConfig::Mamba3(_));
+        if config.layers.iter().any(is_mamba3) {
+            return Ok(Arch::Elapid);
+        }
         let arch = family(config).and_then(|family| family.facts().gguf).map(|gguf| gguf.0);
         let none = "llama.cpp has no architecture with this list of layers";
         let arch = arch.ok_or_else(|| refuse(none))?;
@@ -66,6 +71,7 @@ impl Arch {
         };
         let unusual = dims.scale != (d_head as f64).powf(-0.5) as f32;
         vec![
+            (c.fused.is_some(), "queries, keys and values are one matrix".into()),
             (
                 dims.window.is_some(),
                 format!("attention slides over {} tokens", dims.window.unwrap_or(0)),

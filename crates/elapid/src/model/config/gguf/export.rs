@@ -18,6 +18,13 @@ const N_CTX_ENDLESS: usize = 1 << 20;
 
 pub fn describe(config: &Config, arch: Arch) -> Description {
     let mut metadata: Vec<(&str, Item)> = vec![("vocab_size", size(config.n_vocab))];
+    let named = |(key, item)| (format!("{arch}.{key}"), item);
+    if arch == Arch::Elapid {
+        metadata.push(("block_count", size(config.layers.len())));
+        metadata.push(("embedding_length", size(config.d_model)));
+        let metadata = metadata.into_iter().map(named).collect();
+        return Description { metadata, frequencies: None };
+    }
     for row in arch::family(config).into_iter().flat_map(|family| family.facts().rows()) {
         let Some(key) = row.gguf_key() else { continue };
         let is_new = metadata.iter().all(|item| item.0 != key);
@@ -42,7 +49,6 @@ pub fn describe(config: &Config, arch: Arch) -> Description {
     }
     let rope = attention(config).and_then(|c| c.rope.as_ref());
     let frequencies = rope.and_then(|rope| describe_rope(rope, &mut metadata));
-    let named = |(key, item)| (format!("{arch}.{key}"), item);
     Description { metadata: metadata.into_iter().map(named).collect(), frequencies }
 }
 

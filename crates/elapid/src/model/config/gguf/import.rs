@@ -21,6 +21,10 @@ pub fn read(gguf: &Gguf) -> Result<(Arch, Config, String)> {
     if let Some(json) = gguf.str(CONFIG_KEY)? {
         return Ok((arch, Config::from_json(gguf.file(), json)?, json.to_string()));
     }
+    if arch == Arch::Elapid {
+        let hint = "convert the original again";
+        return Err(Error::config(gguf.file(), CONFIG_KEY, "is missing", hint));
+    }
     let has_experts = gguf.size(&format!("{arch}.expert_count"))?.is_some_and(|n| n > 0);
     let has_norms = gguf.bool(&format!("{arch}.ssm.dt_b_c_rms"))?.unwrap_or(false);
     let of_arch = |family: &Family| family.facts().gguf.is_some_and(|gguf| gguf.0 == arch);

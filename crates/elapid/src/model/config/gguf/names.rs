@@ -105,13 +105,17 @@ impl LayerNames<'_> {
                 self.put_linear(param(up_name), &up, Map::Same);
                 last
             }
-            DenseForm::Fused([both, last]) => {
+            DenseForm::Fused([both, last]) | DenseForm::UpFirst([both, last]) => {
+                let order = match c.form {
+                    DenseForm::UpFirst(_) => [up, gate],
+                    _ => [gate, up],
+                };
                 let shape = [c.d_ff, self.d_model];
                 let part = |name: String| {
                     let name = format!("{}{name}.weight", self.at);
                     Part { name, shape: shape.to_vec(), rows: None }
                 };
-                let place = Place { parts: [gate, up].map(part).to_vec(), map: Map::Same };
+                let place = Place { parts: order.map(part).to_vec(), map: Map::Same };
                 self.places.insert(param(&format!("{both}.weight")), place);
                 last
             }

@@ -5,7 +5,7 @@ use super::*;
 /// Most bytes of the states of a stretch.
 const STATE_BYTES_MAX: usize = 1 << 29;
 /// Most chunks of a stretch: groups along an axis.
-pub(super) const N_CHUNK_MAX: usize = 65_535;
+pub const N_CHUNK_MAX: usize = 65_535;
 /// Groups that `ssd_inside` and `ssd_outputs` should have, so that no multiprocessor waits.
 const N_GROUP_MIN: usize = 512;
 /// Most heads that they take one after the other: fewer parts of dscores to add later.
@@ -13,7 +13,7 @@ const N_HEADS_MAX: usize = 8;
 
 /// Which way through time.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pass {
+pub enum Pass {
     /// States, from the first chunk.
     Forward,
     /// Gradients by states, from the last chunk.
@@ -22,54 +22,70 @@ pub(super) enum Pass {
 
 /// Where states come from when a run begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Before {
+pub enum Before {
     Zero,
     Given,
 }
 
+/// What the kernels compute.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    Mamba2,
+    /// With so many rows for each token.
+    Mamba3(usize),
+}
+
+/// What is cut, in rows, and how.
+pub struct Cut<'a> {
+    pub segments: &'a Segments,
+    /// Most rows of a chunk.
+    pub len: usize,
+    pub has_initial: bool,
+    pub n_chunk_max: usize,
+}
+
 /// What a segment has in a stretch.
-pub(super) struct Run {
-    pub(super) segment: usize,
-    pub(super) is_first: bool,
-    pub(super) is_last: bool,
+pub struct Run {
+    pub segment: usize,
+    pub is_first: bool,
+    pub is_last: bool,
 }
 
 /// Chunks whose states are there at the same time.
-pub(super) struct Stretch {
-    pub(super) chunks: Range<usize>,
-    pub(super) runs: Vec<Run>,
+pub struct Stretch {
+    pub chunks: Range<usize>,
+    pub runs: Vec<Run>,
     /// In `table`.
-    pub(super) runs_at: usize,
+    pub runs_at: usize,
 }
 
 /// How a batch is cut.
-pub(super) struct Plan {
-    pub(super) dims: SsdDims,
-    pub(super) n_tok: usize,
-    pub(super) n_chunk: usize,
-    pub(super) n_heads: usize,
-    pub(super) stretches: Vec<Stretch>,
-    pub(super) table: Tensor,
+pub struct Plan {
+    pub dims: SsdDims,
+    pub form: Form,
+    pub n_tok: usize,
+    pub n_chunk: usize,
+    pub n_heads: usize,
+    pub stretches: Vec<Stretch>,
+    pub table: Tensor,
     /// Where `cores.cu` does the work.
-    pub(super) cores: Option<Cores>,
+    pub cores: Option<Cores>,
 }
 
 impl Plan {
     /// `dy`: of backward.
-    pub(super) fn new(
-        inputs: &Inputs,
-        segments: &Segments,
-        has_initial: bool,
+    pub fn new(
+        (dims, form): (SsdDims, Form),
+        xbc: &Tensor,
+        Cut { segments, len, has_initial, n_chunk_max }: Cut,
         dy: Option<&Tensor>,
-        n_chunk_max: usize,
     ) -> Plan {
-        let dims = inputs.dims;
         let mut table: Vec<u32> = Vec::new();
         let mut stretches: Vec<Stretch> = Vec::new();
         let mut runs: Vec<u32> = Vec::new();
         for (segment_idx, segment) in segments.iter().enumerate() {
-            let n_chunk = chunks(segment.n_tok).len();
-            for (idx, chunk) in chunks(segment.n_tok).enumerate() {
+            let n_chunk = chunks_of(segment.n_tok, len).len();
+            for (idx, chunk) in chunks_of(segment.n_tok, len).enumerate() {
                 let has_before = idx > 0 || has_initial;
                 let has_after = idx + 1 < n_chunk;
                 let at = table.len() / 4;
@@ -97,17 +113,20 @@ impl Plan {
         let n_heads = (n_chunk * dims.n_head / N_GROUP_MIN).clamp(1, N_HEADS_MAX);
         Plan {
             dims,
+            form,
             n_tok: segments.n_tok(),
             n_chunk,
             n_heads: divisor_at_most(dims.heads_per_group(), n_heads),
             stretches,
-            table: Tensor::from_u32(inputs.xbc.device(), &table),
-            cores: Cores::new(&dims, &inputs.xbc, dy),
+            table: Tensor::from_u32(xbc.device(), &table),
+            cores: Cores::new(&dims, form, xbc, dy),
         }
     }
 
-    pub(super) fn consts(&self, pass: Pass, before: Before) -> Vec<Const> {
-        let mut list = consts(&self.dims, self.n_heads, pass, before, self.table.device()).to_vec();
+    pub fn consts(&self, pass: Pass, before: Before) -> Vec<Const> {
+        let mut list =
+            consts(&self.dims, (self.n_heads, self.form), pass, before, self.table.device())
+                .to_vec();
         if self.cores.is_some() {
             list[7] = ("MMA", 2);
         }
@@ -116,38 +135,44 @@ impl Plan {
     }
 
     /// For the chunks from `first` on, whose runs are at `runs_at` in the table.
-    pub(super) fn params(&self, first: usize, runs_at: usize) -> [Word; 6] {
+    pub fn params(&self, first: usize, runs_at: usize) -> [Word; 6] {
         params(&self.dims, [self.n_tok, self.n_chunk, first, runs_at])
     }
 
     /// Whether some stretch begins within a segment.
-    pub(super) fn is_cut(&self) -> bool {
+    pub fn is_cut(&self) -> bool {
         self.stretches.iter().any(|stretch| stretch.runs.iter().any(|run| !run.is_first))
     }
 }
 
-/// What `cores.cu` wants: heads of 64, `d_state` of 64 or 128, all in bf16, on CUDA.
+/// What `cores.cu` wants: heads of 64, `d_state` of 64 or 128, all in bf16, ranks that divide 16,
+/// CUDA.
 #[derive(Clone, Copy)]
-pub(super) struct Cores {
+pub struct Cores {
     d_state: usize,
+    /// In `Steps`.
+    n_series: usize,
     /// Heads whose tiles `ssd_gradients` has at the same time.
     n_buffer: usize,
 }
 
 /// Bytes of 64 tokens of a head.
 const HEAD_BYTES: usize = CHUNK * 64 * 2;
-/// Bytes of the `Steps` of a head, and of its `Sums`.
-const STEPS_BYTES: usize = 5 * CHUNK * 4;
+/// Bytes of the `Sums` of a head.
 const SUMS_BYTES: usize = (19 * CHUNK + 16) * 4;
 
 impl Cores {
-    fn new(dims: &SsdDims, xbc: &Tensor, dy: Option<&Tensor>) -> Option<Cores> {
+    fn new(dims: &SsdDims, form: Form, xbc: &Tensor, dy: Option<&Tensor>) -> Option<Cores> {
         let caps = xbc.device().gpu()?.caps();
         let is_bf16 = [Some(xbc), dy].iter().flatten().all(|x| x.dtype() == DType::BF16);
-        let can =
-            caps.tensor_cores && is_bf16 && dims.d_head == 64 && matches!(dims.d_state, 64 | 128);
-        let with = |n_buffer| Cores { d_state: dims.d_state, n_buffer };
-        [with(2), with(1)]
+        let is_plain = !matches!(form, Form::Mamba3(rank) if !16usize.is_multiple_of(rank));
+        let fits = dims.d_head == 64 && matches!(dims.d_state, 64 | 128);
+        let can = caps.tensor_cores && is_bf16 && is_plain && fits;
+        let n_series = if form == Form::Mamba2 { 5 } else { 6 };
+        let with = |n_buffer| Cores { d_state: dims.d_state, n_series, n_buffer };
+        // With a head in a group there is no next one to fetch.
+        let n_buffer_max = dims.heads_per_group().min(2);
+        [with(n_buffer_max), with(1)]
             .into_iter()
             .find(|cores| can && cores.gradients_bytes() <= caps.shared_bytes_max)
     }
@@ -157,6 +182,10 @@ impl Cores {
         self.d_state * 64 * 2
     }
 
+    fn steps_bytes(&self) -> usize {
+        self.n_series * CHUNK * 4
+    }
+
     /// A group of `ssd_walk` takes a state with two threads a row.
     pub(super) fn walk_work(&self, n_head: usize, n_run: usize) -> Work {
         let shared = HEAD_BYTES + 3 * self.state_bytes() + 8;
@@ -164,7 +193,7 @@ impl Cores {
     }
 
     pub(super) fn outputs_work(&self, n_block: usize, n_chunk: usize) -> Work {
-        let shared = 3 * (HEAD_BYTES + self.state_bytes()) + 2 * STEPS_BYTES;
+        let shared = 3 * (HEAD_BYTES + self.state_bytes()) + 2 * self.steps_bytes();
         Work { shared: shared as u32, ..Work::grid([n_block, n_chunk, 1], 256) }
     }
 
@@ -176,18 +205,19 @@ impl Cores {
     fn gradients_bytes(&self) -> usize {
         let tiles = 2 * (HEAD_BYTES + self.state_bytes());
         let once = 2 * self.state_bytes() + HEAD_BYTES + 2 * SUMS_BYTES;
-        once + self.n_buffer * (tiles + STEPS_BYTES)
+        once + self.n_buffer * (tiles + self.steps_bytes())
     }
 }
 
-/// Of all entries. `MMA`: whether CUDA multiplies in bf16, 2 in `cores.cu`.
-pub(super) fn consts(
+/// Of all entries. `MMA`: whether CUDA multiplies in bf16, 2 in `cores.cu`. `RANK`: rows of a token
+/// of Mamba-3, or 0.
+pub fn consts(
     dims: &SsdDims,
-    n_heads: usize,
+    (n_heads, form): (usize, Form),
     pass: Pass,
     before: Before,
     device: &Device,
-) -> [Const; 8] {
+) -> [Const; 9] {
     [
         ("N_HEAD", dims.n_head),
         ("D_HEAD", dims.d_head),
@@ -197,18 +227,19 @@ pub(super) fn consts(
         ("PASS", usize::from(pass == Pass::Backward)),
         ("HAS_BEFORE", usize::from(before == Before::Given)),
         ("MMA", usize::from(device.activation_dtype() == DType::BF16)),
+        ("RANK", if let Form::Mamba3(rank) = form { rank } else { 0 }),
     ]
 }
 
 /// Of all entries: n_tok, n_chunk, first, runs_at, and limits. A kernel may not be given infinity.
-pub(super) fn params(dims: &SsdDims, counts: [usize; 4]) -> [Word; 6] {
+pub fn params(dims: &SsdDims, counts: [usize; 4]) -> [Word; 6] {
     let [n_tok, n_chunk, first, runs_at] = counts.map(Word::from);
     let limits = [dims.delta_min, dims.delta_max.min(f32::MAX)].map(Word::from);
     [n_tok, n_chunk, first, runs_at, limits[0], limits[1]]
 }
 
 /// Chunks whose states fit into one argument of a kernel.
-pub(super) fn n_chunk_max(gpu: &Gpu, dims: &SsdDims) -> usize {
+pub fn n_chunk_max(gpu: &Gpu, dims: &SsdDims) -> usize {
     let n_bytes = dims.n_head * dims.n_state() * 4;
     (gpu.binding_bytes_max().min(STATE_BYTES_MAX) / n_bytes.max(1)).clamp(1, N_CHUNK_MAX)
 }

@@ -182,7 +182,7 @@ pub struct ChunkBackward<'a> {
 
 /// Scratch for one chunk.
 pub struct Work<'a> {
-    pub x_chunk: &'a mut [f32],
+    x_chunk: &'a mut [f32],
     dy_chunk: &'a mut [f32],
     /// Gradient by x.
     pub dx: &'a mut [f32],
@@ -434,10 +434,10 @@ impl WithSimd for MixBackward<'_> {
 }
 
 /// `y = scale x`, row by row.
-pub struct ScaleRows<'a> {
-    pub y: &'a mut [f32],
-    pub scale: &'a [f32],
-    pub x: Rows<'a>,
+struct ScaleRows<'a> {
+    y: &'a mut [f32],
+    scale: &'a [f32],
+    x: Rows<'a>,
 }
 
 impl WithSimd for ScaleRows<'_> {

@@ -2,11 +2,12 @@
 """Golden values for Mamba-3 from mamba3_reference.py.
 
   make_mamba3.py SET OUT [--seed N]     one of SETS below
-  make_mamba3.py --all sets OUTROOT     every one
+  make_mamba3.py --all OUTROOT          every one
   make_mamba3.py --list
 
 OUT/ holds
-  config.json              mamba_ssm's MambaConfig (what official checkpoints carry), or Elapid's own for `zamba`
+  config.json              mamba_ssm's MambaConfig (what official checkpoints carry), Elapid's own for `zamba`,
+                           that of flash-linear-attention for `mamba3_fla`
   model.safetensors        float32 weights under the official names (`zamba`: Elapid's own names)
   golden.safetensors       input_ids, labels, logits, loss, hidden.0..L (0: embeddings, L: after the final norm), grad.<param>
   after_adamw.safetensors  every parameter after N torch.optim.AdamW steps on the same batch
@@ -386,7 +387,7 @@ def make(name, out, spec, seed=None, steps=3):
         ),
         versions=dict(
             torch=torch.__version__,
-            reference="mamba3_reference.py, equal to state-spaces/mamba e9594ce in float64 (validate_cpu.py)",
+            reference="mamba3_reference.py, equal to state-spaces/mamba e9594ce in float64",
         ),
     )
     if route < math.inf:
@@ -410,11 +411,10 @@ if __name__ == "__main__":
     a.add_argument("--seed", type=int)
     a.add_argument("-v", action="store_true")
     z = a.parse_args()
-    both = SETS
     if z.list:
-        print("\n".join(both))
+        print("\n".join(SETS))
     elif z.all:
         for n, s in SETS.items():
-            make(n, os.path.join(z.set, n), s)
+            make(n, os.path.join(z.all, n), s)
     else:
-        make(z.set, z.out, both[z.set], z.seed)
+        make(z.set, z.out, SETS[z.set], z.seed)

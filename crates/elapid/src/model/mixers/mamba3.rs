@@ -21,7 +21,7 @@ pub struct Mamba3Config {
     pub dims: Mamba3Dims,
     /// Of both projections.
     pub bias: bool,
-    /// Whether it has the parameters of several inputs and outputs, be it for one.
+    /// Whether it has `mimo_x`, `mimo_z` and `mimo_o`: mamba_ssm allows them with a rank of one.
     pub mimo: bool,
     /// Whether each head is normed before the gate.
     pub out_norm: bool,

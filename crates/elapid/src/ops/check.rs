@@ -5,10 +5,12 @@
 //! four-point stencil `(8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h`, whose error falls with h^4, so
 //! that h can be large enough for f32 noise to stay near 1e-5 of the loss.
 
+use crate::ops::rope::{Rope, RopeScaling, rope};
 use crate::tape::{Gradients, Tape, Var};
 use crate::tensor::device::Device;
 use crate::tensor::gpu::{Gpu, Precision};
 use crate::tensor::rng::Rng;
+use crate::tensor::segment::Segments;
 use crate::tensor::{DType, Tensor};
 use std::sync::OnceLock;
 
@@ -94,6 +96,13 @@ pub fn devices() -> &'static [(Device, f32)] {
         }
         list
     })
+}
+
+/// The same numbers as an op leaves them: in bf16 where activations are. Nothing is turned at the
+/// first position of a sequence.
+pub fn as_activation(tape: &Tape, x: &Var) -> Var {
+    let table = Rope { base: 1e4, d_rotary: 2, scaling: RopeScaling::None }.table();
+    rope(tape, x, &table, 2, &Segments::from_lengths(&vec![1; x.value().shape()[0]]))
 }
 
 /// wgpu, if it is there, with what every adapter has and at most 64 KiB in a binding: for ops on

@@ -1,8 +1,7 @@
 //! Tests of `ssd`: finite differences, a twin in f64, steps against whole, strong decays.
 
 use super::*;
-use crate::ops::check::{Input, check_gradients, devices};
-use crate::ops::rope::{Rope, RopeScaling, rope};
+use crate::ops::check::{Input, as_activation, check_gradients, devices};
 use crate::tape::Gradients;
 
 fn dims(n_head: usize, d_head: usize, n_group: usize, d_state: usize) -> SsdDims {
@@ -48,13 +47,6 @@ fn gradients() {
         let inputs = random(dims, segments.n_tok());
         check_gradients(&inputs, |tape, v| vec![run(tape, v, dims, &segments)]);
     }
-}
-
-/// The same numbers as an op leaves them: in bf16 where activations are. Nothing is turned at the
-/// first position of a sequence.
-fn as_activation(tape: &Tape, x: &Var) -> Var {
-    let table = Rope { base: 1e4, d_rotary: 2, scaling: RopeScaling::None }.table();
-    rope(tape, x, &table, 2, &Segments::from_lengths(&vec![1; x.value().shape()[0]]))
 }
 
 #[test]

@@ -51,20 +51,29 @@ fn cuda(text: &str) -> Vec<(String, Vec<String>)> {
     found.collect()
 }
 
-/// Functions after `@compute`, each with the bindings that it or what it calls may use: all that
-/// the file declares.
+/// Functions after `@compute`, each with the bindings that it names, and those that no such
+/// function names: what they call does.
 fn wgsl(text: &str) -> Vec<(String, Vec<String>)> {
-    let bindings = text.lines().filter(|line| line.starts_with("@group")).map(|line| {
-        let line = line.split(';').next().unwrap_or(line);
-        line.split_once("var").map_or(line, |(_, rest)| rest).to_string()
-    });
-    let bindings: Vec<String> = bindings.collect();
-    let found = text.match_indices("@compute").filter_map(|(at, _)| {
-        let (_, rest) = text[at..].split_once("fn ")?;
-        let (name, _) = rest.split_once('(')?;
-        Some((name.trim().to_string(), bindings.clone()))
-    });
-    found.collect()
+    let bodies = text.split("@compute").skip(1);
+    let bodies: Vec<&str> = bodies.map(|it| it.split("\n}").next().unwrap_or(it)).collect();
+    let binding = |line: &str| {
+        let (place, rest) = line.split(';').next()?.split_once(" var")?;
+        let name = rest.split_once('>')?.1.split(':').next()?.trim().to_string();
+        Some((name, format!("{}{rest}", place.trim_start_matches("@group(0) "))))
+    };
+    let bindings: Vec<(String, String)> =
+        text.lines().filter(|line| line.starts_with("@group")).filter_map(binding).collect();
+    let is_word = |c: char| !c.is_alphanumeric() && c != '_';
+    let names = |body: &str, name: &str| body.split(is_word).any(|word| word == name);
+    let entry = |body: &&str| {
+        let name = body.split_once("fn ")?.1.split_once('(')?.0.trim().to_string();
+        let is_given = |(name, _): &&(String, String)| {
+            names(body, name) || !bodies.iter().any(|body| names(body, name))
+        };
+        let given = bindings.iter().filter(is_given).map(|(_, text)| text.clone());
+        Some((name, given.collect()))
+    };
+    bodies.iter().filter_map(entry).collect()
 }
 
 impl Kernels {

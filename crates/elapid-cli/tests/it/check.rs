@@ -1,6 +1,6 @@
 //! The real binary on real model directories: golden values, and what it says of broken ones.
 
-use crate::common::{elapid, root};
+use crate::common::{elapid, refusal, root};
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
@@ -234,4 +234,23 @@ fn info_tells_of_the_machine_and_of_a_model() {
     let json = stdout(&elapid(&["info", dir.to_str().unwrap(), "--json"]));
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["family"], "jamba");
+}
+
+#[test]
+fn kernels_are_listed_with_their_bindings_and_printed() {
+    let list = elapid(&["kernels"]);
+    let text = String::from_utf8(list.stdout).unwrap();
+    assert!(list.status.success() && text.contains("ops/scale.wgsl"), "{text}");
+    for name in [
+        "scale_forward",
+        "head_loss_rows",
+        "ssd_walk",
+        "@binding(1)<storage, read_write>",
+        "Params p",
+    ] {
+        assert!(text.contains(name), "{name}");
+    }
+    let one = String::from_utf8(elapid(&["kernels", "ops/scale.cu"]).stdout).unwrap();
+    assert!(one.contains("KERNEL scale_columns("), "{one}");
+    assert!(refusal(&elapid(&["kernels", "nothing"])).contains("no kernel is called nothing"));
 }

@@ -8,12 +8,14 @@ use crate::common::{Scratch, elapid, root};
 use std::fmt::Write;
 use std::process::Command;
 
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 16] = [
     "train",
     "plan",
     "info",
     "convert",
     "quantize",
+    "merge",
+    "watch",
     "tokenize",
     "train-tokenizer",
     "generate",
@@ -22,6 +24,7 @@ const COMMANDS: [&str; 13] = [
     "eval",
     "check",
     "bench",
+    "kernels",
 ];
 
 /// Compares with the snapshot of this name.

@@ -242,7 +242,7 @@ fn kernels_are_listed_with_their_bindings_and_printed() {
     let text = String::from_utf8(list.stdout).unwrap();
     assert!(list.status.success() && text.contains("ops/scale.wgsl"), "{text}");
     for name in [
-        "scale_forward",
+        "scale_columns",
         "head_loss_rows",
         "ssd_walk",
         "@binding(1)<storage, read_write>",

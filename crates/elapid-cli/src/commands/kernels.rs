@@ -40,13 +40,17 @@ impl Source {
     }
 }
 
-/// `KERNEL name(parameters) {`
+/// `KERNEL name(parameters) {`, or where more is said to the compiler, what stands for `KERNEL`.
 fn cuda(text: &str) -> Vec<(String, Vec<String>)> {
-    let found = text.match_indices("\nKERNEL ").filter_map(|(at, mark)| {
-        let (name, rest) = text[at + mark.len()..].split_once('(')?;
+    let behind = |(at, mark): (usize, &str)| &text[at + mark.len()..];
+    let plain = text.match_indices("\nKERNEL ").map(behind);
+    let bounded = text.match_indices("\nextern \"C\" __global__").map(behind);
+    let bounded = bounded.filter_map(|rest| Some(rest.split_once("void")?.1));
+    let found = plain.chain(bounded).filter_map(|rest| {
+        let (name, rest) = rest.split_once('(')?;
         let (list, _) = rest.split_once(") {")?;
         let list = list.split(',').map(|it| it.split_whitespace().collect::<Vec<_>>().join(" "));
-        Some((name.to_string(), list.collect()))
+        Some((name.trim().to_string(), list.collect()))
     });
     found.collect()
 }

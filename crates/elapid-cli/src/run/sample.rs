@@ -3,8 +3,8 @@
 use elapid::{Encoded, Tokenizer};
 use std::collections::BTreeMap;
 
-/// A document gives at most this share of the tokens, or so many of them: few long ones would say
-/// little of the others.
+/// Where there are so many documents, each gives at most its share of the tokens, or `N_TOK_MIN`: a
+/// few long ones would say little of the others.
 const SHARE: usize = 12;
 const N_TOK_MIN: usize = 512;
 
@@ -32,7 +32,7 @@ pub fn sample(documents: &[Encoded], n_tok_max: usize, tokenizer: &Tokenizer) ->
     order.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut list = Vec::new();
     let mut n_left = n_tok_max;
-    let n_each = (n_tok_max / SHARE).max(N_TOK_MIN);
+    let n_each = (n_tok_max / SHARE.min(documents.len())).max(N_TOK_MIN);
     for (_, document) in order {
         let n = document.ids.len().min(n_left).min(n_each);
         // A few tokens of a document say little of it.

@@ -11,8 +11,9 @@
 //!
 //! wgpu: tiles in shared memory, f32; a right side in f16 is read as it is stored. CUDA: cuBLASLt,
 //! which may do a little more on the way (`Epilogue`). It is many times slower where rows do not
-//! begin at multiples of 16 bytes or a size is odd, as of a vocabulary of 50,257: such matrices are
-//! copied to larger ones and back. What does not fit into a binding is split along its stored rows.
+//! begin at multiples of 16 bytes or a size is odd, as of a feed-forward of 5461: such matrices are
+//! copied to larger ones and back; the head's are made larger at once (`even_rows`). What does not
+//! fit into a binding is split along its stored rows.
 //!
 //! Not here: products of few rows with a stored matrix, in `vector.rs`.
 

@@ -104,6 +104,23 @@ DEVICE uint2 pair_of(u32 pair) {
     return HALVES ? make_uint2(pair, pair + N_PAIR) : make_uint2(2 * pair, 2 * pair + 1);
 }
 
+// The numbers of a pair in the row that begins at `row`; at once where they lie side by side.
+#define AT_ONCE (!HALVES && D_INNER % 2 == 0)
+
+template <class X> DEVICE float2 load_pair(const X* x, size_t row, uint2 at) {
+    if (AT_ONCE) return load2(x, row + at.x);
+    return make_float2(load(x, row + at.x), load(x, row + at.y));
+}
+
+template <class X> DEVICE void store_pair(X* x, size_t row, uint2 at, float2 v) {
+    if (AT_ONCE) {
+        store2(x, row + at.x, v);
+        return;
+    }
+    store(x, row + at.x, v.x);
+    store(x, row + at.y, v.y);
+}
+
 // First number of a head's v (0), k (1) or q (2) in a row of `wide`.
 DEVICE size_t wide_at(u32 which, size_t row, u32 head) {
     u32 column = which == 0 ? head * D_HEAD : D_INNER + ((which - 1) * N_HEAD + head) * D_STATE;
@@ -259,8 +276,10 @@ DEVICE float angle_before(float sums[4][64], const float deltas[64], const R* ra
 #ifdef ENTRY_mamba3_rows
 // A group takes a head in a chunk: v, k and q of its rows, and where the segment ends, k and x of
 // its last token.
-KERNEL mamba3_rows(const T0* xbc, const T1* raw, const float* packed, const u32* table,
-                   const float* ratios, const float* starts, T6* wide, float* ends, Params p) {
+KERNEL mamba3_rows(const T0* __restrict__ xbc, const T1* __restrict__ raw,
+                   const float* __restrict__ packed, const u32* __restrict__ table,
+                   const float* __restrict__ ratios, const float* __restrict__ starts,
+                   T6* __restrict__ wide, float* __restrict__ ends, Params p) {
     __shared__ float deltas[64], sums[4][64];
     u32 head = blockIdx.x, chunk = p.first + blockIdx.y;
     u32 start = table[4 * chunk], n = table[4 * chunk + 1], is_last = table[4 * chunk + 3] & 2;
@@ -273,29 +292,33 @@ KERNEL mamba3_rows(const T0* xbc, const T1* raw, const float* packed, const u32*
         float angle = angle_before(sums, deltas, raw, starts, chunk, head, start, pair, part);
         if (pair >= N_PAIR) continue;
         uint2 at = pair_of(pair);
+        float2 norms[2], biases[2 * RANK];
+        for (u32 side = 0; side < 2; side++) {
+            norms[side] = load_pair(packed + NORMS + side * D_STATE, 0, at);
+        }
+#pragma unroll
+        for (u32 i = 0; i < 2 * RANK; i++) {
+            u32 row = i / RANK * N_BIAS + (head * RANK + i % RANK) * D_STATE;
+            biases[i] = load_pair(packed + BIASES, row, at);
+        }
+#pragma unroll 4
         for (u32 t = part.begin; t < part.end; t++) {
             float2 turn = make_float2(1.0f, 0.0f);
             if (pair < N_ANGLE) {
                 angle = reduced(fmaf(deltas[t], turn_of(raw, start + t, pair), angle));
                 turn = cos_sin(angle);
             }
+#pragma unroll
             for (u32 i = 0; i < 2 * RANK; i++) {
-                u32 side = i / RANK, r = i % RANK;
-                size_t from = bc_at(side, start + t, r, head);
-                u32 row = i * N_GROUP + head / PER_GROUP;
+                u32 side = i / RANK, r = i % RANK, row = i * N_GROUP + head / PER_GROUP;
+                float2 x = load_pair(xbc, bc_at(side, start + t, r, head), at);
                 float ratio = ratios[(size_t)(start + t) * N_RATIO + row];
-                const float* norm = packed + NORMS + side * D_STATE;
-                const float* bias = packed + BIASES + side * N_BIAS + (head * RANK + r) * D_STATE;
-                float a = load(xbc, from + at.x) * ratio * norm[at.x] + bias[at.x];
-                float b = load(xbc, from + at.y) * ratio * norm[at.y] + bias[at.y];
+                float a = x.x * ratio * norms[side].x + biases[i].x;
+                float b = x.y * ratio * norms[side].y + biases[i].y;
                 float2 y = make_float2(a * turn.x - b * turn.y, a * turn.y + b * turn.x);
-                size_t to = wide_at(1 + side, (size_t)(start + t) * RANK + r, head);
-                store(wide, to + at.x, y.x);
-                store(wide, to + at.y, y.y);
+                store_pair(wide, wide_at(1 + side, (size_t)(start + t) * RANK + r, head), at, y);
                 if (is_end && side == 0 && t + 1 == n) {
-                    float* k = end_of + (r * N_HEAD + head) * D_STATE;
-                    k[at.x] = y.x;
-                    k[at.y] = y.y;
+                    store_pair(end_of, (r * N_HEAD + head) * D_STATE, at, y);
                 }
             }
         }

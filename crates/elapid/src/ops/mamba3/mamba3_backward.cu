@@ -63,8 +63,10 @@ KERNEL mamba3_found(const float* terms, const float* steps, const u32* table, fl
 // A group takes a head in a chunk: turns the gradients by k and q back, in place, adds them up for
 // the biases, and leaves in `th` the gradients by its angles, summed over later tokens of the
 // chunk.
-KERNEL mamba3_back(const T0* wide, const T1* raw, const float* packed, const u32* table,
-                   const float* starts, T5* dwide, float* th, float* parts, Params p) {
+KERNEL mamba3_back(const T0* __restrict__ wide, const T1* __restrict__ raw,
+                   const float* __restrict__ packed, const u32* __restrict__ table,
+                   const float* __restrict__ starts, T5* __restrict__ dwide,
+                   float* __restrict__ th, float* __restrict__ parts, Params p) {
     __shared__ float deltas[64], sums[4][64];
     u32 head = blockIdx.x, chunk = p.first + blockIdx.y;
     u32 start = table[4 * chunk], n = table[4 * chunk + 1], quarter = threadIdx.x / 64;
@@ -72,56 +74,58 @@ KERNEL mamba3_back(const T0* wide, const T1* raw, const float* packed, const u32
     Part part = part_of(n);
     for (u32 first = 0; first < N_PAIR; first += 64) {
         u32 pair = first + part.lane;
-        float before = angle_before(sums, deltas, raw, starts, chunk, head, start, pair, part);
+        float angle = angle_before(sums, deltas, raw, starts, chunk, head, start, pair, part);
         uint2 at = pair_of(pair);
-        for (u32 i = 0; i < 2 * RANK; i++) {
-            u32 side = i / RANK, r = i % RANK;
-            float angle = before, bias_a = 0.0f, bias_b = 0.0f;
-            for (u32 t = part.begin; t < part.end && pair < N_PAIR; t++) {
-                size_t row = wide_at(1 + side, (size_t)(start + t) * RANK + r, head);
-                float da = load(dwide, row + at.x), db = load(dwide, row + at.y);
-                if (pair < N_ANGLE) {
-                    angle = reduced(fmaf(deltas[t], turn_of(raw, start + t, pair), angle));
-                    float2 turn = cos_sin(angle);
-                    float dth = db * load(wide, row + at.x) - da * load(wide, row + at.y);
-                    float* to = th + (size_t)(start + t) * N_TURN + head * N_ANGLE + pair;
-                    *to = i == 0 ? dth : *to + dth;
-                    float a = da * turn.x + db * turn.y;
-                    db = db * turn.x - da * turn.y;
-                    da = a;
-                    store(dwide, row + at.x, da);
-                    store(dwide, row + at.y, db);
-                }
-                bias_a += da;
-                bias_b += db;
+        float* own = th + (size_t)start * N_TURN + head * N_ANGLE + pair;
+        float2 by_bias[2 * RANK] = {};
+        float total = 0.0f;
+#pragma unroll 4
+        for (u32 t = part.begin; t < part.end && pair < N_PAIR; t++) {
+            float2 turn = make_float2(1.0f, 0.0f);
+            float dth = 0.0f;
+            if (pair < N_ANGLE) {
+                angle = reduced(fmaf(deltas[t], turn_of(raw, start + t, pair), angle));
+                turn = cos_sin(angle);
             }
-            // Sums over the quarters.
-            float* to = parts + (size_t)chunk * 2 * N_BIAS + side * N_BIAS;
-            to += (head * RANK + r) * D_STATE;
-            for (u32 half = 0; half < 2; half++) {
-                __syncthreads();
-                sums[quarter][part.lane] = half == 0 ? bias_a : bias_b;
-                __syncthreads();
-                if (quarter == 0 && pair < N_PAIR) {
-                    u32 lane = part.lane;
-                    to[half == 0 ? at.x : at.y] =
-                        (sums[0][lane] + sums[1][lane]) + (sums[2][lane] + sums[3][lane]);
+#pragma unroll
+            for (u32 i = 0; i < 2 * RANK; i++) {
+                size_t row = wide_at(1 + i / RANK, (size_t)(start + t) * RANK + i % RANK, head);
+                float2 d = load_pair(dwide, row, at);
+                if (pair < N_ANGLE) {
+                    float2 y = load_pair(wide, row, at);
+                    dth += d.y * y.x - d.x * y.y;
+                    d = make_float2(d.x * turn.x + d.y * turn.y, d.y * turn.x - d.x * turn.y);
+                    store_pair(dwide, row, at, d);
                 }
+                by_bias[i].x += d.x;
+                by_bias[i].y += d.y;
+            }
+            if (pair < N_ANGLE) {
+                own[(size_t)t * N_TURN] = dth;
+                total += dth;
             }
         }
-        float* own = th + (size_t)start * N_TURN + head * N_ANGLE + pair;
-        float sum = 0.0f;
-        for (u32 t = part.end; t > part.begin && pair < N_ANGLE; t--) {
-            sum += own[(size_t)(t - 1) * N_TURN];
-            own[(size_t)(t - 1) * N_TURN] = sum;
+        // Sums over the quarters.
+        float* to = parts + (size_t)chunk * 2 * N_BIAS;
+#pragma unroll
+        for (u32 i = 0; i < 4 * RANK; i++) {
+            __syncthreads();
+            sums[quarter][part.lane] = i % 2 == 0 ? by_bias[i / 2].x : by_bias[i / 2].y;
+            __syncthreads();
+            if (quarter == 0 && pair < N_PAIR) {
+                u32 lane = part.lane, side = i / 2 / RANK, r = i / 2 % RANK;
+                to[side * N_BIAS + (head * RANK + r) * D_STATE + (i % 2 == 0 ? at.x : at.y)] =
+                    (sums[0][lane] + sums[1][lane]) + (sums[2][lane] + sums[3][lane]);
+            }
         }
         __syncthreads();
-        sums[quarter][part.lane] = sum;
+        sums[quarter][part.lane] = total;
         __syncthreads();
         float later = 0.0f;
         for (u32 k = 3; k > quarter; k--) later += sums[k][part.lane];
-        for (u32 t = part.begin; t < part.end && pair < N_ANGLE; t++) {
-            own[(size_t)t * N_TURN] += later;
+        for (u32 t = part.end; t > part.begin && pair < N_ANGLE; t--) {
+            later += own[(size_t)(t - 1) * N_TURN];
+            own[(size_t)(t - 1) * N_TURN] = later;
         }
     }
 }

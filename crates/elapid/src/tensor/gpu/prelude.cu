@@ -60,6 +60,15 @@ DEVICE float load(const f16* x, size_t i) { return f16_to_float(x[i].bits); }
 DEVICE void store(float* y, size_t i, float v) { y[i] = v; }
 DEVICE void store(bf16* y, size_t i, float v) { y[i].bits = float_to_bf16(v); }
 
+// Two at once; `i` is even, and so is every place of the tensor (8 or 4 bytes).
+DEVICE float2 load2(const float* x, size_t i) { return *(const float2*)(x + i); }
+DEVICE float2 load2(const bf16* x, size_t i) {
+    u32 v = *(const u32*)(x + i);
+    return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
+}
+DEVICE void store2(float* y, size_t i, float2 v) { *(float2*)(y + i) = v; }
+DEVICE void store2(bf16* y, size_t i, float2 v) { *(u32*)(y + i) = floats_to_bf16x2(v.x, v.y); }
+
 // Four at once; `i` is a multiple of four, and so is every place of the tensor (16 or 8 bytes).
 DEVICE float4 load4(const float* x, size_t i) { return *(const float4*)(x + i); }
 DEVICE float4 load4(const bf16* x, size_t i) {

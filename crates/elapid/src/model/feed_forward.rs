@@ -8,7 +8,7 @@ use crate::ops::activation::{activation, gated};
 use crate::ops::add::add;
 use crate::ops::balance::balance_loss;
 use crate::ops::dispatch::{combine, gather};
-use crate::ops::linear::{Linear, linear_grouped};
+use crate::ops::linear::{Linear, fill_between, linear, linear_each, linear_grouped, linear_split};
 use crate::ops::router::route;
 use crate::ops::row_gate::row_gate;
 use crate::ops::scale::scale;
@@ -68,22 +68,27 @@ impl Dense {
     fn forward(&self, pass: &Pass, x: &Var) -> Var {
         let c = &self.config;
         let tape = pass.tape;
-        let inner = match (&c.form, &self.first[..]) {
-            (DenseForm::Plain(_), [up]) => activation(tape, c.activation, &pass.linear(x, up)),
-            (form, [both]) => {
-                let [mut gate, mut up] = pass.split(x, both, [c.d_ff, c.d_ff]);
-                if matches!(form, DenseForm::UpFirst(_)) {
-                    (gate, up) = (up, gate);
-                }
-                gated(tape, c.activation, &scale(tape, &gate, c.gate_scale), &up)
+        let map = |ids: &LinearIds| pass.weights.linear(tape, ids);
+        let (mut first, mut down): (Vec<_>, _) =
+            (self.first.iter().map(map).collect(), map(&self.down));
+        if matches!(c.form, DenseForm::Gated(_) | DenseForm::Plain(_)) {
+            fill_between(x.value().dims2().0, &mut first, &mut down);
+        }
+        let mut parts = match &first[..] {
+            [both] if !matches!(c.form, DenseForm::Plain(_)) => {
+                linear_split(tape, x, both, &[c.d_ff, c.d_ff])
             }
-            (_, [gate, up]) => {
-                let [gate, up] = pass.each(x, [gate, up]);
-                gated(tape, c.activation, &scale(tape, &gate, c.gate_scale), &up)
-            }
+            _ => linear_each(tape, x, &first),
+        };
+        if matches!(c.form, DenseForm::UpFirst(_)) {
+            parts.reverse();
+        }
+        let inner = match &parts[..] {
+            [up] => activation(tape, c.activation, up),
+            [gate, up] => gated(tape, c.activation, &scale(tape, gate, c.gate_scale), up),
             _ => panic!("a feed-forward of {} matrices", self.first.len() + 1),
         };
-        scale(tape, &pass.linear(&inner, &self.down), c.out_scale)
+        scale(tape, &linear(tape, &inner, &down), c.out_scale)
     }
 }
 

@@ -451,11 +451,11 @@ impl Weights {
     pub fn linear(&self, tape: &Tape, ids: &LinearIds) -> Linear {
         let param = &self.params[ids.weight.0];
         Linear {
-            weight: self.var(tape, ids.weight),
             order: param.order.clone(),
             bias: ids.bias.map(|bias| self.var(tape, bias)),
             adapter: param.adapter.as_ref().map(|it| self.adapter(tape, ids.weight, it)),
             arithmetic: self.arithmetic,
+            ..Linear::from(self.var(tape, ids.weight))
         }
     }
 

@@ -21,7 +21,7 @@
 //! want rows of even length, the head and the rows of logits are filled up: the gradient of what
 //! is more is zero, and nothing of it is seen outside.
 
-use super::linear::{Linear, Operands, Way};
+use super::linear::{Fill, Linear, Operands, Way};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use crate::tensor::batch::Targets;
@@ -90,7 +90,7 @@ fn forward(
     let device = x.value().device();
     let (n_tok, n_vocab) = (x.value().dims2().0, head.d_out());
     let learned = Learned::new(device, targets, factor, n_vocab);
-    let operands = Operands::new(head).filled_up();
+    let operands = Operands::new(head.filled(Fill::Rows).as_ref().unwrap_or(head));
     let n_row = operands.d_out();
     let n_chunk = n_chunk(device, n_tok, n_row).clamp(1, n_tok.max(1));
     let mut grads = wants_grads.then(|| operands.grads());
@@ -127,9 +127,6 @@ fn forward(
     let loss = learned.sum(&tokens.nll, targets.norm);
     let mut list = vec![dx];
     list.extend(grads.map(|grads| grads.into_list()).unwrap_or_default());
-    if let Some(Some(dw)) = list.get_mut(1) {
-        *dw = dw.rows(0..n_vocab);
-    }
     (loss, tokens, list)
 }
 
@@ -394,13 +391,8 @@ mod tests {
     fn head(v: &[Var]) -> Linear {
         let (a, b) = (v[3].clone(), v[4].clone());
         let adapter = Adapter { a, b, scale: 0.7, dropout: None, magnitude: None };
-        Linear {
-            weight: v[1].clone(),
-            order: None,
-            bias: Some(v[2].clone()),
-            adapter: Some(adapter),
-            arithmetic: Default::default(),
-        }
+        let (bias, adapter) = (Some(v[2].clone()), Some(adapter));
+        Linear { bias, adapter, ..Linear::from(v[1].clone()) }
     }
 
     fn inputs(n_tok: usize, n_vocab: usize) -> Vec<Input> {

@@ -63,6 +63,8 @@ pub struct Linear {
     pub adapter: Option<Adapter>,
     /// How the product is computed where nothing is recorded.
     pub arithmetic: Arithmetic,
+    /// Size of the weight with rows and columns of zeros, for which products are faster.
+    pub filled: Option<[usize; 2]>,
 }
 
 /// How a product with a stored matrix is computed.
@@ -73,6 +75,26 @@ pub enum Arithmetic {
     Exact,
     /// Without decoding it: matrices in blocks take inputs rounded to 8 bits, as in ggml.
     Quick,
+}
+
+/// What of a weight is filled up with zeros.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Fill {
+    Rows,
+    Columns,
+}
+
+/// Fills up the width between maps, for `n_tok` tokens, where all of them can be. What stands
+/// between must make zeros of zeros.
+pub fn fill_between(n_tok: usize, first: &mut [Linear], last: &mut Linear) {
+    if Way::of(n_tok) == Way::Few {
+        return;
+    }
+    let filled: Option<Vec<Linear>> = first.iter().map(|map| map.filled(Fill::Rows)).collect();
+    if let (Some(filled), Some(end)) = (filled, last.filled(Fill::Columns)) {
+        first.clone_from_slice(&filled);
+        *last = end;
+    }
 }
 
 /// Some rows of a map for some tokens.
@@ -100,14 +122,23 @@ pub struct Adapter {
 impl From<Var> for Linear {
     fn from(weight: Var) -> Linear {
         let (order, bias, adapter) = (None, None, None);
-        Linear { weight, order, bias, adapter, arithmetic: Arithmetic::Exact }
+        Linear { weight, order, bias, adapter, arithmetic: Arithmetic::Exact, filled: None }
     }
 }
 
 impl Linear {
     /// Width of the result.
     pub fn d_out(&self) -> usize {
-        self.weight.value().shape()[0]
+        self.filled.map_or(self.weight.value().shape()[0], |[n_row, _]| n_row)
+    }
+
+    /// With zeros in more rows or in more columns, where it is a weight alone and products are
+    /// faster so. Gradients are of the weight without them.
+    pub fn filled(&self, side: Fill) -> Option<Linear> {
+        let weight = self.weight.value();
+        let is_plain = self.order.is_none() && self.bias.is_none() && self.adapter.is_none();
+        let size = weight.device().gpu()?.even_size(weight, side == Fill::Rows)?;
+        is_plain.then(|| Linear { filled: Some(size), ..self.clone() })
     }
 
     /// Everything a gradient may go to, in the order of `Grads::into_list`.

@@ -104,6 +104,8 @@ pub(in crate::ops) struct Grads {
     list: Vec<Option<Tensor>>,
     /// Rows of the weight that have been written at least once.
     written: Vec<Range<usize>>,
+    /// The weight's shape without what it was filled up with.
+    shape: Vec<usize>,
 }
 
 impl Grads {
@@ -118,6 +120,11 @@ impl Grads {
                 }
                 at = at.max(rows.end);
             }
+            // Without what the weight was filled up with.
+            *dw = match (dw.device(), self.shape[1] < dw.dims2().1) {
+                (Device::Gpu(gpu), true) => gpu.first_columns(dw, self.shape[1]),
+                _ => dw.rows(0..self.shape[0]),
+            };
         }
         self.list
     }
@@ -128,6 +135,9 @@ impl Operands {
         let mut operands = Operands::as_stored(linear);
         if let Some(order) = &linear.order {
             operands.weight = operands.weight.gather(order);
+        }
+        if let (Some(size), Device::Gpu(gpu)) = (linear.filled, operands.weight.device().clone()) {
+            operands.weight = gpu.filled(&operands.weight, size);
         }
         operands
     }
@@ -145,15 +155,6 @@ impl Operands {
         Operands { linear: linear.clone(), weight }
     }
 
-    /// With rows of zeros up to a number for which products are fast, where that is all there is.
-    pub(in crate::ops) fn filled_up(mut self) -> Operands {
-        let is_plain = self.linear.bias.is_none() && self.linear.adapter.is_none();
-        if let (true, Device::Gpu(gpu)) = (is_plain, self.weight.device().clone()) {
-            self.weight = gpu.even_rows(&self.weight).unwrap_or(self.weight);
-        }
-        self
-    }
-
     pub(in crate::ops) fn d_out(&self) -> usize {
         self.weight.shape()[0]
     }
@@ -169,7 +170,8 @@ impl Operands {
             })
         };
         let list = self.linear.inputs().into_iter().enumerate().map(grad).collect();
-        Grads { list, written: Vec::new() }
+        let shape = self.linear.weight.value().shape().to_vec();
+        Grads { list, written: Vec::new(), shape }
     }
 
     /// Where the gradients of a, b and m are in the list.

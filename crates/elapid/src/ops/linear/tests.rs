@@ -21,13 +21,8 @@ use std::sync::Arc;
 fn with_adapter(v: &[Var]) -> Linear {
     let (a, b) = (v[3].clone(), v[4].clone());
     let adapter = Adapter { a, b, scale: 1.5, dropout: None, magnitude: None };
-    Linear {
-        weight: v[1].clone(),
-        order: None,
-        bias: Some(v[2].clone()),
-        adapter: Some(adapter),
-        arithmetic: Default::default(),
-    }
+    let (bias, adapter) = (Some(v[2].clone()), Some(adapter));
+    Linear { bias, adapter, ..Linear::from(v[1].clone()) }
 }
 
 fn with_bias(v: &[Var]) -> Linear {
@@ -105,6 +100,24 @@ fn products_of_cuda_add_a_bias_and_sum_its_gradient() {
             assert_eq!(has("linear_sum"), widths.len() > 1, "{names:?}");
         }
     }
+}
+
+#[test]
+fn an_odd_width_between_maps_is_filled_up_and_seen_nowhere_else() {
+    let n_tok = 70;
+    let inputs = [
+        Input::normal(1, &[n_tok, 6], 1.0),
+        Input::normal(2, &[67, 6], 0.5),
+        Input::normal(3, &[5, 67], 0.5),
+    ];
+    check_gradients(&inputs, |tape, v| {
+        let (mut first, mut last) = ([Linear::from(v[1].clone())], Linear::from(v[2].clone()));
+        fill_between(n_tok, &mut first, &mut last);
+        let inner = linear(tape, &v[0], &first[0]);
+        let has_cores = v[0].value().device().gpu().is_some_and(|gpu| gpu.caps().tensor_cores);
+        assert_eq!(inner.value().dims2().1, if has_cores { 72 } else { 67 });
+        vec![linear(tape, &inner, &last)]
+    });
 }
 
 #[test]
@@ -498,13 +511,8 @@ fn norms_are_those_of_the_adapted_weight_in_any_format() {
         for (square, m) in squares.f32().iter().zip(m.value().f32()) {
             assert!((square.sqrt() - m.abs()).abs() < 1e-5 * m.abs(), "{square} {m}");
         }
-        let plain = Linear {
-            weight: Var::constant(merged),
-            order: None,
-            bias: Some(v[2].clone()),
-            adapter: None,
-            arithmetic: Default::default(),
-        };
+        let bias = Some(v[2].clone());
+        let plain = Linear { bias, ..Linear::from(Var::constant(merged)) };
         let want = linear(&Tape::off(), &list[0], &plain);
         let worst = largest_difference(got.value().f32(), want.value().f32());
         assert!(worst < 1e-4, "{:?}: {worst}", weight.dtype());

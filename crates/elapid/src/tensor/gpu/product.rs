@@ -12,8 +12,8 @@
 //! wgpu: tiles in shared memory, f32; a right side in f16 is read as it is stored. CUDA: cuBLASLt,
 //! which may do a little more on the way (`Epilogue`). It is many times slower where rows do not
 //! begin at multiples of 16 bytes or a size is odd, as of a feed-forward of 5461: such matrices are
-//! copied to larger ones and back; the head's are made larger at once (`even_rows`). What does not
-//! fit into a binding is split along its stored rows.
+//! copied to larger ones and back; those of the head and between the maps of a feed-forward are made
+//! larger at once (`filled`). What does not fit into a binding is split along its stored rows.
 //!
 //! Not here: products of few rows with a stored matrix, in `vector.rs`.
 
@@ -279,19 +279,35 @@ impl Gpu {
         is_done
     }
 
-    /// A matrix of odd height in the dtype of products, with rows of zeros to an even one; none
-    /// where there is nothing to win.
-    pub fn even_rows(&self, x: &Tensor) -> Option<Tensor> {
+    /// The size of a matrix with more rows, or else columns, for which products are fast; none where
+    /// it is so already.
+    pub fn even_size(&self, x: &Tensor, in_rows: bool) -> Option<[usize; 2]> {
         let (rows, cols) = x.dims2();
+        let n = if in_rows { rows } else { cols };
         let is_plain = matches!(x.dtype(), DType::F32 | DType::BF16);
-        let is_fast = !self.caps().tensor_cores || rows.is_multiple_of(EVEN);
-        if is_fast || !is_plain || rows < N_COPIED_MIN {
-            return None;
-        }
-        let n_rows = rows.next_multiple_of(EVEN);
-        let mut even = Tensor::raw(x.device(), &[n_rows, cols], self.activation_dtype());
-        self.pitch((x, 0, cols), (&mut even, 0, cols), [n_rows, cols, rows, cols], 0.0);
-        Some(even)
+        let is_fast = !self.caps().tensor_cores || n.is_multiple_of(EVEN);
+        let even = n.next_multiple_of(EVEN);
+        (is_plain && !is_fast && n >= N_COPIED_MIN).then_some(if in_rows {
+            [even, cols]
+        } else {
+            [rows, even]
+        })
+    }
+
+    /// A matrix in the dtype of products, with zeros up to a size.
+    pub fn filled(&self, x: &Tensor, [n_rows, n_cols]: [usize; 2]) -> Tensor {
+        let (rows, cols) = x.dims2();
+        let mut filled = Tensor::raw(x.device(), &[n_rows, n_cols], self.activation_dtype());
+        self.pitch((x, 0, cols), (&mut filled, 0, n_cols), [n_rows, n_cols, rows, cols], 0.0);
+        filled
+    }
+
+    /// The first columns of a matrix.
+    pub fn first_columns(&self, x: &Tensor, n_cols: usize) -> Tensor {
+        let (rows, cols) = x.dims2();
+        let mut cut = Tensor::raw(x.device(), &[rows, n_cols], x.dtype());
+        self.pitch((x, 0, cols), (&mut cut, 0, n_cols), [rows, n_cols, rows, n_cols], 0.0);
+        cut
     }
 
     /// A side of (`rows`, `cols`) as one of `all`, with zeros in what is more.

@@ -77,6 +77,9 @@ const THREADS: usize = 256;
 const FEW_THREADS: usize = 64;
 /// Tokens that `mamba3_norm` takes.
 const N_TOKENS: usize = 16;
+/// Bytes that `mamba3_step` shares besides k and q, at most, and that CUDA shares unasked.
+const SHARED_MORE: usize = 6 << 10;
+const SHARED_MAX: usize = 48 << 10;
 
 pub(super) fn forward(
     gpu: &Gpu,
@@ -85,8 +88,11 @@ pub(super) fn forward(
     states: Option<[&mut [&mut Tensor]; 4]>,
 ) -> Tensor {
     let is_short = segments.iter().all(|segment| segment.n_tok < RECURRENT);
+    // The step holds k and q of a head in shared memory.
+    let shared = 8 * inputs.dims.rank * inputs.dims.d_state + SHARED_MORE;
+    let fits = shared <= gpu.caps().shared_bytes_max.min(SHARED_MAX);
     match states {
-        Some(states) if is_short => recurrent(gpu, inputs, segments, states),
+        Some(states) if is_short && fits => recurrent(gpu, inputs, segments, states),
         states => chunked(gpu, inputs, segments, states, WIDE_BYTES_MAX),
     }
 }

@@ -253,18 +253,29 @@ DEVICE void load_deltas(float deltas[64], const R* raw, const float* packed, u32
     __syncthreads();
 }
 
-// The angle before a part, where there is one for the pair; all threads come here.
+// By how far the tokens of a chunk turn for a step size of 1: the angles of 64 pairs, or all.
+#define N_TURNS (N_ANGLE < 1 ? 1 : N_ANGLE < 64 ? N_ANGLE : 64)
+
 template <class R>
-DEVICE float angle_before(float sums[4][64], const float deltas[64], const R* raw,
-                          const float* starts, u32 chunk, u32 head, u32 start, u32 pair,
-                          Part part) {
+DEVICE void load_turns(float turns[64][N_TURNS], const R* raw, u32 start, u32 n, u32 first) {
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < n * N_TURNS; i += THREADS) {
+        u32 t = i / N_TURNS, lane = i % N_TURNS;
+        if (first + lane < N_ANGLE) turns[t][lane] = turn_of(raw, start + t, first + lane);
+    }
+    __syncthreads();
+}
+
+// The angle before a part, where there is one for the pair; all threads come here.
+DEVICE float angle_before(float sums[4][64], const float deltas[64],
+                          const float turns[64][N_TURNS], const float* starts, u32 chunk,
+                          u32 head, u32 pair, Part part) {
     float angle = 0.0f;
     if (pair < N_ANGLE) {
         for (u32 t = part.begin; t < part.end; t++) {
-            angle = reduced(fmaf(deltas[t], turn_of(raw, start + t, pair), angle));
+            angle = reduced(fmaf(deltas[t], turns[t][part.lane], angle));
         }
     }
-    __syncthreads();
     sums[threadIdx.x / 64][part.lane] = angle;
     __syncthreads();
     if (pair >= N_ANGLE) return 0.0f;
@@ -280,7 +291,7 @@ KERNEL mamba3_rows(const T0* __restrict__ xbc, const T1* __restrict__ raw,
                    const float* __restrict__ packed, const u32* __restrict__ table,
                    const float* __restrict__ ratios, const float* __restrict__ starts,
                    T6* __restrict__ wide, float* __restrict__ ends, Params p) {
-    __shared__ float deltas[64], sums[4][64];
+    __shared__ float deltas[64], sums[4][64], turns[64][N_TURNS];
     u32 head = blockIdx.x, chunk = p.first + blockIdx.y;
     u32 start = table[4 * chunk], n = table[4 * chunk + 1], is_last = table[4 * chunk + 3] & 2;
     float* end_of = ends + (size_t)table[4 * chunk + 2] * (N_BIAS + D_INNER);
@@ -289,7 +300,8 @@ KERNEL mamba3_rows(const T0* __restrict__ xbc, const T1* __restrict__ raw,
     Part part = part_of(n);
     for (u32 first = 0; first < N_PAIR; first += 64) {
         u32 pair = first + part.lane;
-        float angle = angle_before(sums, deltas, raw, starts, chunk, head, start, pair, part);
+        load_turns(turns, raw, start, n, first);
+        float angle = angle_before(sums, deltas, turns, starts, chunk, head, pair, part);
         if (pair >= N_PAIR) continue;
         uint2 at = pair_of(pair);
         float2 norms[2], biases[2 * RANK];
@@ -305,7 +317,7 @@ KERNEL mamba3_rows(const T0* __restrict__ xbc, const T1* __restrict__ raw,
         for (u32 t = part.begin; t < part.end; t++) {
             float2 turn = make_float2(1.0f, 0.0f);
             if (pair < N_ANGLE) {
-                angle = reduced(fmaf(deltas[t], turn_of(raw, start + t, pair), angle));
+                angle = reduced(fmaf(deltas[t], turns[t][part.lane], angle));
                 turn = cos_sin(angle);
             }
 #pragma unroll

@@ -67,14 +67,15 @@ KERNEL mamba3_back(const T0* __restrict__ wide, const T1* __restrict__ raw,
                    const float* __restrict__ packed, const u32* __restrict__ table,
                    const float* __restrict__ starts, T5* __restrict__ dwide,
                    float* __restrict__ th, float* __restrict__ parts, Params p) {
-    __shared__ float deltas[64], sums[4][64];
+    __shared__ float deltas[64], sums[4][64], turns[64][N_TURNS];
     u32 head = blockIdx.x, chunk = p.first + blockIdx.y;
     u32 start = table[4 * chunk], n = table[4 * chunk + 1], quarter = threadIdx.x / 64;
     load_deltas(deltas, raw, packed, head, start, n);
     Part part = part_of(n);
     for (u32 first = 0; first < N_PAIR; first += 64) {
         u32 pair = first + part.lane;
-        float angle = angle_before(sums, deltas, raw, starts, chunk, head, start, pair, part);
+        load_turns(turns, raw, start, n, first);
+        float angle = angle_before(sums, deltas, turns, starts, chunk, head, pair, part);
         uint2 at = pair_of(pair);
         float* own = th + (size_t)start * N_TURN + head * N_ANGLE + pair;
         float2 by_bias[2 * RANK] = {};
@@ -84,7 +85,7 @@ KERNEL mamba3_back(const T0* __restrict__ wide, const T1* __restrict__ raw,
             float2 turn = make_float2(1.0f, 0.0f);
             float dth = 0.0f;
             if (pair < N_ANGLE) {
-                angle = reduced(fmaf(deltas[t], turn_of(raw, start + t, pair), angle));
+                angle = reduced(fmaf(deltas[t], turns[t][part.lane], angle));
                 turn = cos_sin(angle);
             }
 #pragma unroll
@@ -178,9 +179,23 @@ KERNEL mamba3_before(const T0* raw, const float* packed, const u32* table, const
 // A group of 64 threads takes a chunk of a head: gradients by raw step sizes, decay rates and trap.
 KERNEL mamba3_draw(const T0* raw, const float* packed, const u32* table, const float* found,
                    const float* th, T5* draw, float* sums, Params p) {
+    __shared__ float turned[64];
     u32 head = blockIdx.x, chunk = p.first + blockIdx.y, i = threadIdx.x;
     u32 start = table[4 * chunk], n = table[4 * chunk + 1], segment = table[4 * chunk + 2];
     bool is_first = table[4 * chunk + 3] & 1;
+    // A warp takes every other token.
+    const float* after = th + (size_t)(p.n_tok + chunk) * N_TURN + head * N_ANGLE;
+#pragma unroll 4
+    for (u32 t = i / 32; t < n; t += 2) {
+        const float* own = th + (size_t)(start + t) * N_TURN + head * N_ANGLE;
+        float sum = 0.0f;
+        for (u32 s = i % 32; s < N_ANGLE; s += 32) {
+            sum += turn_of(raw, start + t, s) * (own[s] + after[s]);
+        }
+        sum = warp_sum(sum);
+        if (i % 32 == 0) turned[t] = sum;
+    }
+    __syncthreads();
     float by_bias = 0.0f;
     if (i < n) {
         u32 tok = start + i;
@@ -189,11 +204,8 @@ KERNEL mamba3_draw(const T0* raw, const float* packed, const u32* table, const f
         float lam = lam_of(raw, tok, head), dw = 0.0f;
         if (i > 0 || !is_first) dw = found[at - 1];
         else if (p.has_before) dw = found[3 * series + (size_t)segment * N_HEAD + head];
-        float dgamma = found[series + at] + found[at], dg = found[2 * series + at], turned = 0.0f;
-        const float* own = th + (size_t)tok * N_TURN + head * N_ANGLE;
-        const float* after = th + (size_t)(p.n_tok + chunk) * N_TURN + head * N_ANGLE;
-        for (u32 s = 0; s < N_ANGLE; s++) turned += turn_of(raw, tok, s) * (own[s] + after[s]);
-        float ddelta = lam * dgamma + (1.0f - lam) * dw + a.x * dg + TAU * turned;
+        float dgamma = found[series + at] + found[at], dg = found[2 * series + at];
+        float ddelta = lam * dgamma + (1.0f - lam) * dw + a.x * dg + TAU * turned[i];
         by_bias = ddelta * delta.y;
         store(draw, (size_t)tok * RAW + head, by_bias);
         store(draw, (size_t)tok * RAW + N_HEAD + head, delta.x * dg * a.y);

@@ -487,17 +487,33 @@ fn to_inputs(v: &[Var], dims: Mamba3Dims) -> Inputs {
 
 #[test]
 fn a_sequence_in_parts_with_its_state_equals_the_whole() {
+    let n_tok = CHUNK + 20;
+    let steps: Vec<usize> = (1..n_tok).collect();
+    let cuts = [&[1][..], &[RECURRENT - 1], &[50], &[CHUNK], &[30, 31, n_tok - 1], &steps];
     for rank in [1, 2] {
-        parts_equal_the_whole(&Device::cpu(2).unwrap(), rank, 3e-6);
+        let dims = dims([2, 3, 1], (6, 1), rank);
+        parts_equal_the_whole(&Device::cpu(2).unwrap(), dims, n_tok, &cuts, 3e-6);
         for (device, tolerance) in devices() {
-            parts_equal_the_whole(device, rank, *tolerance as f64);
+            parts_equal_the_whole(device, dims, n_tok, &cuts, *tolerance as f64);
         }
     }
 }
 
-fn parts_equal_the_whole(device: &Device, rank: usize, tolerance: f64) {
-    let dims = dims([2, 3, 1], (6, 1), rank);
-    let n_tok = CHUNK + 20;
+#[test]
+fn a_state_that_no_group_can_share_is_stepped_too() {
+    for (device, tolerance) in devices() {
+        let dims = dims([1, 2, 1], (3000, 3), 2);
+        parts_equal_the_whole(device, dims, 3, &[&[1, 2]], *tolerance as f64);
+    }
+}
+
+fn parts_equal_the_whole(
+    device: &Device,
+    dims: Mamba3Dims,
+    n_tok: usize,
+    all_cuts: &[&[usize]],
+    tolerance: f64,
+) {
     let values: Vec<Tensor> =
         random(dims, n_tok).iter().map(|input| input.tensor(device)).collect();
     let part = |rows: Range<usize>, states: &mut [Vec<Tensor>; 4]| {
@@ -512,8 +528,7 @@ fn parts_equal_the_whole(device: &Device, rank: usize, tolerance: f64) {
     let wide = |x: &[f32]| x.iter().map(|&x| x as f64).collect::<Vec<f64>>();
     let mut last = zero();
     let whole = wide(&part(0..n_tok, &mut last));
-    let steps: Vec<usize> = (1..n_tok).collect();
-    for cuts in [&[1][..], &[RECURRENT - 1], &[50], &[CHUNK], &[30, 31, n_tok - 1], &steps] {
+    for cuts in all_cuts {
         let mut states = zero();
         let mut y = Vec::new();
         let (mut start, mut ends) = (0, cuts.to_vec());

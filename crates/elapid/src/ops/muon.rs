@@ -170,7 +170,8 @@ fn orthogonal(x: Tensor, n: usize) -> Tensor {
         product_stacked(n, &mut gram, (0.0, 1.0), sides.0, sides.1);
         let mut square = gram.copied();
         product_stacked(n, &mut square, (b, c), Side::Plain(&gram), Side::Plain(&gram));
-        let mut next = x.copied();
+        // What was cast is read no more.
+        let mut next = if seen.dtype() == x.dtype() { x.copied() } else { x };
         let sides = match rows <= cols {
             true => (Side::Plain(&square), Side::Plain(&seen)),
             false => (Side::Plain(&seen), Side::Plain(&square)),

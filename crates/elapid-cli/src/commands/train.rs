@@ -156,6 +156,10 @@ struct Flags {
     /// Tokens per sequence [default: 1024; from scratch on a GPU 2048; with --model 512 on a CPU]
     #[arg(long, value_name = "N", value_parser = between(8, 1 << 20))]
     context: Option<usize>,
+    /// Cut sequences to N tokens until the learning rate falls, in the last fifth (0: never)
+    /// [default: 256 for a new model where a step is faster so, else 0]
+    #[arg(long, value_name = "N")]
+    short_rows: Option<usize>,
     /// Peak learning rate [default: by --method]
     #[arg(long, value_name = "X")]
     lr: Option<f64>,
@@ -320,6 +324,7 @@ impl Flags {
         Ok(Wishes {
             budget: self.budget(),
             context: self.context,
+            short_rows: self.short_rows,
             n_rows: self.batch,
             n_accumulate: self.accumulate,
             checkpointing: self.checkpointing,
@@ -533,6 +538,7 @@ impl Flags {
                 None => Schedule::Cosine,
             },
             turns: Vec::new(),
+            short_rows: None,
             optimizer,
             beta1: self.beta1.unwrap_or(default.beta1),
             beta2: self.beta2.unwrap_or(if is_scratch { 0.95 } else { 0.99 }),

@@ -66,6 +66,8 @@ pub struct Wishes {
     pub budget: Option<Budget>,
     /// Tokens in a row.
     pub context: Option<usize>,
+    /// Tokens that rows are cut to before the rate falls; 0 for none.
+    pub short_rows: Option<usize>,
     /// Rows in a step.
     pub n_rows: Option<usize>,
     /// Passes in a step.

@@ -45,6 +45,9 @@ pub struct Plan {
     pub n_accumulate: usize,
     /// Whether activations are computed again.
     pub checkpointing: bool,
+    /// Tokens that rows are cut to before the rate falls.
+    #[serde(default)]
+    pub short_rows: Option<usize>,
     /// Tokens in a step.
     pub n_tok: usize,
     /// Seconds of a step.
@@ -119,6 +122,15 @@ fn clock() -> impl Fn() -> f64 {
 
 /// Tokens of a short pass: its memory and time speak for longer ones.
 const N_PROBE_TOK: usize = 256;
+
+/// Tokens of short rows, and the share of the time of long ones from which they are worth it.
+const SHORT: usize = 256;
+const SHORT_SHARE: f64 = 0.95;
+
+/// Whether all numbers of the model are yet to be learned.
+fn is_new(config: &RunConfig) -> bool {
+    matches!(config.origin, Origin::Scratch { .. })
+}
 
 /// What passes take, predicted from two short ones.
 struct Foretold {
@@ -246,9 +258,27 @@ pub fn plan(
     let n_accumulate = config.settings.n_accumulate;
     let (n_pass_tok, base) = (n_rows * context, foretold.base);
     let fixed = prepared.training.fixed();
-    let Probe { activations, buffers, pass_s, update_s, .. } = match is_gpu(device) {
+    let Probe { activations, buffers, mut pass_s, update_s, .. } = match is_gpu(device) {
         true => prepared.training.probe(n_rows, context, 3, &clock())?,
         false => foretold.probe(n_pass_tok),
+    };
+    config.settings.short_rows = match wishes.short_rows {
+        Some(n) => Some(n).filter(|n| *n > 0),
+        None if is_new(config) && context >= 4 * SHORT => {
+            let n_short = n_pass_tok / SHORT;
+            // Passes over as many tokens: the short ones of a CPU are foretold already.
+            let [long_s, short_s] = match is_gpu(device) {
+                true => [pass_s, prepared.training.probe(n_short, SHORT, 3, &clock())?.pass_s],
+                false => {
+                    let long = prepared.training.probe(1, context, 1, &clock())?;
+                    [long.pass_s * n_pass_tok as f64 / context as f64, pass_s]
+                }
+            };
+            let is_faster = short_s < SHORT_SHARE * long_s;
+            pass_s = if is_faster { 0.8 * short_s + 0.2 * long_s } else { long_s };
+            is_faster.then_some(SHORT)
+        }
+        None => None,
     };
     let peak = base + buffers as u64 + copies(prepared, device);
     let host_peak = is_gpu(device).then(|| {
@@ -270,6 +300,7 @@ pub fn plan(
         n_rows,
         n_accumulate,
         checkpointing: config.checkpointing,
+        short_rows: config.settings.short_rows,
         n_tok: n_pass_tok * n_accumulate,
         step_s: pass_s * n_accumulate as f64 + update_s,
         limit_tok_s: product_rate(device) / flops,
@@ -348,6 +379,9 @@ impl Plan {
             1 => String::new(),
             n => format!(" in {n} passes"),
         };
+        let short = self
+            .short_rows
+            .map_or(String::new(), |n| format!(" (cut to {n} until the learning rate falls)"));
         let again = if self.checkpointing { ", with gradient checkpointing" } else { "" };
         let rows = n_rows * n_accumulate;
         let (peak, limit) = (bytes(self.peak), bytes(self.limit));
@@ -378,8 +412,8 @@ impl Plan {
             (
                 "plan",
                 format!(
-                    "{about}{n_steps} steps of {rows} x {} tokens{passes}{again}, {:.0} ms each, \
-                     {} tok/s, {time}",
+                    "{about}{n_steps} steps of {rows} x {} tokens{short}{passes}{again}, {:.0} ms \
+                     each, {} tok/s, {time}",
                     n_tok / rows.max(1),
                     1e3 * self.step_s,
                     count(*n_tok as f64 / self.step_s),

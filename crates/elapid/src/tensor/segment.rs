@@ -70,6 +70,15 @@ impl Segments {
         Segments(Arc::new(Inner { list, n_ahead, tables: Mutex::default() }))
     }
 
+    /// The same rows in segments of at most so many, each the beginning of a sequence.
+    pub(crate) fn cut(&self, most: usize) -> Segments {
+        let pieces = |segment: &Segment| {
+            let (n, rest) = (segment.n_tok / most, segment.n_tok % most);
+            std::iter::repeat_n(most, n).chain([rest])
+        };
+        Segments::from_lengths(&self.0.list.iter().flat_map(pieces).collect::<Vec<_>>())
+    }
+
     pub fn n_tok(&self) -> usize {
         self.last().map_or(0, |last| last.start + last.n_tok)
     }

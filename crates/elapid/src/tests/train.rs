@@ -180,6 +180,8 @@ fn a_run_goes_on_from_any_checkpoint_to_the_bit() {
             setup.method = method.clone();
             setup.settings.optimizer = optimizer;
             setup.settings.n_accumulate = 2;
+            // Until step 6.
+            (setup.settings.n_steps, setup.settings.short_rows) = (7, Some(5));
             let tokenizer = checkpoint(Arch::Llama).tokenizer().unwrap().unwrap();
             let tokens = tokenizer.fim().unwrap();
             setup.load.fim = Some(FimTraining { rate: 0.5, spm: 0.5, tokens });
@@ -310,6 +312,7 @@ fn every_setting_changes_the_trajectory() {
         ("n_accumulate", Box::new(|s| s.settings.n_accumulate = 2)),
         ("context", Box::new(|s| s.load.context = 16)),
         ("n_rows", Box::new(|s| s.load.n_rows = 3)),
+        ("short_rows", Box::new(|s| s.settings.short_rows = Some(8))),
         ("seed of data", Box::new(|s| s.load.seed = 1)),
         ("order", Box::new(|s| s.load.shuffle = Order::AsGiven)),
         ("fim", Box::new(move |s| s.load.fim = fim(1.0, 0.0))),
@@ -344,6 +347,8 @@ fn every_setting_changes_the_trajectory() {
         assert!(seen.iter().all(|(_, other)| got != *other), "{name} changes nothing");
         seen.push((name, got));
     }
+    // Rows that are short enough stay whole.
+    assert!(run(&|s| s.settings.short_rows = Some(24), &Method::Full) == seen[0].1, "short_rows");
     // What only saves memory changes nothing.
     assert!(run(&|s| s.checkpointing = true, &Method::Full) == seen[0].1, "checkpointing");
     // The seed of a run is that of its adapters and of its dropout.

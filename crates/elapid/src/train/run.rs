@@ -45,6 +45,10 @@ pub struct Settings {
     /// Where the run was given another end, by step.
     #[serde(default)]
     pub turns: Vec<Turn>,
+    /// Rows are cut into pieces of at most so many tokens, which do not see each other, until a
+    /// turn, or for the first four fifths of the steps.
+    #[serde(default)]
+    pub short_rows: Option<usize>,
     /// What changes matrices.
     pub optimizer: OptimizerKind,
     /// Memory of the first moment.
@@ -75,6 +79,7 @@ impl Default for Settings {
             n_warmup: 20,
             schedule: Schedule::Cosine,
             turns: Vec::new(),
+            short_rows: None,
             optimizer: OptimizerKind::AdamW,
             beta1: 0.9,
             beta2: 0.95,
@@ -118,6 +123,12 @@ impl Settings {
         let n_fall = turn.n_steps.saturating_sub(turn.step).max(1) as f64;
         let height = 1.0 - ((step - turn.step) as f64 / n_fall).min(1.0);
         self.lr_min + (turn.rate - self.lr_min) * height
+    }
+
+    /// The length that a step (from 0) cuts rows to.
+    fn row_length(&self, step: u64) -> Option<usize> {
+        let until = self.turns.first().map_or(u64::MAX, |turn| turn.step);
+        self.short_rows.filter(|_| step < until.min(self.n_steps - self.n_steps / 5))
     }
 
     /// Ends the run at `n_steps`, with the rate falling from what it is at `step`, or from
@@ -299,7 +310,12 @@ impl Training {
         let made = ready.take().unwrap_or_else(&mut next)?;
         // What was made before a retreat may be what is left out now.
         let is_left_out = progress.skipped.contains(&made.place);
-        let Ready { place, parts, after } = if is_left_out { next()? } else { made };
+        let Ready { place, mut parts, after } = if is_left_out { next()? } else { made };
+        if let Some(most) = settings.row_length(progress.step) {
+            for PackedBatch { batch, .. } in &mut parts {
+                batch.segments = batch.segments.cut(most);
+            }
+        }
         let n_tok = parts.iter().map(|part| part.batch.tokens.len()).sum();
         let noise = Noise { seed: settings.seed, counter: progress.step };
         let meanwhile = || *ready = Some(next());
@@ -370,6 +386,9 @@ pub fn check(s: &Settings) -> Result<()> {
             return Err(Error::input(problem, &format!("it must be {want}")));
         }
     }
+    if s.short_rows == Some(0) {
+        return Err(Error::input("rows of no tokens", "give at least one"));
+    }
     if s.n_accumulate == 0 {
         return Err(Error::input("a step of no batches", "accumulate at least one"));
     }
@@ -407,6 +426,24 @@ mod tests {
         assert_eq!((moved.turns.len(), moved.end()), (2, 13));
         let text = serde_json::to_string(&moved).unwrap();
         assert_eq!(serde_json::from_str::<Settings>(&text).unwrap(), moved);
+    }
+
+    #[test]
+    fn rows_are_short_until_the_rate_falls() {
+        let short = Settings { n_steps: 10, short_rows: Some(4), ..Settings::default() };
+        let lengths = |s: &Settings| (0..12).map(|n| s.row_length(n).is_some()).collect::<Vec<_>>();
+        let until = |n: usize| (0..12).map(|step| step < n).collect::<Vec<_>>();
+        assert_eq!(lengths(&short), until(8));
+        let mut open = Settings { n_steps: Settings::OPEN, ..short.clone() };
+        assert_eq!(lengths(&open), until(12));
+        open.turn(5, 9, 0.0);
+        open.turn(7, 11, 0.0);
+        assert_eq!(lengths(&open), until(5));
+        // Given another end later: what was made before is made again as it was.
+        let mut longer = short.clone();
+        longer.turn(9, 30, 0.0);
+        assert_eq!(lengths(&longer), until(8));
+        assert_eq!(lengths(&Settings::default()), until(0));
     }
 
     #[test]

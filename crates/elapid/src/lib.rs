@@ -86,6 +86,7 @@ mod files;
 #[path = "../../../lab/fuzz/targets.rs"]
 pub mod fuzz_targets;
 mod generate;
+mod limbic;
 mod model;
 mod ops;
 #[cfg(feature = "fs")]
@@ -130,6 +131,7 @@ pub use generate::generator::{
     Chat, Generator, GeneratorSettings, LoadedAdapter, Suggested, empty_prompt,
 };
 pub use generate::sample::Sampling;
+pub use limbic::{Limbic, LimbicSample, LimbicScore, LimbicSettings, LimbicState};
 #[cfg(feature = "fs")]
 pub use model::adapter::{Adapter, AdapterInfo};
 pub use model::checkpoint::Checkpoint as Model;

@@ -33,7 +33,9 @@ impl OutFile<'_> {
     pub fn write(&self, sink: &mut Sink) -> Result<()> {
         match &self.content {
             Content::Bytes(bytes) => sink(bytes),
-            Content::SafeTensors(tensors) => safetensors::write("pt", tensors, sink),
+            Content::SafeTensors(tensors) => {
+                safetensors::write(&safetensors::FORMAT, tensors, sink)
+            }
             Content::Gguf(metadata, tensors) => gguf::write(metadata, tensors, sink),
         }
     }

@@ -18,6 +18,7 @@
 //! | get embeddings                   | [`Session::embed`]                       | `embed.rs` |
 //! | convert or quantise              | [`Model::convert`], [`Mix`]              | `convert.rs` |
 //! | answer many requests at once     | [`Generator`], [`Engine`], [`Request`]   | |
+//! | move a state of eight numbers    | [`Limbic`], [`LimbicState`]              | `limbic.rs` |
 //! | use a GPU                        | [`Device::by_name`]                      | |
 //!
 //! ```

@@ -190,7 +190,7 @@ impl Limbic {
     }
 
     /// Mean loss of the rows of a window, gradients, and the hidden states.
-    fn gradients(
+    pub(super) fn gradients(
         &self,
         window: &Window,
         rows: &[&LimbicSample],
@@ -239,7 +239,7 @@ fn half_square(x: &[f32], y: &[f32]) -> f64 {
 }
 
 /// Several sequences on their way, the longest first.
-struct Walk<'a> {
+pub(super) struct Walk<'a> {
     sequences: Vec<&'a Sequence<'a>>,
     d_in: usize,
     /// Samples of each that are behind.
@@ -249,7 +249,7 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    fn new(limbic: &Limbic, batch: &[&'a Sequence<'a>]) -> Walk<'a> {
+    pub(super) fn new(limbic: &Limbic, batch: &[&'a Sequence<'a>]) -> Walk<'a> {
         let mut sequences = batch.to_vec();
         sequences.sort_by_key(|sequence| Reverse(sequence.len()));
         let shape = [sequences.len(), limbic.shape.d_hidden];
@@ -258,7 +258,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The next samples, up to `length` of each sequence that has more.
-    fn next(&mut self, length: usize) -> Option<(Window, Vec<&'a LimbicSample>)> {
+    pub(super) fn next(&mut self, length: usize) -> Option<(Window, Vec<&'a LimbicSample>)> {
         self.sequences.retain(|sequence| sequence.len() > self.n_done);
         let n_seq = self.sequences.len();
         if n_seq == 0 {

@@ -20,6 +20,7 @@
 
 use super::BlockType;
 use super::BlockType::{Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use crate::error::{Error, Result};
 use crate::tensor::DType;
 
 /// What the rules ask of a model.
@@ -74,6 +75,24 @@ pub enum Mix {
     Q6K,
 }
 
+impl std::fmt::Display for Mix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Mix {
+    type Err = Error;
+
+    /// As people write it: `q4_k_m`.
+    fn from_str(name: &str) -> Result<Mix> {
+        Mix::from_name(&name.to_lowercase()).ok_or_else(|| {
+            let hint = format!("the types are {}", Mix::ALL.map(|entry| entry.1).join(", "));
+            Error::input(format!("unknown type {name:?}"), &hint)
+        })
+    }
+}
+
 impl Mix {
     /// Every mix: its name, its number in `general.file_type`, the type of most tensors.
     const ALL: [(Mix, &'static str, u32, DType); 17] = [
@@ -96,19 +115,7 @@ impl Mix {
         (Mix::Q6K, "q6_k", 18, DType::Block(Q6K)),
     ];
 
-    /// The names of all mixes.
-    pub const NAMES: [&'static str; Mix::ALL.len()] = {
-        let mut names = [""; Mix::ALL.len()];
-        let mut idx = 0;
-        while idx < names.len() {
-            names[idx] = Mix::ALL[idx].1;
-            idx += 1;
-        }
-        names
-    };
-
-    /// The mix of this name, as in [`Mix::NAMES`].
-    pub fn from_name(name: &str) -> Option<Mix> {
+    pub(crate) fn from_name(name: &str) -> Option<Mix> {
         Mix::ALL.into_iter().find(|entry| entry.1 == name).map(|entry| entry.0)
     }
 
@@ -118,7 +125,7 @@ impl Mix {
     }
 
     /// As people write it: `q4_k_m`.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         self.entry().1
     }
 
@@ -495,7 +502,7 @@ q6_k   q6_k       q6_k   q6_k  q8_0";
         let head = "mix attn_v ffn_down output";
         let tensors = model(head, 32, 256, 512, &["output_norm.weight"]);
         let reversed: Tensors = tensors.iter().rev().cloned().collect();
-        for mix in Mix::NAMES.map(|name| Mix::from_name(name).unwrap()) {
+        for mix in Mix::ALL.map(|entry| entry.0) {
             let arch = ArchFacts { n_layer: 32, ..DENSE };
             let mut chosen = mix.choose(&reversed, &arch);
             chosen.reverse();
@@ -505,7 +512,7 @@ q6_k   q6_k       q6_k   q6_k  q8_0";
 
     #[test]
     fn a_mix_is_found_by_its_name() {
-        for name in Mix::NAMES {
+        for name in Mix::ALL.map(|entry| entry.1) {
             assert_eq!(Mix::from_name(name).unwrap().name(), name);
         }
         assert_eq!(Mix::from_name("q4_k_m").map(Mix::file_type), Some(15));

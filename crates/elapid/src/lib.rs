@@ -87,7 +87,6 @@ mod files;
 #[path = "../../../lab/fuzz/targets.rs"]
 pub mod fuzz_targets;
 mod generate;
-mod limbic;
 mod model;
 mod ops;
 #[cfg(feature = "fs")]
@@ -132,7 +131,6 @@ pub use generate::generator::{
     Chat, Generator, GeneratorSettings, LoadedAdapter, Suggested, empty_prompt,
 };
 pub use generate::sample::Sampling;
-pub use limbic::{Limbic, LimbicSample, LimbicScore, LimbicSettings, LimbicState};
 #[cfg(feature = "fs")]
 pub use model::adapter::{Adapter, AdapterInfo};
 pub use model::checkpoint::Checkpoint as Model;
@@ -156,6 +154,7 @@ pub use tensor::shelf::MemoryUse;
 pub use text::chat::{ChatOptions, ChatTemplate, DateTime, Message};
 pub use text::fim::{FimContext, FimFile, FimTokens};
 pub use text::tokenizer::{BpeTrainer, Special, Tokenizer};
+pub use train::limbic::{Limbic, LimbicSample, LimbicScore, LimbicSettings, LimbicState};
 pub use train::method::{Coverage, Form as LoraForm, LoraSettings, Method, Scaling};
 pub use train::optim::OptimizerKind;
 pub use train::plan::{Fixed, Probe, foretell};

@@ -250,7 +250,8 @@ impl Common {
                 about["adapter_difference"] = json!(difference);
             }
             line(json!({
-                "output": output.display().to_string(), "form": form, "type": mix.map(|it| it.to_string()),
+                "output": output.display().to_string(), "form": form,
+                "type": mix.map(|it| it.to_string()),
                 "bytes": done.n_bytes, "parity": about,
             }));
         } else {

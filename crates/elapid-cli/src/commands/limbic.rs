@@ -50,12 +50,12 @@ const USUAL: fn() -> LimbicSettings = LimbicSettings::default;
 ///
 /// SAMPLES is JSONL, one sample a line, all with as many inputs:
 ///
-///   {"input": [0.5, -1], "state": {"valence": 0.1, "arousal": 0.3}, "target": {"valence": 0.2},
-///    "reward": 1, "sequence": "monday"}
+///   {"input": [0.5, -1], "state": {"valence": 0.1, "arousal": 0.3},
+///    "target": {"valence": 0.2}, "reward": 1, "sequence": "monday"}
 ///
 /// "state" is where the state was; what it does not name is neutral. "target" is how it should
-/// change, each number from -1 to 1; what it does not name is 0. Both may be lists of eight. Samples
-/// of the same "sequence" follow each other; those without one form a sequence of their own.
+/// change, each number from -1 to 1; what it does not name is 0. Both may be lists of eight.
+/// Samples of the same "sequence" follow each other; those without one form a sequence together.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid limbic train samples.jsonl --out head.safetensors\n  \
     elapid limbic train samples.jsonl --out head.safetensors --length 32 --epochs 100 --json")]
@@ -76,7 +76,8 @@ struct Train {
         value_parser = between(0, 1 << 20))]
     epochs: usize,
     /// Samples that gradients flow back through
-    #[arg(long, value_name = "N", default_value_t = USUAL().length, value_parser = between(1, 1024))]
+    #[arg(long, value_name = "N", default_value_t = USUAL().length,
+        value_parser = between(1, 1024))]
     length: usize,
     /// Sequences that are trained together
     #[arg(long, value_name = "N", default_value_t = USUAL().n_batch,
@@ -203,10 +204,10 @@ impl Eval {
 
 /// Move a state by one input, or by one input after the other.
 ///
-/// With --input one step is made. Without it lines of JSON are read from standard input, and each is
-/// answered by one line, at once; the head remembers from line to line:
+/// With --input one step is made. Without it lines of JSON are read from standard input, and each
+/// is answered by one line, at once; the head remembers from line to line:
 ///
-///   {"input": [0.5, -1]}                        goes on from the last state
+///   {"input": [0.5, -1]}                        continues from the last state
 ///   {"input": [0.5, -1], "state": {..}}         from this state
 ///   {"input": [0.5, -1], "reset": true}         from the first state, without memory
 ///

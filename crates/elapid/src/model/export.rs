@@ -29,6 +29,18 @@ pub enum Content<'a> {
     Gguf(Vec<(String, Item)>, Vec<Outgoing<'a>>),
 }
 
+impl std::str::FromStr for Mix {
+    type Err = Error;
+
+    /// As people write it: `q4_k_m`.
+    fn from_str(name: &str) -> Result<Mix> {
+        Mix::from_name(&name.to_lowercase()).ok_or_else(|| {
+            let hint = format!("the types are {}", Mix::ALL.map(|entry| entry.1).join(", "));
+            Error::input(format!("unknown type {name:?}"), &hint)
+        })
+    }
+}
+
 impl OutFile<'_> {
     pub fn write(&self, sink: &mut Sink) -> Result<()> {
         match &self.content {

@@ -96,8 +96,8 @@ impl Checkpoint {
 }
 
 /// Numbers that are live for a token at a time, about: the stream, and of the widest layer either
-/// what its mixer or what its feed-forward makes. A mixer holds twice the outputs of its maps, which
-/// it convolves, rotates or gates.
+/// what its mixer or what its feed-forward makes. A mixer holds twice the outputs of its maps,
+/// which it convolves, rotates or gates.
 fn activations(model: &Model) -> usize {
     let (config, specs) = (model.config(), model.specs());
     let width = |(idx, layer): (usize, &LayerConfig)| {

@@ -2,8 +2,8 @@
 //!
 //! Backward: `dy = dloss factor (y - target)`. Kept: y. The target has no gradient.
 //!
-//! The sum is in f64 on the CPU; on a GPU one group makes it, in f32 and in a fixed order: the op is
-//! for small outputs.
+//! The sum is in f64 on the CPU; on a GPU one group makes it, in f32 and in a fixed order: the op
+//! is for small outputs.
 
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;

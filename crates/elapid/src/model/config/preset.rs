@@ -12,10 +12,10 @@
 //! each); `moe` is qwen2_moe (attention, eight experts of which two are taken, one shared).
 //! `mamba3` has the config and the names of mamba_ssm, feed-forwards as in its published models.
 //! `zamba` is a config of our own: Mamba-3 with attention at every sixth layer, four experts of
-//! which two are taken and one shared in each. `evermind` is one too: short convolutions alone, with
-//! eight experts of which two are taken and one shared; a token sees two more tokens in each layer
-//! and nothing before them. Embedding and head are one matrix: at these sizes it
-//! is a quarter of the parameters.
+//! which two are taken and one shared in each. `evermind` is one too: short convolutions alone,
+//! with eight experts of which two are taken and one shared; each layer sees two tokens further
+//! back, and nothing else does. Embedding and head are one matrix: at these sizes it is a quarter
+//! of the parameters.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

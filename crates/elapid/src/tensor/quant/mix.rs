@@ -20,7 +20,6 @@
 
 use super::BlockType;
 use super::BlockType::{Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-use crate::error::{Error, Result};
 use crate::tensor::DType;
 
 /// What the rules ask of a model.
@@ -81,21 +80,9 @@ impl std::fmt::Display for Mix {
     }
 }
 
-impl std::str::FromStr for Mix {
-    type Err = Error;
-
-    /// As people write it: `q4_k_m`.
-    fn from_str(name: &str) -> Result<Mix> {
-        Mix::from_name(&name.to_lowercase()).ok_or_else(|| {
-            let hint = format!("the types are {}", Mix::ALL.map(|entry| entry.1).join(", "));
-            Error::input(format!("unknown type {name:?}"), &hint)
-        })
-    }
-}
-
 impl Mix {
     /// Every mix: its name, its number in `general.file_type`, the type of most tensors.
-    const ALL: [(Mix, &'static str, u32, DType); 17] = [
+    pub(crate) const ALL: [(Mix, &'static str, u32, DType); 17] = [
         (Mix::F32, "f32", 0, DType::F32),
         (Mix::F16, "f16", 1, DType::F16),
         (Mix::BF16, "bf16", 32, DType::BF16),

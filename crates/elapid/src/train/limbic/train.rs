@@ -109,8 +109,8 @@ type Sequence<'a> = Vec<&'a LimbicSample>;
 
 impl Limbic {
     /// Trains on samples; `tell` hears after each epoch its number and its mean loss, and may stop.
-    /// The scores on what is held out before and after, if anything is. Where the loss or a gradient
-    /// is not finite it fails, and the step is not made.
+    /// Returns the scores before and after on what is held out, if anything is. Fails where the
+    /// loss or a gradient is not finite, without that step.
     pub fn train(
         &mut self,
         samples: &[LimbicSample],

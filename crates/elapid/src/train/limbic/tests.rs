@@ -1,3 +1,5 @@
+//! A head against torch and finite differences, on every device; what it learns, and its file.
+
 use super::*;
 use crate::files::TensorFile;
 use crate::files::safetensors::SafeTensors;

@@ -46,9 +46,9 @@ const TRAITS: [&str; 8] = [
     "grit",
 ];
 
-/// The state that a [`Limbic`](crate::Limbic) moves. The default is neutral. In JSON it is an object
-/// with names, where those left out are neutral, or a list of eight in this order; `null`, which is
-/// how some programs write a NaN, counts as one.
+/// The state that a [`Limbic`](crate::Limbic) moves. The default is neutral. In JSON it is an
+/// object with names, where those left out are neutral, or a list of eight in this order; `null`,
+/// which is how some programs write a NaN, counts as one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LimbicState {
     /// -1 to 1; neutral 0.

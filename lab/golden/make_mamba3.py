@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Golden values for Mamba-3 from mamba3_reference.py.
+"""Golden values for Mamba-3, and for models of our own, from mamba3_reference.py.
 
   make_mamba3.py SET OUT [--seed N]     one of SETS below
   make_mamba3.py --all OUTROOT          every one
   make_mamba3.py --list
 
 OUT/ holds
-  config.json              mamba_ssm's MambaConfig (what official checkpoints carry), Elapid's own for `zamba`,
+  config.json              mamba_ssm's MambaConfig (what official checkpoints carry), Elapid's own for `zamba` and `evermind`,
                            that of flash-linear-attention for `mamba3_fla`
-  model.safetensors        float32 weights under the official names (`zamba`: Elapid's own names)
+  model.safetensors        float32 weights under the official names (`zamba`, `evermind`: Elapid's own names)
   golden.safetensors       input_ids, labels, logits, loss, hidden.0..L (0: embeddings, L: after the final norm), grad.<param>
   after_adamw.safetensors  every parameter after N torch.optim.AdamW steps on the same batch
   states.safetensors       what decoding carries after input_ids, per Mamba-3 layer: state.<i>.angle (B,H,S; in [0, 2 pi)),
@@ -94,6 +94,21 @@ def zamba(
     )
 
 
+def evermind(d_model, vocab, n_layer=4, experts=(4, 2, 12, 24)):
+    return dict(
+        model_type="elapid",
+        vocab_size=vocab,
+        d_model=d_model,
+        layers=["short_conv"] * n_layer,
+        tied=True,
+        eps=1e-5,
+        feed_forward="experts",
+        balance_scale=0.0,
+        short_conv=dict(d_conv=3),
+        experts=dict(zip(("n_expert", "n_used", "d_ff", "d_shared"), experts)),
+    )
+
+
 ATT = lambda idx, **k: (idx, dict(causal=True, qkv_proj_bias=False, out_proj_bias=False) | k)
 # name: (config, seed, batch, tokens, range of step sizes)
 SETS = {
@@ -162,6 +177,7 @@ SETS = {
         (0.02, 1.5),
     ),
     "zamba": (zamba(32, 128), 5, 2, 24, (0.02, 1.5)),
+    "evermind": (evermind(24, 96), 7, 2, 24, (0.02, 1.5)),
 }
 
 

@@ -336,6 +336,17 @@ class Layer(nn.Module):
         return x, state
 
 
+class ShortConv(nn.Module):
+    """A causal convolution of each channel over its last d_conv tokens."""
+
+    def __init__(self, d, d_conv):
+        super().__init__()
+        self.conv1d = nn.Conv1d(d, d, d_conv, groups=d, padding=d_conv - 1)
+
+    def forward(self, x):
+        return self.conv1d(x.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)
+
+
 class LM(nn.Module):
     """config with `ssm_cfg`: mamba_ssm's MambaConfig. config with `model_type: elapid`: Elapid's own."""
 
@@ -345,30 +356,28 @@ class LM(nn.Module):
         self.config, self.own = c, c.get("model_type") == "elapid"
         d = c["d_model"]
         if self.own:
-            assert c["layers"] == "zamba"
-            V, tied = c["vocab_size"], c.get("tied", True)
-            m, ex, at = dict(c["mamba3"]), c["experts"], c["attention"]
-            args = dict(
-                d_state=m["d_state"],
-                expand=m["expand"],
-                headdim=m["d_head"],
-                ngroups=m["n_group"],
-                rope_fraction=m["rope_fraction"],
-                is_mimo=m["rank"] > 1,
-                mimo_rank=m["rank"],
-                is_outproj_norm=m["out_norm"],
-            )
-            names = ("mixer_norm", "mixer", "feed_forward_norm", "feed_forward")
-            layers = [
-                Layer(
-                    Attention(d, **at) if i % 6 == 5 else Mixer(d, **args),
-                    Experts(d, **ex),
-                    d,
-                    eps,
-                    names,
+            V, tied, ex = c["vocab_size"], c.get("tied", True), c["experts"]
+            if c["layers"] == "zamba":
+                m, at = dict(c["mamba3"]), c["attention"]
+                args = dict(
+                    d_state=m["d_state"],
+                    expand=m["expand"],
+                    headdim=m["d_head"],
+                    ngroups=m["n_group"],
+                    rope_fraction=m["rope_fraction"],
+                    is_mimo=m["rank"] > 1,
+                    mimo_rank=m["rank"],
+                    is_outproj_norm=m["out_norm"],
                 )
-                for i in range(c["n_layer"])
-            ]
+                mixers = [
+                    Attention(d, **at) if i % 6 == 5 else Mixer(d, **args)
+                    for i in range(c["n_layer"])
+                ]
+            else:
+                assert all(name == "short_conv" for name in c["layers"])
+                mixers = [ShortConv(d, **c["short_conv"]) for _ in c["layers"]]
+            names = ("mixer_norm", "mixer", "feed_forward_norm", "feed_forward")
+            layers = [Layer(mixer, Experts(d, **ex), d, eps, names) for mixer in mixers]
             self.embed, self.norm = Embed(V, d), Norm(d, eps)
             self.layers = nn.ModuleList(layers)
         else:

@@ -41,6 +41,7 @@ enum Command {
     Check(commands::check::Check),
     Bench(commands::bench::Bench),
     Kernels(commands::kernels::Kernels),
+    Limbic(Box<commands::limbic::Limbic>),
 }
 
 fn main() -> ExitCode {
@@ -52,8 +53,7 @@ fn main() -> ExitCode {
         }
         error.exit()
     });
-    let flag = |matches: &ArgMatches| matches!(matches.try_get_one("json"), Ok(Some(true)));
-    let wants_json = matches.subcommand().is_some_and(|(_, matches)| flag(matches));
+    let wants_json = wants_json(&matches);
     let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
     let done = match command {
         Command::Train(args) => args.run(),
@@ -72,6 +72,7 @@ fn main() -> ExitCode {
         Command::Check(args) => args.run(),
         Command::Bench(args) => args.run(),
         Command::Kernels(args) => args.run(),
+        Command::Limbic(args) => args.run(),
     };
     match done {
         Ok(code) => code,
@@ -83,6 +84,12 @@ fn main() -> ExitCode {
             ExitCode::from(1)
         }
     }
+}
+
+/// Whether the command, or the one below it, has the flag.
+fn wants_json(matches: &ArgMatches) -> bool {
+    matches!(matches.try_get_one("json"), Ok(Some(true)))
+        || matches.subcommand().is_some_and(|(_, matches)| wants_json(matches))
 }
 
 /// An error among the objects that `--json` asks for.

@@ -3,14 +3,14 @@
 #[allow(dead_code)] // not every example uses all of it
 mod tiny;
 
-use elapid::{Device, Form, Mix, Model, Result};
+use elapid::{Device, Form, Model, Result};
 
 /// Runs it.
 pub fn main() -> Result<()> {
     let (model, out) = (tiny::folder("convert"), tiny::folder("converted"));
     tiny::session(10)?.save(&model)?;
     let model = Model::open(&model)?;
-    for (name, mix) in [("model.gguf", None), ("small.gguf", Mix::from_name("q8_0"))] {
+    for (name, mix) in [("model.gguf", None), ("small.gguf", Some("q8_0".parse()?))] {
         elapid::make_directory(&out)?;
         let path = out.join(name);
         let done = model.convert(&path, Form::Gguf, mix, &Device::cpu(2)?, &mut |_, _| {})?;

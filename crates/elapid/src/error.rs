@@ -190,8 +190,9 @@ impl Error {
         }
     }
 
-    /// The message and, in a paragraph of its own, the hint: for a terminal.
-    pub fn report(&self) -> String {
+    /// The message and, in a paragraph of its own, the hint: as people see it.
+    #[cfg(test)]
+    pub(crate) fn report(&self) -> String {
         match &*self.hint() {
             "" => self.to_string(),
             hint => format!("{self}\n\nhint: {hint}"),

@@ -18,6 +18,7 @@
 //! | get embeddings                   | [`Session::embed`]                       | `embed.rs` |
 //! | convert or quantise              | [`Model::convert`], [`Mix`]              | `convert.rs` |
 //! | answer many requests at once     | [`Generator`], [`Engine`], [`Request`]   | |
+//! | move a state of eight numbers    | [`Limbic`], [`LimbicState`]              | `limbic.rs` |
 //! | use a GPU                        | [`Device::by_name`]                      | |
 //!
 //! ```
@@ -153,6 +154,7 @@ pub use tensor::shelf::MemoryUse;
 pub use text::chat::{ChatOptions, ChatTemplate, DateTime, Message};
 pub use text::fim::{FimContext, FimFile, FimTokens};
 pub use text::tokenizer::{BpeTrainer, Special, Tokenizer};
+pub use train::limbic::{Limbic, LimbicSample, LimbicScore, LimbicSettings, LimbicState};
 pub use train::method::{Coverage, Form as LoraForm, LoraSettings, Method, Scaling};
 pub use train::optim::OptimizerKind;
 pub use train::plan::{Fixed, Probe, foretell};

@@ -293,7 +293,7 @@ impl Session {
             return Ok(());
         }
         let weights = weights.to(&weights.device().host_device());
-        let (form, on_bytes) = (Form::of_path(path), &mut |_, _| {});
+        let (form, on_bytes) = (Form::from(path), &mut |_, _| {});
         Save { path, form, mix: None, on_bytes }.write(&self.model, &weights)?;
         Ok(())
     }

@@ -14,6 +14,8 @@ mod convert;
 mod embed;
 #[path = "../examples/generate.rs"]
 mod generate;
+#[path = "../examples/limbic.rs"]
+mod limbic;
 #[path = "../examples/lora.rs"]
 mod lora;
 #[path = "../examples/stream.rs"]
@@ -44,6 +46,11 @@ fn train_from_scratch_and_resume_to_the_bit() {
 #[test]
 fn adapt_with_lora() {
     lora::main().unwrap();
+}
+
+#[test]
+fn a_state_moved_by_a_trained_head() {
+    limbic::main().unwrap();
 }
 
 #[test]

@@ -103,7 +103,7 @@ fn form_of(flag: Option<&str>, output: &Path) -> Done<Form> {
             let hint = "name a .gguf or .elapid file or a directory, or use --to";
             Err(Failure::new(problem, hint))
         }
-        _ => Ok(Form::of_path(output)),
+        _ => Ok(Form::from(output)),
     }
 }
 
@@ -130,7 +130,7 @@ impl Convert {
         if self.stored.is_some() || form == Form::Package {
             return Err(refuse("an adapter cannot be quantized or written as a package"));
         }
-        if form == Form::Gguf && Form::of_path(&self.output) == Form::Directory {
+        if form == Form::Gguf && Form::from(self.output.as_path()) == Form::Directory {
             return Err(refuse("the name of a GGUF adapter must end in .gguf"));
         }
         check_output(&self.output, self.common.force)?;
@@ -187,10 +187,7 @@ impl Merge {
 }
 
 fn parse_type(name: &str) -> Done<Mix> {
-    Mix::from_name(&name.to_lowercase()).ok_or_else(|| {
-        let hint = format!("the types are {}", Mix::NAMES.join(", "));
-        Failure::new(format!("unknown type {name:?}"), &hint)
-    })
+    Ok(name.parse()?)
 }
 
 /// Fails where something is that must not be replaced, and where nothing can be.
@@ -253,7 +250,8 @@ impl Common {
                 about["adapter_difference"] = json!(difference);
             }
             line(json!({
-                "output": output.display().to_string(), "form": form, "type": mix.map(Mix::name),
+                "output": output.display().to_string(), "form": form,
+                "type": mix.map(|it| it.to_string()),
                 "bytes": done.n_bytes, "parity": about,
             }));
         } else {

@@ -191,7 +191,8 @@ impl Eval {
         if self.files {
             let mut list: Vec<&DocScore> =
                 model.scores.iter().filter(|doc| doc.n_tok > 0).collect();
-            list.sort_by(|a, b| b.bits_per_byte().total_cmp(&a.bits_per_byte()));
+            let bits = |doc| Score::of(&[doc]).bits_per_byte();
+            list.sort_by(|a, b| bits(*b).total_cmp(&bits(*a)));
             for doc in list {
                 line(format!("file    {}  {}", figures(&Score::of(&[doc]), None), doc.name));
             }
@@ -266,7 +267,7 @@ fn figures(score: &Score, interval: Option<&Interval>) -> String {
 }
 
 fn print_fim(fim: &FimReport, whose: &str) {
-    let (n_exact, n_holes) = (fim.n_exact(), fim.n_holes());
+    let (n_exact, n_holes) = totals(fim);
     if n_holes > 0 {
         let percent = 100.0 * n_exact as f64 / n_holes as f64;
         line(format!("fim     {n_exact} of {n_holes} holes filled exactly{whose}  {percent:.1}%"));
@@ -301,13 +302,19 @@ fn drawn(interval: Option<Interval>) -> Value {
     }))
 }
 
+/// Holes filled with the very text, and holes in all.
+fn totals(fim: &FimReport) -> (usize, usize) {
+    fim.docs.iter().fold((0, 0), |sum, doc| (sum.0 + doc.n_exact, sum.1 + doc.n_holes))
+}
+
 fn fim_json(fim: &FimReport) -> Value {
+    let (n_exact, n_holes) = totals(fim);
     let files = fim.docs.iter().map(|FimDoc { name, language, n_holes, n_exact }| {
         json!({"name": name, "language": language, "n_holes": n_holes, "n_exact": n_exact})
     });
     let skipped = fim.skipped.iter().map(|(name, why)| json!({"name": name, "reason": why}));
     json!({
-        "n_holes": fim.n_holes(), "n_exact": fim.n_exact(),
+        "n_holes": n_holes, "n_exact": n_exact,
         "files": files.collect::<Value>(), "skipped": skipped.collect::<Value>(),
     })
 }

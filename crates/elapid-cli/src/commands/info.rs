@@ -142,7 +142,8 @@ fn print_json(info: &ModelInfo, tokenizer: Option<&Tokenizer>, has_chat: bool) {
     line(json!({
         "name": info.name, "architecture": info.architecture,
         "family": info.family, "layers": info.layers, "n_layer": info.n_layer,
-        "d_model": info.d_model, "n_vocab": info.n_vocab, "n_ctx": info.n_ctx, "tied": info.tied,
+        "d_model": info.d_model, "n_vocab": info.n_vocab, "n_ctx": info.n_ctx,
+        "n_seen": info.n_seen, "tied": info.tied,
         "n_params": info.n_params, "n_params_matrices": info.n_matrix,
         "n_params_embedding": info.n_embedding, "n_params_vectors": info.n_vector,
         "n_params_buffers": info.n_buffer, "dtype_bytes": info.dtype_bytes,
@@ -163,6 +164,16 @@ fn print(info: &ModelInfo, tokenizer: &Result<Option<Tokenizer>, Error>, has_cha
     line(format!("model   {name}: {family}{architecture}, {n_layer} layers, d_model {d_model}"));
     for (kind, n) in &info.layers {
         line(format!("layers  {n} x {kind}"));
+    }
+    let seen = info.n_seen.filter(|seen| info.n_ctx.is_none_or(|n_ctx| *seen < n_ctx));
+    let context = match (info.n_ctx, seen) {
+        (Some(n_ctx), Some(seen)) => Some(format!("{n_ctx} tokens, but sees the last {seen}")),
+        (Some(n_ctx), None) => Some(format!("{n_ctx} tokens")),
+        (None, Some(seen)) => Some(format!("sees the last {seen} tokens")),
+        (None, None) => None,
+    };
+    if let Some(context) = context {
+        line(format!("context {context}"));
     }
     let head = if info.tied { "tied" } else { "untied" };
     line(format!("vocab   {} tokens, head {head}", info.n_vocab));

@@ -8,6 +8,7 @@ pub mod eval;
 pub mod generate;
 pub mod info;
 pub mod kernels;
+pub mod limbic;
 pub mod serve;
 pub mod tokenize;
 pub mod train;

@@ -1,15 +1,18 @@
 //! `elapid train` and `elapid plan`: the flags of a run.
 
 mod names;
+mod plan_generate;
 
 use crate::compute::Compute;
 use crate::report::{Done, Failure, between};
 use crate::run::config::{Budget, Origin, RunConfig};
 use crate::run::{self, Checkpointing, Wishes};
+use crate::talk::flags::cache_type;
 use clap::ValueEnum;
-use elapid::{Arch, LoraForm as Form, LoraSettings, Method, OptimizerKind, Scaling, Schedule};
-use elapid::{Settings, Size};
+use elapid::{Arch, CacheType, LoraForm as Form, LoraSettings, Method, OptimizerKind, Scaling};
+use elapid::{Schedule, Settings, Size};
 use names::{ArchName, MethodName, OptimizerName, QuantName, ScheduleName, SizeName};
+use plan_generate::Asked;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -46,12 +49,23 @@ pub struct Train {
 ///
 /// Takes the flags of `elapid train`. Batch size, gradient accumulation and checkpointing are
 /// chosen to fit --memory; a run that cannot fit is refused with a hint on what to change.
+///
+/// With --generate it says instead which memory the model of --model takes to answer prompts, by
+/// context size. Nothing is computed, and no weight is read.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid plan .\n  \
-    elapid plan . --preset medium --memory 4G\n  elapid plan . --model SmolLM2-135M.gguf --json")]
+    elapid plan . --preset medium --memory 4G\n  elapid plan . --model SmolLM2-135M.gguf --json\n  \
+    elapid plan --model SmolLM2-135M.gguf --generate -c 4096 --device cpu")]
 pub struct Plan {
     #[command(flatten)]
     flags: Flags,
+    /// Estimate the memory of generation, not of training
+    #[arg(long, requires = "model")]
+    generate: bool,
+    /// With --generate, the data type of the KV cache: f32, f16 or q8_0
+    #[arg(long, value_name = "TYPE", default_value = "f32", requires = "generate",
+        value_parser = cache_type)]
+    cache_type: CacheType,
 }
 
 /// Flags that a run has decided when it is resumed.
@@ -154,7 +168,7 @@ struct Flags {
     #[arg(long, value_name = "N", value_parser = between(1, 1 << 16))]
     accumulate: Option<usize>,
     /// Tokens per sequence [default: 1024; from scratch on a GPU 2048; with --model 512 on a CPU]
-    #[arg(long, value_name = "N", value_parser = between(8, 1 << 20))]
+    #[arg(long, short = 'c', value_name = "N", value_parser = between(8, 1 << 20))]
     context: Option<usize>,
     /// Cut sequences to N tokens until the learning rate falls, in the last fifth (0: never)
     /// [default: 256 for a new model where a step is faster so, else 0]
@@ -314,6 +328,11 @@ impl Train {
 
 impl Plan {
     pub fn run(&self) -> Done<ExitCode> {
+        let Flags { model, context, compute, memory, json, .. } = &self.flags;
+        if let (true, Some(model)) = (self.generate, model) {
+            let asked = Asked { context: *context, memory: *memory, cache: self.cache_type };
+            return plan_generate::plan(model, asked, compute, *json);
+        }
         run::plan_only(self.flags.config()?, &self.flags.wishes()?)
     }
 }

@@ -202,7 +202,7 @@ impl Place {
         for step in &steps {
             match Saved::open(self.path(*step)) {
                 Ok(saved) => return Ok(saved),
-                Err(error) => note(error.report()),
+                Err(error) => note(Failure::from(error).to_string()),
             }
         }
         let problem = format!("{} contains no intact checkpoint", self.dir.display());

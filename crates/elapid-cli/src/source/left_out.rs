@@ -58,7 +58,7 @@ impl Why {
     /// In words.
     pub fn describe(&self) -> String {
         match self {
-            Why::Unwanted(reason) => reason.describe(),
+            Why::Unwanted(reason) => reason.to_string(),
             Why::Records => "JSONL in a directory; give its own path to train on it".into(),
             Why::Link => "a symbolic link".into(),
             Why::NotPlain => "not a plain file".into(),

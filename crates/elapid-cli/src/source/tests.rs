@@ -601,7 +601,7 @@ fn a_sample_is_a_part_of_all_documents_in_their_order_and_a_changed_file_is_an_e
     // Not the first of the alphabet.
     assert!(some.iter().any(|document| *document.name > *"20"));
     folder.write("07.txt", prose(7, 19) + &"x".repeat(200));
-    assert!(sample(&entries, usize::MAX, &walk).unwrap_err().report().contains("07.txt"));
+    assert!(sample(&entries, usize::MAX, &walk).unwrap_err().to_string().contains("07.txt"));
 }
 
 #[test]

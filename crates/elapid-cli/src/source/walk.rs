@@ -224,7 +224,7 @@ impl Found {
                     reason @ (Reason::Binary | Reason::NotUtf8 | Reason::Empty | Reason::Secret),
                 ) => {
                     let shown = path.display();
-                    let problem = format!("no text to train on: {shown}: {}", reason.describe());
+                    let problem = format!("no text to train on: {shown}: {reason}");
                     Err(Failure::new(problem, HINT))
                 }
                 _ => Ok(()),

@@ -6,8 +6,8 @@ use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, between, beyond_trained};
 use elapid::{
-    CacheType, ChatOptions, Constraint, DateTime, Generator, GeneratorSettings, Message, Model,
-    Request, Sampling, Special,
+    CacheType, ChatOptions, Constraint, DateTime, Error, Generator, GeneratorSettings, Message,
+    Model, Request, Sampling, Special,
 };
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -88,10 +88,7 @@ pub struct SamplingFlags {
 
 /// A type of numbers in the key-value cache, for a flag.
 pub fn cache_type(text: &str) -> Result<CacheType, String> {
-    CacheType::from_name(text).ok_or_else(|| {
-        let names = CacheType::ALL.map(|kind| kind.to_string());
-        format!("give one of {}", names.join(", "))
-    })
+    text.parse().map_err(|error: Error| error.hint().into_owned())
 }
 
 /// A number, for a flag.

@@ -10,6 +10,7 @@ mod convert;
 mod eval;
 mod generate;
 mod hostile;
+mod limbic;
 mod load;
 mod replay;
 mod serve;

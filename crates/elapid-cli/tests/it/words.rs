@@ -8,7 +8,7 @@ use crate::common::{Scratch, elapid, root};
 use std::fmt::Write;
 use std::process::Command;
 
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 17] = [
     "train",
     "plan",
     "info",
@@ -25,6 +25,7 @@ const COMMANDS: [&str; 16] = [
     "check",
     "bench",
     "kernels",
+    "limbic",
 ];
 
 /// Compares with the snapshot of this name.
@@ -54,6 +55,9 @@ fn help_of_every_command() {
     for command in COMMANDS {
         compare(&format!("help-{command}"), &help(&[command, "--help"]));
     }
+    for command in ["train", "step", "eval"] {
+        compare(&format!("help-limbic-{command}"), &help(&["limbic", command, "--help"]));
+    }
 }
 
 /// A directory with things that are wrong.
@@ -73,7 +77,7 @@ fn things() -> Scratch {
 }
 
 /// Mistakes by their command lines; `ROOT` is the root of the project.
-const MISTAKES: [&str; 29] = [
+const MISTAKES: [&str; 33] = [
     "info missing.gguf",
     "info notes.txt",
     "info short.gguf",
@@ -103,6 +107,10 @@ const MISTAKES: [&str; 29] = [
     "quantize plain out --type q8_0",
     "serve plain --host 0.0.0.0",
     "serve plain --allow-origin editor",
+    "limbic train notes.txt --out head.safetensors",
+    "limbic step weights/model.safetensors --input 1",
+    "limbic step missing.safetensors",
+    "limbic step plain/model.safetensors --state valence",
 ];
 
 #[test]

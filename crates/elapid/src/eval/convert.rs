@@ -64,7 +64,7 @@ impl Checkpoint {
     /// Writes the model in another form or type, with its adapter folded in where it has one,
     /// reads it again and compares both on fixed prompts.
     ///
-    /// `mix` names how matrices are stored (see [`Mix::from_name`]); `on_bytes` hears of bytes
+    /// `mix` names how matrices are stored (see [`Mix`]); `on_bytes` hears of bytes
     /// written and of all there will be, about.
     pub fn convert(
         &self,

@@ -78,18 +78,6 @@ pub struct FimReport {
     pub skipped: Vec<(String, &'static str)>,
 }
 
-impl FimReport {
-    /// Holes in all.
-    pub fn n_holes(&self) -> usize {
-        self.docs.iter().map(|doc| doc.n_holes).sum()
-    }
-
-    /// Holes filled with the very text.
-    pub fn n_exact(&self) -> usize {
-        self.docs.iter().map(|doc| doc.n_exact).sum()
-    }
-}
-
 /// Letters of a line that is worth a hole; `}` or `else {` alone would flatter.
 const N_LETTERS_MIN: usize = 8;
 

@@ -107,11 +107,6 @@ impl DocScore {
         self.n_top1 += top1 as usize;
         self.n_tok += 1;
     }
-
-    /// Bits per byte; infinite where no byte was predicted.
-    pub fn bits_per_byte(&self) -> f64 {
-        Score::of(&[self]).bits_per_byte()
-    }
 }
 
 /// A run of tokens to read, and which of the tokens behind them are scored.

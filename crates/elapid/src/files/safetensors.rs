@@ -28,6 +28,8 @@ use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
 const METADATA: &str = "__metadata__";
+/// The metadata of weights for PyTorch, which transformers asks for.
+pub const FORMAT: [(&str, &str); 1] = [("format", "pt")];
 const N_AXES_MAX: usize = 64;
 
 /// The format allows no longer header.
@@ -37,6 +39,7 @@ pub struct SafeTensors {
     file: String,
     bytes: SharedBytes,
     entries: BTreeMap<String, Entry>,
+    metadata: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug)]
@@ -76,7 +79,7 @@ impl SafeTensors {
         bytes: SharedBytes,
         entries: BTreeMap<String, Entry>,
     ) -> SafeTensors {
-        SafeTensors { file: file.into(), bytes, entries }
+        SafeTensors { file: file.into(), bytes, entries, metadata: BTreeMap::new() }
     }
 
     /// Reads the header; `file` is the name for messages.
@@ -103,7 +106,7 @@ impl SafeTensors {
         }
         let bad = |error: serde_json::Error| fail(format!("header: {error}"));
         let Pairs(fields) = serde_json::from_slice::<Pairs<&RawValue>>(header).map_err(bad)?;
-        let mut entries = BTreeMap::new();
+        let (mut entries, mut metadata) = (BTreeMap::new(), BTreeMap::new());
         let mut seen = BTreeSet::new();
         for (name, json) in fields {
             if name.is_empty() || !seen.insert(name.clone()) {
@@ -112,10 +115,11 @@ impl SafeTensors {
             let bad = |error: serde_json::Error| fail(format!("header: `{name}`: {error}"));
             if name == METADATA {
                 let pairs: Option<Pairs<String>> = serde_json::from_str(json.get()).map_err(bad)?;
-                let mut keys = BTreeSet::new();
-                let pairs = pairs.map_or(Vec::new(), |pairs| pairs.0);
-                if let Some((key, _)) = pairs.iter().find(|(key, _)| !keys.insert(key)) {
-                    return Err(fail(format!("metadata `{key}` comes twice")));
+                for (key, value) in pairs.map_or(Vec::new(), |pairs| pairs.0) {
+                    let twice = format!("metadata `{key}` comes twice");
+                    if metadata.insert(key, value).is_some() {
+                        return Err(fail(twice));
+                    }
                 }
                 continue;
             }
@@ -124,7 +128,7 @@ impl SafeTensors {
                 .map_err(|problem| fail(format!("tensor `{name}`: {problem}")))?;
             entries.insert(name, entry);
         }
-        let this = SafeTensors { file: file.into(), bytes: bytes.clone(), entries };
+        let this = SafeTensors { file: file.into(), bytes: bytes.clone(), entries, metadata };
         this.check_layout(data.len() - body.len(), data.len()).map_err(fail)?;
         Ok(this)
     }
@@ -146,6 +150,10 @@ impl SafeTensors {
             return Err(format!("the tensors end at byte {at}, the file at byte {end}"));
         }
         Ok(())
+    }
+
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        self.metadata.get(key).map(String::as_str)
     }
 
     fn data(&self, entry: &Entry) -> &[u8] {
@@ -265,9 +273,13 @@ fn out_dtype(tensor: &Outgoing) -> std::result::Result<(&'static str, u8), Strin
 }
 
 /// The header with its length before it; tensors come in the order of the data.
-fn header(format: &str, tensors: &[&Outgoing]) -> std::result::Result<Vec<u8>, String> {
+fn header(
+    metadata: &[(&str, &str)],
+    tensors: &[&Outgoing],
+) -> std::result::Result<Vec<u8>, String> {
     let (mut fields, mut at) = (Map::new(), 0u64);
-    fields.insert(METADATA.into(), json!({"format": format}));
+    let pairs = metadata.iter().map(|(key, value)| (key.to_string(), json!(value)));
+    fields.insert(METADATA.into(), Value::Object(pairs.collect()));
     for tensor in tensors {
         let (name, shape) = (&tensor.name, &tensor.shape);
         let end = out_n_bytes(tensor).and_then(|n| at.checked_add(n));
@@ -293,16 +305,15 @@ fn out_n_bytes(tensor: &Outgoing) -> Option<u64> {
     Some(if tensor.shape.contains(&0) { 0 } else { n_bytes as u64 })
 }
 
-/// Writes a whole file; `format` is the one metadata. What cannot be written is refused before the
-/// first byte.
-pub fn write(format: &str, tensors: &[Outgoing], sink: &mut Sink) -> Result<()> {
+/// Writes a whole file. What cannot be written is refused before the first byte.
+pub fn write(metadata: &[(&str, &str)], tensors: &[Outgoing], sink: &mut Sink) -> Result<()> {
     let refuse = |problem: String| {
         let problem = format!("writing safetensors: {problem}");
         Error::input(problem, "safetensors hold F32, F16 and BF16 under names that differ")
     };
     let mut ordered: Vec<&Outgoing> = tensors.iter().collect();
     ordered.sort_by_key(|tensor| (out_dtype(tensor).map_or(0, |dtype| dtype.1), &tensor.name));
-    sink(&header(format, &ordered).map_err(refuse)?)?;
+    sink(&header(metadata, &ordered).map_err(refuse)?)?;
     for tensor in ordered {
         let bytes = (tensor.bytes)()?;
         let (name, want) = (&tensor.name, out_n_bytes(tensor).unwrap_or_default());
@@ -377,7 +388,7 @@ mod tests {
 
     fn written(tensors: &[Outgoing]) -> Result<Vec<u8>> {
         let mut out = Vec::new();
-        write("pt", tensors, &mut |bytes| {
+        write(&FORMAT, tensors, &mut |bytes| {
             out.extend(bytes);
             Ok(())
         })?;
@@ -418,7 +429,7 @@ mod tests {
     #[test]
     fn what_safetensors_cannot_hold_is_refused_before_the_first_byte() {
         let refused = |tensors: &[Outgoing]| {
-            let result = write("pt", tensors, &mut |_| panic!("nothing is written"));
+            let result = write(&FORMAT, tensors, &mut |_| panic!("nothing is written"));
             result.unwrap_err().report()
         };
         let q4k = DType::Block(crate::tensor::quant::BlockType::Q4K);

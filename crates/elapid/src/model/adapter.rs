@@ -161,8 +161,9 @@ impl Lora {
         let modules = base.map(|base| lora::modules_of(base.model()));
         let (config, tensors) = peft::write(self, modules.as_deref())?;
         disk::make_directory(path)?;
-        let n_bytes =
-            disk::write(&path.join(TENSORS), |sink| safetensors::write("pt", &tensors, sink))?;
+        let n_bytes = disk::write(&path.join(TENSORS), |sink| {
+            safetensors::write(&safetensors::FORMAT, &tensors, sink)
+        })?;
         Ok(n_bytes + disk::write(&path.join(CONFIG), |sink| sink(config.as_bytes()))?)
     }
 

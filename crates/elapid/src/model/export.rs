@@ -29,11 +29,25 @@ pub enum Content<'a> {
     Gguf(Vec<(String, Item)>, Vec<Outgoing<'a>>),
 }
 
+impl std::str::FromStr for Mix {
+    type Err = Error;
+
+    /// As people write it: `q4_k_m`.
+    fn from_str(name: &str) -> Result<Mix> {
+        Mix::from_name(&name.to_lowercase()).ok_or_else(|| {
+            let hint = format!("the types are {}", Mix::ALL.map(|entry| entry.1).join(", "));
+            Error::input(format!("unknown type {name:?}"), &hint)
+        })
+    }
+}
+
 impl OutFile<'_> {
     pub fn write(&self, sink: &mut Sink) -> Result<()> {
         match &self.content {
             Content::Bytes(bytes) => sink(bytes),
-            Content::SafeTensors(tensors) => safetensors::write("pt", tensors, sink),
+            Content::SafeTensors(tensors) => {
+                safetensors::write(&safetensors::FORMAT, tensors, sink)
+            }
             Content::Gguf(metadata, tensors) => gguf::write(metadata, tensors, sink),
         }
     }

@@ -1,8 +1,9 @@
 //! What can be said of a model without loading its weights.
 
+use super::Model;
 use super::checkpoint::Checkpoint;
-use super::config::{Config, FeedForwardConfig};
-use super::weights::Role;
+use super::config::{Config, FeedForwardConfig, LayerConfig};
+use super::weights::{ParamId, Role};
 use crate::error::Result;
 use std::collections::BTreeMap;
 
@@ -25,6 +26,9 @@ pub struct ModelInfo {
     pub n_vocab: usize,
     /// Tokens it was trained to read at once, where the model says.
     pub n_ctx: Option<usize>,
+    /// Tokens that a prediction can depend on, itself and those before it, where layers bound them:
+    /// convolutions and windows of attention.
+    pub n_seen: Option<usize>,
     /// Whether the head is the embedding.
     pub tied: bool,
     /// Parameters in all.
@@ -43,6 +47,9 @@ pub struct ModelInfo {
     pub state_bytes: usize,
     /// Bytes that each token adds to it.
     pub state_bytes_per_token: usize,
+    /// Bytes of activations of each token of a prompt that is read, in f32: an estimate from the
+    /// widths of the layers.
+    pub activation_bytes_per_token: usize,
 }
 
 impl Checkpoint {
@@ -70,6 +77,7 @@ impl Checkpoint {
             d_model: config.d_model,
             n_vocab: config.n_vocab,
             n_ctx: config.n_ctx,
+            n_seen: seen(config),
             tied: config.tied,
             n_params: n_matrix + n_embedding + n_vector + n_buffer,
             n_matrix,
@@ -82,8 +90,39 @@ impl Checkpoint {
             },
             state_bytes,
             state_bytes_per_token,
+            activation_bytes_per_token: 4 * activations(self.model()),
         })
     }
+}
+
+/// Numbers that are live for a token at a time, about: the stream, and of the widest layer either
+/// what its mixer or what its feed-forward makes. A mixer holds twice the outputs of its maps,
+/// which it convolves, rotates or gates.
+fn activations(model: &Model) -> usize {
+    let (config, specs) = (model.config(), model.specs());
+    let width = |(idx, layer): (usize, &LayerConfig)| {
+        let of_layer =
+            specs.iter().enumerate().filter(|it| model.layer_of(ParamId(it.0)) == Some(idx));
+        let of_mixer =
+            of_layer.map(|it| it.1).take_while(|spec| spec.name != layer.feed_forward_norm);
+        let maps = of_mixer.filter(|spec| spec.role == Role::Matrix);
+        let mixer = 2 * maps.map(|spec| spec.shape[0]).sum::<usize>();
+        let feed_forward = match &layer.feed_forward {
+            FeedForwardConfig::None => 0,
+            FeedForwardConfig::Dense(c) => 3 * c.d_ff + config.d_model,
+            FeedForwardConfig::Experts(c) => {
+                c.n_expert + c.router.n_used * (3 * c.d_ff + 2 * config.d_model) + config.d_model
+            }
+        };
+        mixer.max(feed_forward)
+    };
+    3 * config.d_model + config.layers.iter().enumerate().map(width).max().unwrap_or(0)
+}
+
+/// Each layer sees its reach further back.
+fn seen(config: &Config) -> Option<usize> {
+    let reach = |sum: usize, layer: &LayerConfig| sum.checked_add(layer.mixer.reach()?);
+    config.layers.iter().try_fold(1, reach)
 }
 
 /// Kinds of layers in order of appearance, with how many of each.

@@ -30,9 +30,9 @@ impl std::fmt::Display for Form {
     }
 }
 
-impl Form {
-    /// What the name of a path says: `.gguf`, `.elapid`, anything else is a directory.
-    pub fn of_path(path: &Path) -> Form {
+/// What the name of a path says: `.gguf`, `.elapid`, anything else is a directory.
+impl From<&Path> for Form {
+    fn from(path: &Path) -> Form {
         match disk::extension(path).as_str() {
             "gguf" => Form::Gguf,
             "elapid" => Form::Package,

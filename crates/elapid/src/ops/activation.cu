@@ -1,4 +1,4 @@
-// y = f(gate) up, and its gradients; see activation.rs. KIND: 0 SiLU, 1 GELU, 2 ReLU.
+// y = f(gate) up, and its gradients; see activation.rs. KIND: 0 SiLU, 1 GELU, 2 ReLU, 3 tanh.
 // A thread takes eight numbers at a time. GATED is 0 where there is no `up`, whose place another
 // buffer then takes.
 
@@ -17,6 +17,10 @@ DEVICE float2 value_and_slope(float x) {
         float t = tanhf(u);
         return make_float2(0.5f * x * (1.0f + t),
                            0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * du);
+    }
+    if (KIND == 3) {
+        float t = tanhf(x);
+        return make_float2(t, 1.0f - t * t);
     }
     // In this form a NaN stays one.
     return make_float2(x > 0.0f ? x : 0.0f * x, x > 0.0f ? 1.0f : 0.0f);

@@ -1,9 +1,9 @@
-//! Feed-forward activations: `y = f(gate) * up` and `y = f(x)`, f one of SiLU, GELU and ReLU.
+//! Feed-forward activations: `y = f(gate) * up` and `y = f(x)`, f one of SiLU, GELU, ReLU and tanh.
 //!
 //! ```text
 //! silu(x) = x s,  s = 1 / (1 + e^-x)            silu'(x) = s (1 + x (1 - s))
 //! gelu(x) = x/2 (1 + tanh(u)),                  u = sqrt(2/pi) (x + 0.044715 x^3)
-//! relu(x) = max(x, 0)
+//! relu(x) = max(x, 0)                           tanh'(x) = 1 - tanh(x)^2
 //! ```
 //!
 //! Backward of the gated form: `dup = f(gate) dy`, `dgate = f'(gate) up dy`.
@@ -28,6 +28,7 @@ pub enum Kind {
     Gelu,
     /// `max(x, 0)`.
     Relu,
+    Tanh,
 }
 
 const PIECE: usize = 1 << 14;
@@ -64,6 +65,7 @@ fn consts(kind: Kind, up: Option<&Tensor>) -> [Const; 2] {
         Kind::Silu => 0,
         Kind::Gelu => 1,
         Kind::Relu => 2,
+        Kind::Tanh => 3,
     };
     [("KIND", kind), ("GATED", usize::from(up.is_some()))]
 }
@@ -140,6 +142,10 @@ fn value_and_slope<S: Simd>(kind: Kind, x: F32s<S>) -> (F32s<S>, F32s<S>) {
             // In this order a NaN stays one.
             (zero.max(x), zero.select_less(x, one, zero))
         }
+        Kind::Tanh => {
+            let t = x.tanh();
+            (t, one - t * t)
+        }
     }
 }
 
@@ -204,7 +210,7 @@ mod tests {
     fn gradients() {
         // ReLU away from its kink: finite differences would straddle it.
         let away = |x: f32| x + 0.2f32.copysign(x);
-        for kind in [Kind::Silu, Kind::Gelu, Kind::Relu] {
+        for kind in [Kind::Silu, Kind::Gelu, Kind::Relu, Kind::Tanh] {
             for shape in [[1, 1], [3, 19], [40, 1000]] {
                 let inputs = [Input::map(1, &shape, away), Input::normal(2, &shape, 1.0)];
                 check_gradients(&inputs, |tape, v| vec![gated(tape, kind, &v[0], &v[1])]);

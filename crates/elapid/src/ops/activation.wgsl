@@ -1,4 +1,4 @@
-// y = f(gate) up, and its gradients; see activation.rs. KIND: 0 SiLU, 1 GELU, 2 ReLU.
+// y = f(gate) up, and its gradients; see activation.rs. KIND: 0 SiLU, 1 GELU, 2 ReLU, 3 tanh.
 // GATED is 0 where there is no `up`, whose place another buffer then takes.
 
 @group(0) @binding(0) var<storage, read> gate: array<f32>; // (n)
@@ -6,6 +6,11 @@
 @group(0) @binding(2) var<storage, read_write> y: array<f32>; // (n)
 struct Params { n: u32 }
 @group(0) @binding(3) var<uniform> p: Params;
+
+// Past this tanh is one; some drivers make a NaN of larger arguments.
+fn tanh_of(x: f32) -> f32 {
+    return tanh(clamp(x, -15.0, 15.0));
+}
 
 // f and f' at x.
 fn value_and_slope(x: f32) -> vec2<f32> {
@@ -17,9 +22,12 @@ fn value_and_slope(x: f32) -> vec2<f32> {
         let root = 0.7978845608028654;
         let u = root * x * (1.0 + 0.044715 * x * x);
         let du = root * (1.0 + 3.0 * 0.044715 * x * x);
-        // Past this tanh is one; some drivers make a NaN of larger arguments.
-        let t = tanh(clamp(u, -15.0, 15.0));
+        let t = tanh_of(u);
         return vec2(0.5 * x * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * du);
+    }
+    if KIND == 3u {
+        let t = tanh_of(x);
+        return vec2(t, 1.0 - t * t);
     }
     return vec2(max(x, 0.0), select(0.0, 1.0, x > 0.0));
 }

@@ -17,6 +17,7 @@ pub mod embedding;
 pub mod gated_norm;
 pub mod grad_norm;
 pub mod head_loss;
+pub mod leaky;
 pub mod linear;
 pub mod mamba3;
 pub mod muon;
@@ -29,6 +30,7 @@ pub mod scale;
 pub mod scan;
 mod softmax;
 pub mod sources;
+pub mod square_error;
 pub mod ssd;
 
 use crate::tape::Var;

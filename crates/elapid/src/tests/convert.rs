@@ -84,6 +84,7 @@ fn sets() -> Vec<(String, PathBuf)> {
 /// Sets that have a form in GGUF, and what is said of the others.
 const NOT_GGUF: &[(&str, &str)] = &[
     ("dots1", "no architecture with this list of layers"),
+    ("evermind", "no architecture with this list of layers"),
     ("falcon_h1_norm_first", "the norm comes before the gate"),
     ("falcon_h1_plain", "`model.layers.0.mamba.in_proj.bias` has no place"),
     ("falcon_mamba", "delta, B and C are normed with eps"),

@@ -2,8 +2,9 @@
 //! (tidy: allow long: a list of tests, and of keys that mean nothing)
 
 use crate::eval::golden::check_directory;
+use crate::model::checkpoint::Checkpoint;
 use crate::model::config::{Config, FAMILIES, FreshKind, MixerConfig};
-use crate::model::state::{CacheType, State};
+use crate::model::state::{CacheType, PAGE, State};
 use crate::model::weights::{Role, Weights};
 use crate::model::{ForwardOptions, Model};
 use crate::tape::Tape;
@@ -825,6 +826,44 @@ fn schedules_place_attention_where_they_say() {
             let is_attention =
                 matches!(layer.mixer, crate::model::config::MixerConfig::Attention(_));
             assert_eq!(is_attention, idx % period == period - 1, "{schedule}, layer {idx}");
+        }
+    }
+}
+
+/// The last token of what is said to be seen changes the logits, the one before it does not.
+#[test]
+fn a_model_of_convolutions_sees_as_far_as_it_is_said_to() {
+    let device = Device::cpu(1).unwrap();
+    let (_, config) = configs().into_iter().find(|(name, _)| name == "evermind").unwrap();
+    let f = fixture(&device, "evermind", &config);
+    let checkpoint = Checkpoint::fresh("evermind", config.to_string(), Vec::new()).unwrap();
+    let n_seen = checkpoint.info().unwrap().n_seen.unwrap();
+    assert_eq!(n_seen, f.model.config().layers.len() * 2 + 1);
+    let (n_tok, n_vocab) = (2 * n_seen, f.n_vocab);
+    let logits = |tokens: &[u32]| {
+        f.logits(&Batch::from_sequences(&[tokens]), None)[(n_tok - 1) * n_vocab..].to_vec()
+    };
+    let tokens = f.tokens(n_tok, 3);
+    let want = logits(&tokens);
+    for (back, is_seen) in [(n_seen - 1, true), (n_seen, false)] {
+        let mut other = tokens.clone();
+        other[n_tok - 1 - back] = (other[n_tok - 1 - back] + 1) % n_vocab as u32;
+        assert_eq!(logits(&other) != want, is_seen, "{back} tokens back");
+    }
+}
+
+#[test]
+fn the_state_of_every_family_is_as_large_as_is_said() {
+    let device = Device::cpu(2).unwrap();
+    for f in fixtures(&device) {
+        let [n_bytes, per_token] = f.model.state_bytes();
+        let mut state = f.model.state(&device);
+        assert_eq!(state.n_bytes(), n_bytes, "{}", f.name);
+        for n_tok in [PAGE, 2 * PAGE] {
+            let tokens = f.tokens(PAGE, 3);
+            let batch = Batch::continuing(&[(&tokens, state.n_tok)]);
+            f.logits(&batch, Some(std::slice::from_mut(&mut state)));
+            assert_eq!(state.n_bytes(), n_bytes + n_tok * per_token, "{}", f.name);
         }
     }
 }

@@ -3,8 +3,11 @@
 //! A step: loss and gradients of one batch or of several whose gradients are added, norm, clipping,
 //! the optimizer. Gradients of parts are those of the whole: every part divides by the weight of
 //! all targets of the step.
+//!
+//! `limbic/` is a head of another kind, with samples and steps of its own.
 
 pub mod lens;
+pub mod limbic;
 pub mod method;
 pub mod optim;
 pub mod pca;

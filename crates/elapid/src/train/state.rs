@@ -85,7 +85,7 @@ impl Capture {
         let json: OutFile = Box::new(|sink| sink(&json));
         let tensors: OutFile = Box::new(|sink| {
             let list: Vec<Outgoing> = self.tensors.iter().map(outgoing).collect();
-            safetensors::write("elapid run", &list, sink)
+            safetensors::write(&[("format", "elapid run")], &list, sink)
         });
         let files = [(JSON.into(), json), (TENSORS.into(), tensors)];
         package::write(&format!("step {}", self.step), &files, sink)

@@ -43,6 +43,8 @@ pub enum ArchName {
     Mamba3,
     /// Mamba-3 and attention, with experts; for Elapid alone
     Zamba,
+    /// Short convolutions, with experts: sees some tens of tokens; for Elapid alone
+    Evermind,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

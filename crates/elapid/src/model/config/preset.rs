@@ -1,4 +1,4 @@
-//! Shapes for training from scratch: four sizes of seven architectures.
+//! Shapes for training from scratch: four sizes of eight architectures.
 //!
 //! | size   | parameters, about | width | vocabulary |
 //! |--------|-------------------|-------|------------|
@@ -12,8 +12,10 @@
 //! each); `moe` is qwen2_moe (attention, eight experts of which two are taken, one shared).
 //! `mamba3` has the config and the names of mamba_ssm, feed-forwards as in its published models.
 //! `zamba` is a config of our own: Mamba-3 with attention at every sixth layer, four experts of
-//! which two are taken and one shared in each. Embedding and head are one matrix: at these sizes it
-//! is a quarter of the parameters.
+//! which two are taken and one shared in each. `evermind` is one too: short convolutions alone,
+//! with eight experts of which two are taken and one shared; each layer sees two tokens further
+//! back, and nothing else does. Embedding and head are one matrix: at these sizes it is a quarter
+//! of the parameters.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -50,6 +52,8 @@ pub enum Arch {
     Mamba3,
     /// Mamba-3 and attention, with experts.
     Zamba,
+    /// Short convolutions, with experts: sees some tens of tokens.
+    Evermind,
 }
 
 impl std::fmt::Display for Size {
@@ -63,12 +67,12 @@ impl Size {
     pub const ALL: [Size; 4] = [Size::Tiny, Size::Small, Size::Base, Size::Medium];
 
     /// Name, tokens of the vocabulary, width, and layers of each architecture.
-    fn facts(self) -> (&'static str, usize, usize, [usize; 7]) {
+    fn facts(self) -> (&'static str, usize, usize, [usize; 8]) {
         match self {
-            Size::Tiny => ("tiny", 4096, 192, [9, 9, 4, 5, 3, 5, 6]),
-            Size::Small => ("small", 8192, 384, [9, 9, 4, 5, 3, 5, 6]),
-            Size::Base => ("base", 16384, 512, [12, 12, 6, 7, 5, 7, 8]),
-            Size::Medium => ("medium", 32768, 768, [28, 28, 12, 16, 10, 14, 18]),
+            Size::Tiny => ("tiny", 4096, 192, [9, 9, 4, 5, 3, 5, 6, 8]),
+            Size::Small => ("small", 8192, 384, [9, 9, 4, 5, 3, 5, 6, 8]),
+            Size::Base => ("base", 16384, 512, [12, 12, 6, 7, 5, 7, 8, 11]),
+            Size::Medium => ("medium", 32768, 768, [28, 28, 12, 16, 10, 14, 18, 24]),
         }
     }
 
@@ -91,7 +95,7 @@ impl std::fmt::Display for Arch {
 
 impl Arch {
     /// Every architecture, in the order of `Size::facts`.
-    pub const ALL: [Arch; 7] = [
+    pub const ALL: [Arch; 8] = [
         Arch::Mamba1,
         Arch::Mamba2,
         Arch::Hybrid,
@@ -99,6 +103,7 @@ impl Arch {
         Arch::Moe,
         Arch::Mamba3,
         Arch::Zamba,
+        Arch::Evermind,
     ];
 
     /// Name, family and class.
@@ -111,6 +116,7 @@ impl Arch {
             Arch::Moe => ["moe", "qwen2_moe", "Qwen2MoeForCausalLM"],
             Arch::Mamba3 => ["mamba3", "", ""],
             Arch::Zamba => ["zamba", "elapid", ""],
+            Arch::Evermind => ["evermind", "elapid", ""],
         }
     }
 
@@ -164,6 +170,7 @@ pub fn config_json(size: Size, arch: Arch, vocabulary: Vocabulary, n_ctx: usize)
         }),
         Arch::Mamba3 => return format!("{:#}\n", mamba3(d_model, n_layer, vocabulary)),
         Arch::Zamba => return format!("{:#}\n", zamba(d_model, n_layer, vocabulary, n_ctx)),
+        Arch::Evermind => return format!("{:#}\n", evermind(d_model, n_layer, vocabulary, n_ctx)),
     };
     extend(&mut config, more);
     if matches!(arch, Arch::Hybrid | Arch::Llama | Arch::Moe) {
@@ -205,6 +212,16 @@ fn zamba(d_model: usize, n_layer: usize, vocabulary: Vocabulary, n_ctx: usize) -
         "mamba3": {"d_state": 64},
         "attention": {"n_head": n_head, "n_kv_head": n_kv_head},
         "experts": {"n_expert": 4, "n_used": 2, "d_ff": d_model / 4, "d_shared": d_model / 4},
+        "bos_token_id": vocabulary.begin, "eos_token_id": vocabulary.end,
+    })
+}
+
+fn evermind(d_model: usize, n_layer: usize, vocabulary: Vocabulary, n_ctx: usize) -> Value {
+    json!({
+        "model_type": "elapid", "vocab_size": vocabulary.n_vocab, "d_model": d_model,
+        "n_ctx": n_ctx, "layers": vec!["short_conv"; n_layer], "feed_forward": "experts",
+        "short_conv": {"d_conv": 3},
+        "experts": {"n_expert": 8, "n_used": 2, "d_ff": d_model / 4, "d_shared": d_model / 2},
         "bos_token_id": vocabulary.begin, "eos_token_id": vocabulary.end,
     })
 }

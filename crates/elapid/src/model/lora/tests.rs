@@ -41,7 +41,7 @@ type PeftFiles = (String, Vec<u8>);
 
 fn to_peft(lora: &Lora, modules: Option<&[String]>) -> PeftFiles {
     let (config, tensors) = peft::write(lora, modules).unwrap();
-    (config, collect(|sink| safetensors::write("pt", &tensors, sink)))
+    (config, collect(|sink| safetensors::write(&safetensors::FORMAT, &tensors, sink)))
 }
 
 fn from_peft(files: PeftFiles) -> Result<Lora> {

@@ -97,6 +97,10 @@ impl MixerFacts for AttentionConfig {
         list
     }
 
+    fn reach(&self) -> Option<usize> {
+        self.dims.window.map(|window| window.saturating_sub(1))
+    }
+
     fn build(&self, builder: &mut Builder, d_model: usize) -> Box<dyn Mixer> {
         let (std, out_std) = (builder.std, builder.out_std);
         let name = |part: &str| format!("{}.{part}", self.prefix);

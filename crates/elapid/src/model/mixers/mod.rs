@@ -68,6 +68,11 @@ impl MixerConfig {
         }
     }
 
+    /// How many tokens before it a token sees, where that is bounded.
+    pub(crate) fn reach(&self) -> Option<usize> {
+        self.parts().iter().try_fold(0, |reach, part| Some(reach.max(part.reach()?)))
+    }
+
     /// Its attention, alone or beside another mixer.
     pub fn attention(&self) -> Option<&AttentionConfig> {
         match self {
@@ -104,6 +109,11 @@ pub(crate) trait MixerFacts {
 
     /// Declares its parameters and its state.
     fn build(&self, builder: &mut Builder, d_model: usize) -> Box<dyn Mixer>;
+
+    /// How many tokens before it a token sees, where that is bounded.
+    fn reach(&self) -> Option<usize> {
+        None
+    }
 
     /// The rows of a linear map that make B and C, where it has them: (module, rows).
     fn bc_rows(&self) -> Option<(String, Range<usize>)> {

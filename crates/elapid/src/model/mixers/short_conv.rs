@@ -29,6 +29,10 @@ impl MixerFacts for ShortConvConfig {
         list
     }
 
+    fn reach(&self) -> Option<usize> {
+        Some(self.d_conv.saturating_sub(1))
+    }
+
     fn build(&self, builder: &mut Builder, d_model: usize) -> Box<dyn Mixer> {
         Box::new(ShortConv(builder.conv(&self.prefix, d_model, self.d_conv, true)))
     }

@@ -52,18 +52,24 @@ impl std::fmt::Display for CacheType {
     }
 }
 
+impl std::str::FromStr for CacheType {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<CacheType> {
+        CacheType::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
+            let hint = format!("give one of {}", CacheType::ALL.map(CacheType::name).join(", "));
+            Error::input(format!("there is no cache type {name:?}"), &hint)
+        })
+    }
+}
+
 impl CacheType {
     /// Every type.
-    pub const ALL: [CacheType; 3] = [CacheType::F32, CacheType::F16, CacheType::Q8_0];
+    pub(crate) const ALL: [CacheType; 3] = [CacheType::F32, CacheType::F16, CacheType::Q8_0];
 
     /// As people write it: `q8_0`.
     pub(crate) fn name(self) -> &'static str {
         self.dtype().name()
-    }
-
-    /// The type of this name.
-    pub fn from_name(name: &str) -> Option<CacheType> {
-        CacheType::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
     fn dtype(self) -> DType {

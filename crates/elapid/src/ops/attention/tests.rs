@@ -612,9 +612,9 @@ fn a_row_that_does_not_fill_blocks_is_refused_as_q8_0() {
     assert!(error.contains("3 heads of 24 make 72") && error.contains("f16"), "{error}");
     assert!(KvCache::with_type(&device, 3, 24, CacheType::F16).is_ok());
     for kind in CacheType::ALL {
-        assert_eq!(CacheType::from_name(kind.name()), Some(kind));
+        assert_eq!(kind.name().parse::<CacheType>().unwrap(), kind);
     }
-    assert_eq!(CacheType::from_name("q4_0"), None);
+    assert!("q4_0".parse::<CacheType>().is_err());
 }
 
 /// Runs of rows of `qkv` through a cache, one after the other.

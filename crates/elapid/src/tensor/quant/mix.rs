@@ -74,9 +74,15 @@ pub enum Mix {
     Q6K,
 }
 
+impl std::fmt::Display for Mix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 impl Mix {
     /// Every mix: its name, its number in `general.file_type`, the type of most tensors.
-    const ALL: [(Mix, &'static str, u32, DType); 17] = [
+    pub(crate) const ALL: [(Mix, &'static str, u32, DType); 17] = [
         (Mix::F32, "f32", 0, DType::F32),
         (Mix::F16, "f16", 1, DType::F16),
         (Mix::BF16, "bf16", 32, DType::BF16),
@@ -96,19 +102,7 @@ impl Mix {
         (Mix::Q6K, "q6_k", 18, DType::Block(Q6K)),
     ];
 
-    /// The names of all mixes.
-    pub const NAMES: [&'static str; Mix::ALL.len()] = {
-        let mut names = [""; Mix::ALL.len()];
-        let mut idx = 0;
-        while idx < names.len() {
-            names[idx] = Mix::ALL[idx].1;
-            idx += 1;
-        }
-        names
-    };
-
-    /// The mix of this name, as in [`Mix::NAMES`].
-    pub fn from_name(name: &str) -> Option<Mix> {
+    pub(crate) fn from_name(name: &str) -> Option<Mix> {
         Mix::ALL.into_iter().find(|entry| entry.1 == name).map(|entry| entry.0)
     }
 
@@ -118,7 +112,7 @@ impl Mix {
     }
 
     /// As people write it: `q4_k_m`.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         self.entry().1
     }
 
@@ -495,7 +489,7 @@ q6_k   q6_k       q6_k   q6_k  q8_0";
         let head = "mix attn_v ffn_down output";
         let tensors = model(head, 32, 256, 512, &["output_norm.weight"]);
         let reversed: Tensors = tensors.iter().rev().cloned().collect();
-        for mix in Mix::NAMES.map(|name| Mix::from_name(name).unwrap()) {
+        for mix in Mix::ALL.map(|entry| entry.0) {
             let arch = ArchFacts { n_layer: 32, ..DENSE };
             let mut chosen = mix.choose(&reversed, &arch);
             chosen.reverse();
@@ -505,7 +499,7 @@ q6_k   q6_k       q6_k   q6_k  q8_0";
 
     #[test]
     fn a_mix_is_found_by_its_name() {
-        for name in Mix::NAMES {
+        for name in Mix::ALL.map(|entry| entry.1) {
             assert_eq!(Mix::from_name(name).unwrap().name(), name);
         }
         assert_eq!(Mix::from_name("q4_k_m").map(Mix::file_type), Some(15));

@@ -6,6 +6,7 @@
 use crate::error::Result;
 use crate::files::TensorFile;
 use crate::model::mixers::DeltaInit;
+use crate::model::pages::{PageUse, Pages, Paging};
 use crate::model::params::{self, Order};
 use crate::model::place::{Map, Part, Place};
 pub use crate::ops::linear::Arithmetic;
@@ -67,6 +68,8 @@ pub struct Spec {
     pub stored: Part,
     pub init: Init,
     pub role: Role,
+    /// The expert it is a part of.
+    pub expert: Option<Arc<str>>,
 }
 
 impl Spec {
@@ -82,6 +85,8 @@ struct Param {
     tensor: Tensor,
     /// Where its rows are in the tensor, if not in their places.
     order: Option<Order>,
+    /// Whether it is a part of an expert.
+    is_expert: bool,
     policy: Policy,
     adapter: Option<AdapterIds>,
 }
@@ -141,6 +146,9 @@ pub struct Weights {
     dropout: f32,
     noise: Option<Noise>,
     arithmetic: Arithmetic,
+    /// Where experts are loaded when they are chosen; their tensors are then on the CPU, in the
+    /// file, and nobody reads them.
+    pages: Option<Arc<Pages>>,
 }
 
 impl Weights {
@@ -148,11 +156,18 @@ impl Weights {
         specs: &[Spec],
         tensors: impl Iterator<Item = (Tensor, Option<Order>)>,
     ) -> Weights {
-        let (params, by_name, arithmetic) = (Vec::new(), HashMap::new(), Arithmetic::Exact);
-        let mut weights = Weights { params, by_name, dropout: 0.0, noise: None, arithmetic };
+        let mut weights = Weights {
+            params: Vec::new(),
+            by_name: HashMap::new(),
+            dropout: 0.0,
+            noise: None,
+            arithmetic: Arithmetic::Exact,
+            pages: None,
+        };
         for (spec, (tensor, order)) in specs.iter().zip(tensors) {
             let id = weights.add(spec.name.clone(), spec.role, tensor, Policy::Frozen);
-            weights.params[id.0].order = order;
+            let param = &mut weights.params[id.0];
+            (param.order, param.is_expert) = (order, spec.expert.is_some());
         }
         weights
     }
@@ -160,7 +175,8 @@ impl Weights {
     fn add(&mut self, name: String, role: Role, tensor: Tensor, policy: Policy) -> ParamId {
         let id = ParamId(self.params.len());
         self.by_name.insert(name.clone(), id);
-        self.params.push(Param { name, role, tensor, order: None, policy, adapter: None });
+        let (order, is_expert, adapter) = (None, false, None);
+        self.params.push(Param { name, role, tensor, order, is_expert, policy, adapter });
         id
     }
 
@@ -193,6 +209,28 @@ impl Weights {
         weights.move_to(device);
         device.check()?;
         Ok(weights)
+    }
+
+    /// The same for generation, on another device: experts are loaded when they are chosen.
+    pub fn paged(mut self, device: &Device, paging: &Paging) -> Result<Weights> {
+        let matrix = |id: ParamId| {
+            let param = &self.params[id.0];
+            param.order.is_none().then(|| param.tensor.clone())
+        };
+        self.pages = Some(Arc::new(Pages::new(device, paging, matrix)?));
+        self.move_to(device);
+        device.check()?;
+        Ok(self)
+    }
+
+    /// What became of experts that are loaded when they are chosen, if they are.
+    pub fn page_use(&self) -> Option<PageUse> {
+        self.pages.as_ref().map(|pages| pages.usage())
+    }
+
+    /// Fails where an expert could not be loaded since the last call.
+    pub fn check(&self) -> Result<()> {
+        self.pages.as_ref().map_or(Ok(()), |pages| pages.check())
     }
 
     /// The same with the rows of every matrix in their places, as training wants them.
@@ -236,7 +274,9 @@ impl Weights {
     }
 
     fn move_to(&mut self, device: &Device) {
-        for param in &mut self.params {
+        let pages = self.pages.clone();
+        let is_paged = |idx| pages.as_ref().is_some_and(|pages| pages.has(ParamId(idx)));
+        for (_, param) in self.params.iter_mut().enumerate().filter(|(idx, _)| !is_paged(*idx)) {
             // Only products on the CPU put their results in order.
             if let Device::Gpu(_) = device
                 && let Some(order) = param.order.take()
@@ -265,6 +305,11 @@ impl Weights {
 
     pub fn role(&self, id: ParamId) -> Role {
         self.params[id.0].role
+    }
+
+    /// Whether it is a matrix of an expert.
+    pub fn is_expert(&self, id: ParamId) -> bool {
+        self.params[id.0].is_expert
     }
 
     /// Its numbers; after `load`, its rows in the order of the file.
@@ -409,7 +454,10 @@ impl Weights {
     /// those given, or those they have without the adapter.
     pub fn add_magnitude(&mut self, id: ParamId, name: String, lengths: Option<Tensor>) {
         self.put_in_order(id);
-        let squares = row_squares(&self.params[id.0].tensor);
+        let squares = match &self.pages {
+            Some(pages) if pages.has(id) => row_squares(&pages.fetch(&[id])[0][pages.place(id)]),
+            _ => row_squares(&self.params[id.0].tensor),
+        };
         let tensor = lengths.unwrap_or_else(|| {
             let lengths: Vec<f32> = squares.to_vec().iter().map(|x| x.sqrt()).collect();
             Tensor::from_f32(squares.device(), squares.shape(), &lengths)
@@ -457,6 +505,39 @@ impl Weights {
             adapter: param.adapter.as_ref().map(|it| self.adapter(tape, ids.weight, it)),
             arithmetic: self.arithmetic,
         }
+    }
+
+    /// Runs of experts to compute one after the other: all at once, or as many as memory holds.
+    /// Expert e has the rows `offsets[e]..offsets[e + 1]`, and `ids[e]` is one of its maps.
+    pub fn turns(&self, ids: &[LinearIds], offsets: &[usize]) -> Vec<Range<usize>> {
+        let weights = || ids.iter().map(|ids| ids.weight).collect::<Vec<_>>();
+        match &self.pages {
+            Some(pages) => pages.turns(&weights(), offsets),
+            None => vec![0..ids.len()],
+        }
+    }
+
+    /// The maps of all experts of a layer, matrix by matrix; of those that are loaded when they are
+    /// chosen the experts of `turn` that have rows are loaded, the others not to be read.
+    pub fn experts<const N: usize>(
+        &self,
+        tape: &Tape,
+        maps: [&[LinearIds]; N],
+        offsets: &[usize],
+        turn: Range<usize>,
+    ) -> [Vec<Linear>; N] {
+        let linears = |ids: &[LinearIds]| ids.iter().map(|ids| self.linear(tape, ids)).collect();
+        let mut lists: [Vec<Linear>; N] = maps.map(linears);
+        let Some(pages) = &self.pages else { return lists };
+        let busy: Vec<usize> = turn.filter(|&e| offsets[e] < offsets[e + 1]).collect();
+        let ids: Vec<ParamId> = busy.iter().map(|&expert| maps[0][expert].weight).collect();
+        for (expert, matrices) in busy.into_iter().zip(pages.fetch(&ids)) {
+            for (list, ids) in lists.iter_mut().zip(maps) {
+                let matrix = &matrices[pages.place(ids[expert].weight)];
+                list[expert].weight = Var::constant(matrix.clone());
+            }
+        }
+        lists
     }
 
     fn adapter(&self, tape: &Tape, weight: ParamId, ids: &AdapterIds) -> Adapter {
@@ -537,6 +618,7 @@ mod tests {
             stored: Part { name: name.into(), shape: shape.to_vec(), rows: None },
             init: Init::Normal(0.5),
             role,
+            expert: None,
         };
         let specs = [
             spec(NAMES[0], &[70, 64], Role::Matrix),

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Of those that are not in use the lowest score is evicted first, then the lowest number. Counts of
-//! evicted experts go on. Which expert is where has no influence on results: only bytes move.
+//! evicted experts are kept. Which expert is where has no influence on results: only bytes move.
 //!
 //! Where the experts of a batch do not fit side by side they take turns, in their order. Not here:
 //! how rows of a turn are computed (`feed_forward.rs`).
@@ -21,7 +21,9 @@
 use crate::error::{Error, Result};
 use crate::files::Apart;
 use crate::files::package::{HINT, Unchecked};
-use crate::model::weights::{ParamId, Spec};
+use crate::model::weights::{LinearIds, ParamId, Spec, Weights};
+use crate::ops::linear::Linear;
+use crate::tape::{Tape, Var};
 use crate::tensor::device::Device;
 use crate::tensor::{DType, Tensor};
 use std::collections::{BTreeMap, HashMap};
@@ -257,6 +259,51 @@ impl Held {
     }
 }
 
+impl Weights {
+    /// What became of experts that are loaded when they are chosen, if they are.
+    pub fn page_use(&self) -> Option<PageUse> {
+        self.pages.as_ref().map(|pages| pages.usage())
+    }
+
+    /// Fails where an expert could not be loaded since the last call.
+    pub fn check(&self) -> Result<()> {
+        self.pages.as_ref().map_or(Ok(()), |pages| pages.check())
+    }
+
+    /// Runs of experts to compute one after the other: all at once, or as many as memory holds.
+    /// Expert e has the rows `offsets[e]..offsets[e + 1]`, and `ids[e]` is one of its maps.
+    pub fn turns(&self, ids: &[LinearIds], offsets: &[usize]) -> Vec<Range<usize>> {
+        let weights = || ids.iter().map(|ids| ids.weight).collect::<Vec<_>>();
+        match &self.pages {
+            Some(pages) => pages.turns(&weights(), offsets),
+            None => vec![0..ids.len()],
+        }
+    }
+
+    /// The maps of all experts of a layer, matrix by matrix; of those that are loaded when they are
+    /// chosen the experts of `turn` that have rows are loaded, the others not to be read.
+    pub fn experts<const N: usize>(
+        &self,
+        tape: &Tape,
+        maps: [&[LinearIds]; N],
+        offsets: &[usize],
+        turn: Range<usize>,
+    ) -> [Vec<Linear>; N] {
+        let linears = |ids: &[LinearIds]| ids.iter().map(|ids| self.linear(tape, ids)).collect();
+        let mut lists: [Vec<Linear>; N] = maps.map(linears);
+        let Some(pages) = &self.pages else { return lists };
+        let busy: Vec<usize> = turn.filter(|&e| offsets[e] < offsets[e + 1]).collect();
+        let ids: Vec<ParamId> = busy.iter().map(|&expert| maps[0][expert].weight).collect();
+        for (expert, matrices) in busy.into_iter().zip(pages.fetch(&ids)) {
+            for (list, ids) in lists.iter_mut().zip(maps) {
+                let matrix = &matrices[pages.place(ids[expert].weight)];
+                list[expert].weight = Var::constant(matrix.clone());
+            }
+        }
+        lists
+    }
+}
+
 /// What holds these bytes.
 fn source<'a>(sources: &'a [Apart], bytes: &[u8]) -> Option<&'a Apart> {
     sources.iter().find(|source| source.holds(bytes))
@@ -341,7 +388,7 @@ mod tests {
         // 1 was used once, before 2.
         fetch(&pages, &[3]);
         assert_eq!(resident(&pages), [0, 2, 3]);
-        // Counts of what was evicted go on: 1 comes back with two uses, and stays before 2.
+        // Counts of what was evicted are kept: 1 comes back with two uses, and stays before 2.
         fetch(&pages, &[1]);
         assert_eq!(resident(&pages), [0, 1, 3]);
         fetch(&pages, &[4]);

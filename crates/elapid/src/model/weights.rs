@@ -6,7 +6,7 @@
 use crate::error::Result;
 use crate::files::TensorFile;
 use crate::model::mixers::DeltaInit;
-use crate::model::pages::{PageUse, Pages, Paging};
+use crate::model::pages::{Pages, Paging};
 use crate::model::params::{self, Order};
 use crate::model::place::{Map, Part, Place};
 pub use crate::ops::linear::Arithmetic;
@@ -148,7 +148,7 @@ pub struct Weights {
     arithmetic: Arithmetic,
     /// Where experts are loaded when they are chosen; their tensors are then on the CPU, in the
     /// file, and nobody reads them.
-    pages: Option<Arc<Pages>>,
+    pub(super) pages: Option<Arc<Pages>>,
 }
 
 impl Weights {
@@ -221,16 +221,6 @@ impl Weights {
         self.move_to(device);
         device.check()?;
         Ok(self)
-    }
-
-    /// What became of experts that are loaded when they are chosen, if they are.
-    pub fn page_use(&self) -> Option<PageUse> {
-        self.pages.as_ref().map(|pages| pages.usage())
-    }
-
-    /// Fails where an expert could not be loaded since the last call.
-    pub fn check(&self) -> Result<()> {
-        self.pages.as_ref().map_or(Ok(()), |pages| pages.check())
     }
 
     /// The same with the rows of every matrix in their places, as training wants them.
@@ -505,39 +495,6 @@ impl Weights {
             adapter: param.adapter.as_ref().map(|it| self.adapter(tape, ids.weight, it)),
             arithmetic: self.arithmetic,
         }
-    }
-
-    /// Runs of experts to compute one after the other: all at once, or as many as memory holds.
-    /// Expert e has the rows `offsets[e]..offsets[e + 1]`, and `ids[e]` is one of its maps.
-    pub fn turns(&self, ids: &[LinearIds], offsets: &[usize]) -> Vec<Range<usize>> {
-        let weights = || ids.iter().map(|ids| ids.weight).collect::<Vec<_>>();
-        match &self.pages {
-            Some(pages) => pages.turns(&weights(), offsets),
-            None => vec![0..ids.len()],
-        }
-    }
-
-    /// The maps of all experts of a layer, matrix by matrix; of those that are loaded when they are
-    /// chosen the experts of `turn` that have rows are loaded, the others not to be read.
-    pub fn experts<const N: usize>(
-        &self,
-        tape: &Tape,
-        maps: [&[LinearIds]; N],
-        offsets: &[usize],
-        turn: Range<usize>,
-    ) -> [Vec<Linear>; N] {
-        let linears = |ids: &[LinearIds]| ids.iter().map(|ids| self.linear(tape, ids)).collect();
-        let mut lists: [Vec<Linear>; N] = maps.map(linears);
-        let Some(pages) = &self.pages else { return lists };
-        let busy: Vec<usize> = turn.filter(|&e| offsets[e] < offsets[e + 1]).collect();
-        let ids: Vec<ParamId> = busy.iter().map(|&expert| maps[0][expert].weight).collect();
-        for (expert, matrices) in busy.into_iter().zip(pages.fetch(&ids)) {
-            for (list, ids) in lists.iter_mut().zip(maps) {
-                let matrix = &matrices[pages.place(ids[expert].weight)];
-                list[expert].weight = Var::constant(matrix.clone());
-            }
-        }
-        lists
     }
 
     fn adapter(&self, tape: &Tape, weight: ParamId, ids: &AdapterIds) -> Adapter {

@@ -208,7 +208,11 @@ impl Session {
         let Learner { model, weights, lens, optimizer } = learner;
         let optimizer = match optimizer {
             Some((kind, optimizer)) if kind == settings.optimizer => optimizer,
-            _ => Optimizer::new(&weights, settings.optimizer),
+            _ => Optimizer::with_experts_over(
+                &weights,
+                settings.optimizer,
+                settings.expert_bytes_max,
+            ),
         };
         let options = ForwardOptions::default();
         let trainer = Trainer { model, weights, optimizer, options, lens };

@@ -218,7 +218,8 @@ impl Talk {
             Reason::Cancelled => self.note("note    interrupted"),
             _ => {}
         }
-        let speed = format!("speed   {}", answer.timings());
+        let experts = answer::experts(&self.loaded.engine);
+        let speed = format!("speed   {}{experts}", answer.timings());
         self.note(&speed);
         self.last = Some(speed);
         self.conversation.push(answer.text);

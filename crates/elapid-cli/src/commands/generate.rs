@@ -99,14 +99,18 @@ impl Generate {
         };
         let answer = answer(&mut loaded.engine, request, &mut on_token)?;
         match self.json {
-            true => line(self.to_json(&answer, &prompt, seed, load_ms)),
+            true => {
+                let mut json = self.to_json(&answer, &prompt, seed, load_ms);
+                json["experts"] = answer::experts_json(&loaded.engine);
+                line(json);
+            }
             false => {
                 out.write(&answer.finish.text);
                 out.end_line_on_terminal();
             }
         }
         if !self.quiet && !self.json {
-            self.print_speed(&answer, seed);
+            self.print_speed(&answer, &answer::experts(&loaded.engine), seed);
         }
         let is_interrupted = answer.finish.reason == Reason::Cancelled;
         Ok(if is_interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
@@ -149,7 +153,7 @@ impl Generate {
         Ok(Request { stop_tokens, special, ..request })
     }
 
-    fn print_speed(&self, answer: &Answer, seed: u64) {
+    fn print_speed(&self, answer: &Answer, experts: &str, seed: u64) {
         let drawn = match self.sampling.temperature {
             Some(0.0) => String::new(),
             _ => format!("; seed {seed}"),
@@ -158,7 +162,7 @@ impl Generate {
             0 => String::new(),
             n => format!("; {} of {n} guesses accepted", answer.finish.n_accepted),
         };
-        eprintln!("speed   {}{guessed}{drawn}", answer.timings());
+        eprintln!("speed   {}{guessed}{experts}{drawn}", answer.timings());
     }
 
     fn to_json(&self, answer: &Answer, prompt: &[u32], seed: u64, load_ms: f64) -> Value {

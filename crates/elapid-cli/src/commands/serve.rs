@@ -2,7 +2,7 @@
 
 use crate::compute::Compute;
 use crate::files;
-use crate::report::{Done, Failure, between, line};
+use crate::report::{Done, Failure, between, line, size};
 use crate::run;
 use crate::server::{Guard, Settings, listen};
 use crate::talk::flags::{AdapterPath, cache_type, load};
@@ -79,6 +79,10 @@ pub struct Serve {
     /// Data type of the KV cache: f32, f16 or q8_0
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = cache_type)]
     cache_type: CacheType,
+    /// Memory for experts, such as 500M: they are loaded when the router chooses them, and those
+    /// used least make room (same answers) [default: all are loaded]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    expert_memory: Option<u64>,
     /// Web origin that may send requests (CORS), as `https://editor.example`; may be repeated
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
@@ -123,6 +127,7 @@ impl Serve {
             n_waiting_max: self.queue,
             snapshot_bytes_max: self.snapshot_mib << 20,
             cache: self.cache_type,
+            expert_bytes_max: self.expert_memory.map(|n_bytes| n_bytes as usize),
         };
         load(model, &self.compute, &settings, &self.adapter)
     }

@@ -4,7 +4,7 @@ mod names;
 mod plan_generate;
 
 use crate::compute::Compute;
-use crate::report::{Done, Failure, between};
+use crate::report::{Done, Failure, between, scaled, size};
 use crate::run::config::{Budget, Origin, RunConfig};
 use crate::run::{self, Checkpointing, Wishes};
 use crate::talk::flags::cache_type;
@@ -69,7 +69,7 @@ pub struct Plan {
 }
 
 /// Flags that a run has decided when it is resumed.
-const DECIDED: [&str; 42] = [
+const DECIDED: [&str; 43] = [
     "path",
     "data",
     "eval",
@@ -111,6 +111,7 @@ const DECIDED: [&str; 42] = [
     "save_every",
     "patience",
     "memory",
+    "expert_memory",
     "checkpointing",
 ];
 
@@ -253,6 +254,10 @@ struct Flags {
     /// Memory limit, such as 4G or 800M [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
+    /// On a GPU: keep optimizer state of experts in CPU memory, and move this much at a time, such
+    /// as 500M, to the GPU for the update (same weights)
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    expert_memory: Option<u64>,
     /// Gradient checkpointing: recompute activations in the backward pass instead of storing them
     #[arg(long, value_enum, default_value_t = Checkpointing::Auto)]
     checkpointing: Checkpointing,
@@ -291,29 +296,11 @@ fn named(text: &str) -> Result<(String, PathBuf), String> {
     }
 }
 
-/// A number and its unit, by the factors that units have.
-fn scaled(text: &str, factor_of: fn(&str) -> Option<f64>) -> Result<u64, String> {
-    let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(at);
-    let number = number.parse::<f64>().ok().zip(factor_of(&unit.trim().to_ascii_lowercase()));
-    let number = number.map(|(number, factor)| number * factor).filter(|x| *x >= 1.0);
-    number.map(|x| x as u64).ok_or_else(|| format!("{text} is no amount: write 800M or 1.5G"))
-}
-
 /// Tokens: 500M, 1.5G, 30000.
 fn amount(text: &str) -> Result<u64, String> {
     scaled(text, |unit| {
         let place = ["", "k", "m", "g"].iter().position(|name| *name == unit);
         place.map(|n| 1e3f64.powi(n as i32))
-    })
-}
-
-/// Bytes with a unit: 800M, 4G, 1.5GiB.
-fn size(text: &str) -> Result<u64, String> {
-    scaled(text, |unit| {
-        let unit = unit.trim_end_matches("ib").trim_end_matches('b');
-        let place = ["", "k", "m", "g"].iter().position(|name| *name == unit);
-        place.map(|n| 1024f64.powi(n as i32))
     })
 }
 
@@ -545,6 +532,7 @@ impl Flags {
         Settings {
             n_steps: 0,
             n_accumulate: 1,
+            expert_bytes_max: self.expert_memory.map(|n_bytes| n_bytes as usize),
             lr: self.lr.unwrap_or(lr),
             lr_min: self.lr_min.unwrap_or(default.lr_min),
             n_warmup: self.warmup.unwrap_or(default.n_warmup),

@@ -67,6 +67,24 @@ pub fn between(low: u64, high: u64) -> clap::builder::RangedU64ValueParser<usize
     clap::builder::RangedU64ValueParser::new().range(low..=high)
 }
 
+/// A number and its unit, by the factors that units have.
+pub fn scaled(text: &str, factor_of: fn(&str) -> Option<f64>) -> Result<u64, String> {
+    let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(at);
+    let number = number.parse::<f64>().ok().zip(factor_of(&unit.trim().to_ascii_lowercase()));
+    let number = number.map(|(number, factor)| number * factor).filter(|x| *x >= 1.0);
+    number.map(|x| x as u64).ok_or_else(|| format!("{text} is no amount: write 800M or 1.5G"))
+}
+
+/// Bytes with a unit: 800M, 4G, 1.5GiB.
+pub fn size(text: &str) -> Result<u64, String> {
+    scaled(text, |unit| {
+        let unit = unit.trim_end_matches("ib").trim_end_matches('b');
+        let place = ["", "k", "m", "g"].iter().position(|name| *name == unit);
+        place.map(|n| 1024f64.powi(n as i32))
+    })
+}
+
 /// Threads to use when none are asked for.
 pub fn n_threads_default() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)

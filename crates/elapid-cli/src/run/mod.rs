@@ -292,6 +292,9 @@ fn say_model(
     if let Some(note) = beyond_trained(config.context, model.n_ctx) {
         live.line("note", &note);
     }
+    if config.settings.expert_bytes_max.is_some() && device.kind() == "cpu" {
+        live.line("note", "--expert-memory has no effect on the CPU");
+    }
     let coverage = &prepared.coverage;
     live.line(
         "model",

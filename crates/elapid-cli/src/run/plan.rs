@@ -203,7 +203,7 @@ fn choose(
 /// Bytes of a checkpoint: trained parameters and moments.
 fn checkpoint_bytes(prepared: &Prepared) -> u64 {
     let fixed = prepared.training.fixed();
-    (fixed.gradients + fixed.moments) as u64
+    (fixed.gradients + fixed.moments + fixed.moments_on_host) as u64
 }
 
 /// Bytes of copies that are held while a checkpoint is written, in the memory of the device.
@@ -382,6 +382,10 @@ impl Plan {
         let short = self
             .short_rows
             .map_or(String::new(), |n| format!(" (cut to {n} until the learning rate falls)"));
+        let on_host = match self.fixed.moments_on_host {
+            0 => String::new(),
+            n => format!(" and {} in CPU memory", size(n)),
+        };
         let again = if self.checkpointing { ", with gradient checkpointing" } else { "" };
         let rows = n_rows * n_accumulate;
         let (peak, limit) = (bytes(self.peak), bytes(self.limit));
@@ -399,7 +403,7 @@ impl Plan {
             (
                 "memory",
                 format!(
-                    "weights {}, moments {}, gradients {}, activations {}, buffers {}",
+                    "weights {}, moments {}{on_host}, gradients {}, activations {}, buffers {}",
                     size(self.fixed.weights),
                     size(self.fixed.moments),
                     size(self.fixed.gradients),

@@ -1,6 +1,7 @@
 //! One answer from beginning to end: tokens as they come, Ctrl-C, how long it took; and text on
 //! its way to stdout.
 
+use crate::report::text::bytes;
 use crate::report::{Done, Failure, print};
 use elapid::{Engine, Event, Finish, Reason, Refusal, Request, Token};
 use serde_json::{Value, json};
@@ -71,6 +72,33 @@ impl Answer {
             "prompt_tok_s": prompt_tok_s, "answer_tok_s": answer_tok_s,
         })
     }
+}
+
+/// `; experts 91.2% resident, ...` since the start, where they are loaded when they are chosen.
+pub fn experts(engine: &Engine) -> String {
+    let stats = engine.stats();
+    let n_chosen = stats.n_expert_hits + stats.n_expert_loads;
+    if n_chosen == 0 {
+        return String::new();
+    }
+    let (read, held) = (bytes(stats.expert_bytes_read as f64), bytes(stats.expert_bytes as f64));
+    let percent = 100.0 * stats.n_expert_hits as f64 / n_chosen as f64;
+    let n_loads = stats.n_expert_loads;
+    format!("; experts {percent:.1}% hits, {n_loads} loaded, {read} read, {held} resident")
+}
+
+/// The same for programs; null where all are loaded from the start.
+pub fn experts_json(engine: &Engine) -> Value {
+    let stats = engine.stats();
+    let n_chosen = stats.n_expert_hits + stats.n_expert_loads;
+    if n_chosen == 0 {
+        return Value::Null;
+    }
+    json!({
+        "hit_rate": stats.n_expert_hits as f64 / n_chosen as f64, "n_hits": stats.n_expert_hits,
+        "n_loads": stats.n_expert_loads, "bytes_read": stats.expert_bytes_read,
+        "bytes_resident": stats.expert_bytes,
+    })
 }
 
 /// Asks, and hands out each token as it comes. Ctrl-C ends the answer with what there is.

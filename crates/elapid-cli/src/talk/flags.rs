@@ -4,7 +4,7 @@
 
 use crate::compute::Compute;
 use crate::files;
-use crate::report::{Done, Failure, between, beyond_trained};
+use crate::report::{Done, Failure, between, beyond_trained, size};
 use elapid::{
     CacheType, ChatOptions, Constraint, DateTime, Error, Generator, GeneratorSettings, Message,
     Model, Request, Sampling, Special,
@@ -27,6 +27,10 @@ pub struct ModelFlags {
     /// Data type of the KV cache: f32, f16 or q8_0
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = cache_type)]
     pub cache_type: CacheType,
+    /// Memory for experts, such as 500M: they are loaded when the router chooses them, and those
+    /// used least make room (same answer) [default: all are loaded]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub expert_memory: Option<u64>,
     #[command(flatten)]
     pub compute: Compute,
 }
@@ -35,7 +39,9 @@ impl ModelFlags {
     /// The model at `path`, ready for one conversation.
     pub fn load(&self, path: &Path) -> Done<Generator> {
         let (context, cache) = (self.context, self.cache_type);
-        let settings = GeneratorSettings { context, cache, ..GeneratorSettings::default() };
+        let expert_bytes_max = self.expert_memory.map(|n_bytes| n_bytes as usize);
+        let settings =
+            GeneratorSettings { context, cache, expert_bytes_max, ..GeneratorSettings::default() };
         load(Model::open(path)?, &self.compute, &settings, &self.adapter)
     }
 }

@@ -8,6 +8,7 @@ mod check;
 mod common;
 mod convert;
 mod eval;
+mod experts;
 mod generate;
 mod hostile;
 mod limbic;

@@ -1,9 +1,9 @@
 //! Files on disk: mapped to read, written so that a crash leaves the old one or the new.
 
 use crate::error::{Error, Result};
-use crate::files::Sink;
+use crate::files::{Apart, Sink};
 use crate::tensor::{SharedBytes, failpoint};
-use memmap2::Mmap;
+use memmap2::MmapOptions;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, ErrorKind, Read, Write};
 use std::ops::Range;
@@ -17,6 +17,11 @@ pub fn read_text(path: &Path) -> Result<String> {
 
 /// A file mapped into memory.
 pub fn map(path: &Path) -> Result<SharedBytes> {
+    Ok(open(path)?.whole)
+}
+
+/// A file mapped into memory that stays open: parts of it can be mapped by themselves.
+pub fn open(path: &Path) -> Result<Apart> {
     let file = File::open(path).map_err(|error| Error::read(path, error))?;
     let facts = file.metadata().map_err(|error| Error::read(path, error))?;
     // A device or a pipe has no end that could be mapped.
@@ -24,14 +29,29 @@ pub fn map(path: &Path) -> Result<SharedBytes> {
         let problem = format!("{} is not a plain file", path.display());
         return Err(Error::input(problem, "give the path of a file"));
     }
-    if facts.len() == 0 {
+    let path = path.to_path_buf();
+    let fail = move |error| Error::read(&path, error);
+    let n_bytes = usize::try_from(facts.len()).map_err(|_| fail(ErrorKind::FileTooLarge.into()))?;
+    let whole = map_range(&file, &MmapOptions::new(), 0..n_bytes).map_err(&fail)?;
+    let take = move |range| map_range(&file, MmapOptions::new().populate(), range).map_err(&fail);
+    Ok(Apart { whole, take: Box::new(take) })
+}
+
+fn map_range(
+    file: &File,
+    options: &MmapOptions,
+    range: Range<usize>,
+) -> std::io::Result<SharedBytes> {
+    if range.is_empty() {
         return Ok(Arc::new(Vec::new()));
     }
+    let mut options = options.clone();
+    options.offset(range.start as u64).len(range.len());
     // SAFETY: the map is read-only and private. If another program shortens the file while it is
     // in use, reading past its new end stops the process: the price every memory-mapped reader
     // pays; nothing is written through it.
-    let map = unsafe { Mmap::map(&file) };
-    Ok(Arc::new(map.map_err(|error| Error::read(path, error))?))
+    let map = unsafe { options.map(file) };
+    Ok(Arc::new(map?))
 }
 
 /// A file that is read piece by piece, because it may be larger than memory.
@@ -70,11 +90,11 @@ impl Parts {
 }
 
 /// A file of a directory, if it is there.
-pub fn find(dir: &Path, name: &str) -> Result<Option<SharedBytes>> {
+pub fn find(dir: &Path, name: &str) -> Result<Option<Apart>> {
     let path = dir.join(name);
     match path.symlink_metadata() {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        _ => map(&path).map(Some),
+        _ => open(&path).map(Some),
     }
 }
 

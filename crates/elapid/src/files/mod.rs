@@ -15,12 +15,37 @@ use crate::tensor::{DType, SharedBytes, Tensor};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use std::borrow::Cow;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Takes bytes as they are made; what it fails with is passed on.
 pub type Sink<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 
 /// Answers with the bytes of a file, by its plain name, or with none.
 pub type Lookup<'a> = dyn Fn(&str) -> Result<Option<SharedBytes>> + 'a;
+
+/// Bytes in memory of which some can be had once more, apart from the rest: those of a file.
+pub struct Apart {
+    pub whole: SharedBytes,
+    /// Bytes of this range, in memory of their own that is given back when they are dropped.
+    pub take: Box<dyn Fn(Range<usize>) -> Result<SharedBytes> + Send + Sync>,
+}
+
+/// Where `part` lies in `whole`, if it does.
+fn place_in(whole: &[u8], part: &[u8]) -> Option<Range<usize>> {
+    let begin = (part.as_ptr() as usize).checked_sub(whole.as_ptr() as usize)?;
+    Some(begin..begin.checked_add(part.len())?).filter(|range| range.end <= whole.len())
+}
+
+impl Apart {
+    pub fn holds(&self, part: &[u8]) -> bool {
+        place_in((*self.whole).as_ref(), part).is_some()
+    }
+
+    /// A part of the whole, apart from it.
+    pub fn take(&self, part: &[u8]) -> Result<SharedBytes> {
+        (self.take)(place_in((*self.whole).as_ref(), part).expect("a part of the whole"))
+    }
+}
 
 /// A tensor to be written: what it is, known before; its bytes, made when their turn comes.
 pub struct Outgoing<'a> {

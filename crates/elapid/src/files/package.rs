@@ -22,6 +22,18 @@
 //!
 //! Places follow from lengths and order; they are not written, so they cannot contradict.
 //!
+//! A file may have units: parts that are loaded by themselves, each with its own hash, and one hash
+//! of the rest. Experts are units. A unit is verified when it is loaded, and then no other byte of
+//! the file needs to be read:
+//!
+//! ```text
+//! {"name":"model.safetensors","n_bytes":...,"blake3":"...",
+//!  "units":[{"name":"model.layers.0.mlp.experts.0","ranges":[[4096,8192]],"blake3":"..."}],
+//!  "rest":"BLAKE3 of all other bytes of the file"}
+//! ```
+//!
+//! Ranges are bytes of the file, first and behind the last, in ascending order.
+//!
 //! A directory holds the same files, the same manifest as `manifest.json`, and its hash in
 //! `manifest.json.blake3`, a line as `b3sum` writes and checks it.
 //!
@@ -29,8 +41,8 @@
 //! signatures, compression, what the files mean.
 
 use crate::error::{Error, Result};
-use crate::files::Sink;
 use crate::files::foreign::{self, Wanted};
+use crate::files::{Sink, place_in};
 use crate::tensor::SharedBytes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -54,7 +66,7 @@ pub const MANIFEST: &str = "manifest.json";
 /// The hash of the list, in a directory.
 pub const MANIFEST_HASH: &str = "manifest.json.blake3";
 
-const HINT: &str = "the package is damaged: copy or download it again, or make it anew";
+pub(crate) const HINT: &str = "the package is damaged: copy or download it again, or make it anew";
 const HINT_NAMES: &str =
     "names are letters, digits, `.`, `_` and `-`, and differ in more than case";
 
@@ -77,27 +89,150 @@ struct Listed {
     name: String,
     n_bytes: u64,
     blake3: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    units: Vec<Unit>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rest: Option<String>,
+}
+
+/// A part of a file with a hash of its own.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Unit {
+    name: String,
+    ranges: Vec<[u64; 2]>,
+    blake3: String,
+}
+
+/// Parts of a file to be hashed by themselves: name and bytes, in ascending order.
+pub(crate) type Parts = Vec<(String, Vec<Range<u64>>)>;
+
+/// The hashes of a file, made while its bytes pass.
+struct Hashes {
+    whole: blake3::Hasher,
+    rest: blake3::Hasher,
+    units: Vec<blake3::Hasher>,
+    /// Ranges of units that are still to come, in order, the next last.
+    ranges: Vec<(Range<u64>, usize)>,
+}
+
+impl Hashes {
+    fn new(parts: &Parts) -> Hashes {
+        let of_unit = |(idx, unit): (usize, &(_, Vec<Range<u64>>))| {
+            unit.1.iter().map(|range| (range.clone(), idx)).collect::<Vec<_>>()
+        };
+        let mut ranges: Vec<_> = parts.iter().enumerate().flat_map(of_unit).collect();
+        ranges.sort_by_key(|(range, _)| std::cmp::Reverse(range.start));
+        let new = blake3::Hasher::new;
+        Hashes { whole: new(), rest: new(), units: vec![new(); parts.len()], ranges }
+    }
+
+    fn add(&mut self, mut bytes: &[u8]) {
+        let mut at = self.whole.count();
+        add(&mut self.whole, bytes);
+        while !self.units.is_empty() && !bytes.is_empty() {
+            let (n, hasher) = match self.ranges.last() {
+                Some((range, _)) if range.end <= at => {
+                    self.ranges.pop();
+                    continue;
+                }
+                Some((range, idx)) if range.start <= at => (range.end - at, &mut self.units[*idx]),
+                Some((range, _)) => (range.start - at, &mut self.rest),
+                None => (u64::MAX, &mut self.rest),
+            };
+            let (now, later) = bytes.split_at(n.min(bytes.len() as u64) as usize);
+            add(hasher, now);
+            (bytes, at) = (later, at + now.len() as u64);
+        }
+    }
+
+    fn listed(&self, name: &str, parts: &Parts) -> Listed {
+        let unit = |((name, ranges), hasher): (&(String, Vec<Range<u64>>), &blake3::Hasher)| Unit {
+            name: name.clone(),
+            ranges: ranges.iter().map(|range| [range.start, range.end]).collect(),
+            blake3: hasher.finalize().to_string(),
+        };
+        Listed {
+            name: name.into(),
+            n_bytes: self.whole.count(),
+            blake3: self.whole.finalize().to_string(),
+            units: parts.iter().zip(&self.units).map(unit).collect(),
+            rest: (!parts.is_empty()).then(|| self.rest.finalize().to_string()),
+        }
+    }
 }
 
 impl Listed {
-    fn of(name: &str, hasher: &blake3::Hasher) -> Listed {
-        let blake3 = hasher.finalize().to_string();
-        Listed { name: name.into(), n_bytes: hasher.count(), blake3 }
-    }
-
     /// Fails unless these are the bytes that were listed.
     fn check(&self, file: &str, bytes: &[u8]) -> Result<()> {
-        let (name, want) = (&self.name, self.n_bytes);
-        if bytes.len() as u64 != want {
-            let problem = format!("`{name}` has {} bytes, the manifest says {want}", bytes.len());
-            return Err(Error::format(file, problem, HINT));
+        self.check_length(file, bytes)?;
+        self.compare(file, &hash(bytes), &self.blake3)
+    }
+
+    /// The same without reading units.
+    fn check_rest(&self, file: &str, bytes: &[u8]) -> Result<()> {
+        let Some(rest) = &self.rest else { return self.check(file, bytes) };
+        self.check_length(file, bytes)?;
+        let mut ranges: Vec<[u64; 2]> =
+            self.units.iter().flat_map(|it| &it.ranges).copied().collect();
+        ranges.sort_unstable();
+        let (mut hasher, mut at) = (blake3::Hasher::new(), 0);
+        for [begin, end] in ranges {
+            let (begin, end) = (begin as usize, end as usize);
+            let Some(between) = bytes.get(at..begin).filter(|_| end <= bytes.len()) else {
+                let problem = format!("manifest: bytes {begin}..{end} of `{}`", self.name);
+                return Err(Error::format(file, problem, HINT));
+            };
+            add(&mut hasher, between);
+            at = end;
         }
-        let (got, want) = (hash(bytes), &self.blake3);
-        if got == *want {
+        add(&mut hasher, &bytes[at..]);
+        self.compare(file, &hasher.finalize().to_hex(), rest)
+    }
+
+    fn check_length(&self, file: &str, bytes: &[u8]) -> Result<()> {
+        let (name, got, want) = (&self.name, bytes.len(), self.n_bytes);
+        if got as u64 == want {
             return Ok(());
         }
-        let problem = format!("`{name}` was changed: its hash is {got}, it was {want}");
+        let problem = format!("`{name}` has {got} bytes, the manifest says {want}");
         Err(Error::format(file, problem, HINT))
+    }
+
+    fn compare(&self, file: &str, got: &str, want: &str) -> Result<()> {
+        if got == want {
+            return Ok(());
+        }
+        let problem = format!("`{}` was changed: its hash is {got}, it was {want}", self.name);
+        Err(Error::format(file, problem, HINT))
+    }
+}
+
+/// A file of a package whose units nobody has verified yet.
+pub struct Unchecked {
+    package: String,
+    listed: Listed,
+    bytes: SharedBytes,
+}
+
+impl Unchecked {
+    /// Reads every byte of it.
+    pub fn check(&self) -> Result<()> {
+        self.listed.check(&self.package, (*self.bytes).as_ref())
+    }
+
+    /// Whether these bytes are some of its own.
+    pub fn holds(&self, part: &[u8]) -> bool {
+        place_in((*self.bytes).as_ref(), part).is_some()
+    }
+
+    /// What the bytes of a unit must hash to, in their order.
+    pub fn hash_of(&self, unit: &str) -> Result<&str> {
+        let found = self.listed.units.iter().find(|it| it.name == unit);
+        found.map(|unit| unit.blake3.as_str()).ok_or_else(|| {
+            let problem = format!("manifest: there is no hash of `{unit}`");
+            Error::format(&self.package, problem, HINT)
+        })
     }
 }
 
@@ -279,14 +414,27 @@ impl Package {
         let data = (*self.bytes).as_ref();
         let pairs = self.manifest.files.iter().zip(&self.ranges);
         for (listed, range) in pairs.filter(|(_, range)| range.len() <= n_bytes_max) {
-            listed.check(&self.file, &data[range.clone()])?;
+            listed.check_rest(&self.file, &data[range.clone()])?;
         }
         Ok(())
     }
 
+    /// Reads every byte but those of units.
+    pub(crate) fn verify_rest(&self) -> Result<()> {
+        self.check_up_to(usize::MAX)
+    }
+
+    /// The files that have units.
+    pub(crate) fn unchecked(self) -> Vec<Unchecked> {
+        let bytes: Vec<_> = self.names().map(|name| self.get(name).expect("listed")).collect();
+        unchecked(&self.file, self.manifest.files.into_iter().zip(bytes))
+    }
+
     /// Reads every byte; names the first file that differs from what was packed.
     pub fn verify(&self) -> Result<()> {
-        self.check_up_to(usize::MAX)
+        let data = (*self.bytes).as_ref();
+        let mut pairs = self.manifest.files.iter().zip(&self.ranges);
+        pairs.try_for_each(|(listed, range)| listed.check(&self.file, &data[range.clone()]))
     }
 
     /// The name of what is packed.
@@ -307,8 +455,23 @@ impl Package {
     }
 }
 
+fn unchecked(package: &str, files: impl Iterator<Item = (Listed, SharedBytes)>) -> Vec<Unchecked> {
+    let of = |(listed, bytes)| Unchecked { package: package.into(), listed, bytes };
+    files.filter(|(listed, _)| !listed.units.is_empty()).map(of).collect()
+}
+
 /// Writes a one-file package. Files go through `sink` as they are made; nothing is kept of them.
 pub fn write(name: &str, files: &[(String, OutFile)], sink: &mut Sink) -> Result<()> {
+    write_parts(name, files, &vec![Parts::new(); files.len()], sink)
+}
+
+/// The same with units, `parts` of each file.
+pub(crate) fn write_parts(
+    name: &str,
+    files: &[(String, OutFile)],
+    parts: &[Parts],
+    sink: &mut Sink,
+) -> Result<()> {
     check_names(files.iter().map(|(name, _)| name.as_str()))
         .map_err(|problem| Error::input(format!("writing a package: {problem}"), HINT_NAMES))?;
     let mut head = MAGIC.to_vec();
@@ -317,14 +480,14 @@ pub fn write(name: &str, files: &[(String, OutFile)], sink: &mut Sink) -> Result
     sink(&head)?;
     let mut at = ALIGNMENT as u64;
     let mut list = Vec::new();
-    for (name, make) in files {
-        let mut hasher = blake3::Hasher::new();
+    for ((name, make), parts) in files.iter().zip(parts) {
+        let mut hashes = Hashes::new(parts);
         make(&mut |bytes: &[u8]| {
-            add(&mut hasher, bytes);
+            hashes.add(bytes);
             sink(bytes)
         })?;
-        at += hasher.count() + pad(hasher.count(), sink)?;
-        list.push(Listed::of(name, &hasher));
+        at += hashes.whole.count() + pad(hashes.whole.count(), sink)?;
+        list.push(hashes.listed(name, parts));
     }
     let json = Manifest::json(name, list);
     sink(&json)?;
@@ -349,44 +512,54 @@ fn manifest_line(json: &[u8]) -> Vec<u8> {
 }
 
 /// The two files that make a directory of these files a package: `MANIFEST`, `MANIFEST_HASH`.
-pub fn manifest_of_directory(name: &str, files: &[(&str, &[u8])]) -> Result<[Vec<u8>; 2]> {
+pub fn manifest_of_directory(
+    name: &str,
+    files: &[(&str, &[u8])],
+    parts: &[Parts],
+) -> Result<[Vec<u8>; 2]> {
     check_names(files.iter().map(|(name, _)| *name))
         .map_err(|problem| Error::input(format!("writing a package: {problem}"), HINT_NAMES))?;
-    let list = files.iter().map(|(name, bytes)| {
-        let mut hasher = blake3::Hasher::new();
-        add(&mut hasher, bytes);
-        Listed::of(name, &hasher)
+    let list = files.iter().zip(parts).map(|((name, bytes), parts)| {
+        let mut hashes = Hashes::new(parts);
+        hashes.add(bytes);
+        hashes.listed(name, parts)
     });
     let json = Manifest::json(name, list.collect());
     let line = manifest_line(&json);
     Ok([json, line])
 }
 
-/// Checks every byte of a directory: all of its files, those of the manifest too.
+/// Checks every byte of a directory but those of units: all of its files, those of the manifest
+/// too. Returns the files that have units.
 ///
 /// A file that the manifest does not list is an error: nothing vouches for it. `dir` is the name
 /// for messages.
-pub fn check_directory(dir: &str, files: &[(&str, &[u8])]) -> Result<()> {
+pub fn check_directory(dir: &str, files: &[(String, SharedBytes)]) -> Result<Vec<Unchecked>> {
     let find = |want: &str| {
-        let found = files.iter().find(|(name, _)| *name == want).map(|(_, bytes)| *bytes);
+        let found = files.iter().find(|(name, _)| name == want).map(|(_, bytes)| bytes);
         found.ok_or_else(|| Error::format(dir, format!("`{want}` is missing"), HINT))
     };
-    let json = find(MANIFEST)?;
-    if find(MANIFEST_HASH)? != manifest_line(json) {
+    let json = (**find(MANIFEST)?).as_ref();
+    if (**find(MANIFEST_HASH)?).as_ref() != manifest_line(json) {
         let problem = format!("`{MANIFEST}` was changed, or its hash in `{MANIFEST_HASH}`");
         return Err(Error::format(dir, problem, HINT));
     }
     let manifest = Manifest::parse(dir, json)?;
     for listed in &manifest.files {
-        listed.check(dir, find(&listed.name)?)?;
+        listed.check_rest(dir, (**find(&listed.name)?).as_ref())?;
     }
     let mut listed: BTreeSet<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
     listed.extend([MANIFEST, MANIFEST_HASH]);
-    if let Some((name, _)) = files.iter().find(|(name, _)| !listed.contains(name)) {
+    if let Some((name, _)) = files.iter().find(|(name, _)| !listed.contains(name.as_str())) {
         let problem = format!("`{name}` is not in the manifest");
         return Err(Error::format(dir, problem, "take it out, or make the package anew"));
     }
-    Ok(())
+    let mut with_bytes = Vec::new();
+    for listed in manifest.files {
+        let bytes = find(&listed.name)?.clone();
+        with_bytes.push((listed, bytes));
+    }
+    Ok(unchecked(dir, with_bytes.into_iter()))
 }
 
 #[cfg(test)]
@@ -424,6 +597,15 @@ mod tests {
 
     fn borrowed<'a>(files: &'a [(&'static str, Vec<u8>)]) -> Vec<(&'a str, &'a [u8])> {
         files.iter().map(|(name, bytes)| (*name, bytes.as_slice())).collect()
+    }
+
+    fn shared(files: &[(&'static str, Vec<u8>)]) -> Vec<(String, SharedBytes)> {
+        files.iter().map(|(name, bytes)| (name.to_string(), Arc::new(bytes.clone()) as _)).collect()
+    }
+
+    fn manifest(files: &[(&'static str, Vec<u8>)]) -> [Vec<u8>; 2] {
+        let parts = vec![Parts::new(); files.len()];
+        manifest_of_directory("tiny", &borrowed(files), &parts).unwrap()
     }
 
     fn problem<T>(result: Result<T>) -> String {
@@ -551,7 +733,7 @@ mod tests {
         }
         assert!(problem(packed(&[("Manifest.json", b"")])).contains("taken by the package"));
         assert!(problem(packed(&[("a", b""), ("a", b"")])).contains("`a` comes twice"));
-        let directory = manifest_of_directory("tiny", &[("a/b", b"")]);
+        let directory = manifest_of_directory("tiny", &[("a/b", b"")], &[Parts::new()]);
         assert!(problem(directory).contains("no plain file name"));
     }
 
@@ -569,24 +751,24 @@ mod tests {
     #[test]
     fn any_changed_byte_of_a_directory_is_found_and_named() {
         let mut files = sample();
-        let [json, line] = manifest_of_directory("tiny", &borrowed(&files)).unwrap();
+        let [json, line] = manifest(&files);
         files.push((MANIFEST, json));
         files.push((MANIFEST_HASH, line));
-        check_directory("m", &borrowed(&files)).unwrap();
+        check_directory("m", &shared(&files)).unwrap();
         for idx in 0..files.len() {
             for at in 0..files[idx].1.len() {
                 files[idx].1[at] ^= 4;
-                let text = problem(check_directory("m", &borrowed(&files)));
+                let text = problem(check_directory("m", &shared(&files)));
                 assert!(text.contains(files[idx].0), "byte {at} of {}: {text}", files[idx].0);
                 files[idx].1[at] ^= 4;
             }
             let removed = files.remove(idx);
-            let text = problem(check_directory("m", &borrowed(&files)));
+            let text = problem(check_directory("m", &shared(&files)));
             assert!(text.contains(&format!("`{}` is missing", removed.0)), "{text}");
             files.insert(idx, removed);
         }
         files.push(("notes.txt", vec![]));
-        let text = problem(check_directory("m", &borrowed(&files)));
+        let text = problem(check_directory("m", &shared(&files)));
         assert!(text.contains("`notes.txt` is not in the manifest"), "{text}");
     }
 
@@ -594,7 +776,7 @@ mod tests {
     fn both_forms_have_the_same_manifest() {
         let files = sample();
         let one = packed(&borrowed(&files)).unwrap();
-        let [json, line] = manifest_of_directory("tiny", &borrowed(&files)).unwrap();
+        let [json, line] = manifest(&files);
         assert!(one.windows(json.len()).any(|window| window == json));
         assert!(line.ends_with(b"  manifest.json\n"));
     }

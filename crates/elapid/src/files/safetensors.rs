@@ -26,6 +26,7 @@ use crate::tensor::{DType, SharedBytes, Tensor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 const METADATA: &str = "__metadata__";
 /// The metadata of weights for PyTorch, which transformers asks for.
@@ -305,14 +306,36 @@ fn out_n_bytes(tensor: &Outgoing) -> Option<u64> {
     Some(if tensor.shape.contains(&0) { 0 } else { n_bytes as u64 })
 }
 
-/// Writes a whole file. What cannot be written is refused before the first byte.
-pub fn write(metadata: &[(&str, &str)], tensors: &[Outgoing], sink: &mut Sink) -> Result<()> {
-    let refuse = |problem: String| {
-        let problem = format!("writing safetensors: {problem}");
-        Error::input(problem, "safetensors hold F32, F16 and BF16 under names that differ")
-    };
+fn refuse(problem: String) -> Error {
+    let problem = format!("writing safetensors: {problem}");
+    Error::input(problem, "safetensors hold F32, F16 and BF16 under names that differ")
+}
+
+/// Tensors in the order of the data.
+fn ordered<'a, 'b>(tensors: &'a [Outgoing<'b>]) -> Vec<&'a Outgoing<'b>> {
     let mut ordered: Vec<&Outgoing> = tensors.iter().collect();
     ordered.sort_by_key(|tensor| (out_dtype(tensor).map_or(0, |dtype| dtype.1), &tensor.name));
+    ordered
+}
+
+/// The bytes of each tensor in the file that `write` makes.
+pub fn places<'a>(
+    metadata: &[(&str, &str)],
+    tensors: &'a [Outgoing],
+) -> Result<Vec<(&'a str, Range<u64>)>> {
+    let ordered = ordered(tensors);
+    let mut at = header(metadata, &ordered).map_err(refuse)?.len() as u64;
+    let mut place = |tensor: &&'a Outgoing| {
+        let begin = at;
+        at += out_n_bytes(tensor).unwrap_or_default();
+        (tensor.name.as_str(), begin..at)
+    };
+    Ok(ordered.iter().map(&mut place).collect())
+}
+
+/// Writes a whole file. What cannot be written is refused before the first byte.
+pub fn write(metadata: &[(&str, &str)], tensors: &[Outgoing], sink: &mut Sink) -> Result<()> {
+    let ordered = ordered(tensors);
     sink(&header(metadata, &ordered).map_err(refuse)?)?;
     for tensor in ordered {
         let bytes = (tensor.bytes)()?;

@@ -32,6 +32,9 @@ pub struct GeneratorSettings {
     pub snapshot_bytes_max: usize,
     /// Numbers of the key-value cache.
     pub cache: CacheType,
+    /// Bytes of experts that may be resident; they are loaded when the router chooses them. All of
+    /// them, from the start, where there is no limit.
+    pub expert_bytes_max: Option<usize>,
 }
 
 impl Default for GeneratorSettings {
@@ -42,6 +45,7 @@ impl Default for GeneratorSettings {
             n_waiting_max: 1,
             snapshot_bytes_max: 256 << 20,
             cache: CacheType::F32,
+            expert_bytes_max: None,
         }
     }
 }
@@ -118,7 +122,10 @@ impl Generator {
         device: &Device,
         settings: &GeneratorSettings,
     ) -> Result<Generator> {
-        let weights = base.weights_as_stored(device)?;
+        let weights = match settings.expert_bytes_max {
+            Some(bytes_max) => base.weights_paged(device, bytes_max)?,
+            None => base.weights_as_stored(device)?,
+        };
         let mut generator = Generator::with_weights(base, weights, settings)?;
         if let Some(path) = generator.base.adapter_path().map(Path::to_path_buf) {
             generator.add_adapter(path, 1.0)?;

@@ -60,7 +60,8 @@ impl Builder {
 
     pub fn add(&mut self, name: String, shape: &[usize], init: Init, role: Role) -> ParamId {
         let stored = Part { name: name.clone(), shape: shape.to_vec(), rows: None };
-        self.specs.push(Spec { name, shape: shape.to_vec(), stored, init, role });
+        let (shape, expert) = (shape.to_vec(), None);
+        self.specs.push(Spec { name, shape, stored, init, role, expert });
         ParamId(self.specs.len() - 1)
     }
 

@@ -6,11 +6,13 @@
 
 use crate::error::{Error, Result};
 use crate::files::gguf::Gguf;
+use crate::files::package::Unchecked;
 use crate::files::safetensors::SafeTensors;
-use crate::files::{Lookup, TensorFile, torch};
+use crate::files::{Apart, Lookup, TensorFile, torch};
 use crate::model::Model;
 use crate::model::config::Config;
 use crate::model::config::gguf as gguf_config;
+use crate::model::pages::Paging;
 use crate::model::params;
 use crate::model::place::Place;
 use crate::model::weights::Weights;
@@ -20,7 +22,7 @@ use crate::text::tokenizer::Tokenizer;
 use crate::text::vocab;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Name of a GGUF file inside a package.
 pub const GGUF_FILE: &str = "model.gguf";
@@ -48,6 +50,11 @@ pub struct Checkpoint {
     places: Vec<Place>,
     container: Container,
     texts: BTreeMap<String, SharedBytes>,
+    /// The files that its weights lie in, where they were opened by paths.
+    pub(super) sources: Arc<Vec<Apart>>,
+    /// Files with experts that are verified when they are loaded.
+    pub(super) unchecked: Vec<Unchecked>,
+    is_checked: OnceLock<()>,
     /// Where it was opened by the path of an adapter.
     #[cfg(feature = "fs")]
     pub(super) adapter: Option<std::path::PathBuf>,
@@ -87,6 +94,9 @@ impl Checkpoint {
             model,
             container,
             texts: BTreeMap::new(),
+            sources: Arc::default(),
+            unchecked: Vec::new(),
+            is_checked: OnceLock::new(),
             #[cfg(feature = "fs")]
             adapter: None,
         }
@@ -226,6 +236,22 @@ impl Checkpoint {
 
     /// The same for generation: nothing is copied that is stored as a matrix.
     pub(crate) fn weights_as_stored(&self, device: &Device) -> Result<Weights> {
+        if self.is_checked.get().is_none() {
+            self.unchecked.iter().try_for_each(Unchecked::check)?;
+            let _ = self.is_checked.set(());
+        }
+        self.load(device)
+    }
+
+    /// The same with experts that are loaded when they are chosen: at most `bytes_max` of them are
+    /// resident on the device.
+    pub(crate) fn weights_paged(&self, device: &Device, bytes_max: usize) -> Result<Weights> {
+        let (sources, unchecked) = (&self.sources, &self.unchecked);
+        let paging = Paging { bytes_max, specs: self.model.specs(), sources, unchecked };
+        self.load(&device.host_device())?.paged(device, &paging)
+    }
+
+    fn load(&self, device: &Device) -> Result<Weights> {
         let specs = self.model.specs();
         Weights::load(device, specs, &self.places, &self.files(), &self.ignored())
     }

@@ -7,6 +7,7 @@ use super::checkpoint::{Checkpoint, GGUF_FILE};
 use super::params::{Target, targets};
 use crate::error::{Error, Result};
 use crate::files::gguf::{self, Item};
+use crate::files::package::Parts;
 use crate::files::{Outgoing, Sink, safetensors};
 use crate::model::config::gguf::{self as gguf_config, Arch, FREQUENCIES};
 use crate::model::weights::{ParamId, Role, Weights};
@@ -16,6 +17,8 @@ pub use crate::tensor::quant::mix::Mix;
 use crate::text::vocab;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 pub struct OutFile<'a> {
     pub name: String,
@@ -42,6 +45,16 @@ impl std::str::FromStr for Mix {
 }
 
 impl OutFile<'_> {
+    /// The bytes of each of its tensors, by name.
+    fn tensors(&self) -> Result<HashMap<&str, Range<u64>>> {
+        let list = match &self.content {
+            Content::Bytes(_) => Vec::new(),
+            Content::SafeTensors(tensors) => safetensors::places(&safetensors::FORMAT, tensors)?,
+            Content::Gguf(metadata, tensors) => gguf::places(metadata, tensors)?,
+        };
+        Ok(list.into_iter().collect())
+    }
+
     pub fn write(&self, sink: &mut Sink) -> Result<()> {
         match &self.content {
             Content::Bytes(bytes) => sink(bytes),
@@ -98,6 +111,27 @@ impl<'a> Export<'a> {
         }
         let (targets, shard_bytes_max) = (targets(weights, &places), SHARD_BYTES_MAX);
         Ok(Export { checkpoint, weights, arch: Some(arch), targets, shard_bytes_max })
+    }
+
+    /// The experts that lie in a file, and their bytes there, for a package.
+    pub fn experts(&self, out: &OutFile) -> Result<Parts> {
+        let (tensors, specs) = (out.tensors()?, self.checkpoint.model().specs());
+        let mut ranges: BTreeMap<&str, Vec<Range<u64>>> = BTreeMap::new();
+        for target in &self.targets {
+            let Some(place) = tensors.get(target.name.as_str()) else { continue };
+            for (param, rows) in target.params() {
+                let expert = specs.get(param.0).and_then(|spec| spec.expert.as_ref());
+                let Some(expert) = expert.filter(|_| !rows.is_empty()) else { continue };
+                let per_row = (place.end - place.start) / target.n_rows() as u64;
+                let at = |row: usize| place.start + row as u64 * per_row;
+                ranges.entry(expert).or_default().push(at(rows.start)..at(rows.end));
+            }
+        }
+        let sorted = |(name, mut ranges): (&str, Vec<Range<u64>>)| {
+            ranges.sort_by_key(|range| range.start);
+            (name.to_string(), ranges)
+        };
+        Ok(ranges.into_iter().map(sorted).collect())
     }
 
     /// The same with shards of another size.

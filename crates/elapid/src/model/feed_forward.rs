@@ -8,11 +8,14 @@ use crate::ops::activation::{activation, gated};
 use crate::ops::add::add;
 use crate::ops::balance::balance_loss;
 use crate::ops::dispatch::{combine, gather};
-use crate::ops::linear::{Linear, fill_between, linear, linear_each, linear_grouped, linear_split};
+use crate::ops::linear::{fill_between, linear, linear_each, linear_grouped_some, linear_split};
 use crate::ops::router::route;
 use crate::ops::row_gate::row_gate;
 use crate::ops::scale::scale;
 use crate::tape::Var;
+use crate::tensor::Tensor;
+use std::ops::Range;
+use std::sync::Arc;
 
 pub(crate) enum FeedForward {
     Dense(Dense),
@@ -117,6 +120,7 @@ impl Experts {
         });
         let [mut gate, mut up, mut down] = [Vec::new(), Vec::new(), Vec::new()];
         for expert in 0..c.n_expert {
+            let first_spec = builder.specs.len();
             match &c.form {
                 ExpertForm::Each(names) => {
                     let mut linear = |part: &str, shape, std| {
@@ -139,6 +143,9 @@ impl Experts {
                     down.push(builder.part(&name, stored, first, [d_model, c.d_ff], out_std));
                 }
             }
+            let name: Arc<str> = format!("{}.experts.{expert}", c.prefix).into();
+            let specs = &mut builder.specs[first_spec..];
+            specs.iter_mut().for_each(|spec| spec.expert = Some(name.clone()));
         }
         let shared = c.shared.as_ref().map(|shared| Dense::new(builder, shared, d_model));
         let shared_gate = c.shared_gate.as_ref().map(|name| matrix(builder, name, 1));
@@ -152,15 +159,22 @@ impl Experts {
         let logits = pass.linear(x, &self.router);
         let bias = self.choice_bias.map(|id| pass.weights.tensor(id));
         let routing = route(tape, &logits, &c.router, bias);
-        let grouped = |x: &Var, experts: &[LinearIds]| {
-            let experts: Vec<Linear> =
-                experts.iter().map(|ids| pass.weights.linear(tape, ids)).collect();
-            linear_grouped(tape, x, &routing.offsets, &experts)
-        };
         let sorted = gather(tape, x, &routing);
-        let gate = grouped(&sorted, &self.gate);
-        let inner = gated(tape, c.activation, &gate, &grouped(&sorted, &self.up));
-        let mut y = combine(tape, &grouped(&inner, &self.down), &routing);
+        let turns = pass.weights.turns(&self.gate, &routing.offsets);
+        let y_sorted = match &turns[..] {
+            [all] => self.some(pass, &sorted, &routing.offsets, all.clone()),
+            _ => {
+                // Nothing is recorded here: only weights that are not trained take turns.
+                let rows =
+                    |turn: &Range<usize>| routing.offsets[turn.start]..routing.offsets[turn.end];
+                let part = |turn: &Range<usize>| {
+                    let x = Var::constant(sorted.value().rows(rows(turn)));
+                    self.some(pass, &x, &routing.offsets, turn.clone()).value().clone()
+                };
+                Var::constant(Tensor::stack(&turns.iter().map(part).collect::<Vec<_>>()))
+            }
+        };
+        let mut y = combine(tape, &y_sorted, &routing);
         if let Some(shared) = &self.shared {
             let mut from_shared = shared.forward(pass, x);
             if let Some(gate) = &self.shared_gate {
@@ -170,5 +184,15 @@ impl Experts {
         }
         let balance = pass.wants_balance.then(|| balance_loss(tape, &logits, &routing));
         (y, balance)
+    }
+
+    /// What the experts of `turn` make of their rows, which are those of `x`.
+    fn some(&self, pass: &Pass, x: &Var, offsets: &[usize], turn: Range<usize>) -> Var {
+        let (tape, maps) = (pass.tape, [&self.gate[..], &self.up, &self.down]);
+        let [gate, up, down] = pass.weights.experts(tape, maps, offsets, turn.clone());
+        let grouped =
+            |x: &Var, experts| linear_grouped_some(tape, x, offsets, experts, turn.clone());
+        let (gate, up) = (grouped(x, &gate), grouped(x, &up));
+        grouped(&gated(tape, self.config.activation, &gate, &up), &down)
     }
 }

@@ -18,6 +18,7 @@ pub mod lora;
 pub mod mixers;
 #[cfg(feature = "fs")]
 pub mod open;
+pub mod pages;
 pub mod params;
 mod pass;
 pub mod peft;
@@ -234,6 +235,7 @@ impl Model {
                 state.n_tok += segment.n_tok;
             }
         }
+        weights.check()?;
         Ok(Forward { hidden, balance: mean(tape, balances), stream: kept })
     }
 

@@ -1,15 +1,19 @@
 //! Models, tokenizers and adapters by their paths.
 
-use super::checkpoint::Checkpoint;
+use super::checkpoint::{Checkpoint, TEXTS};
 use crate::error::{Error, Result};
-use crate::files::disk::{self, find, map};
-use crate::files::package::{self, Package};
+use crate::files::Apart;
+use crate::files::disk::{self, map};
+use crate::files::package::{self, Package, Unchecked};
 use crate::files::safetensors::SafeTensors;
 use crate::tensor::SharedBytes;
 use crate::text::tokenizer::Tokenizer;
 use crate::text::vocab;
 use serde_json::Value;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub fn safetensors(path: &Path) -> Result<SafeTensors> {
     SafeTensors::parse(&path.display().to_string(), map(path)?)
@@ -36,23 +40,43 @@ impl Checkpoint {
             if let Some(base) = base_of(path)? {
                 return Ok(Checkpoint::open(base)?.with_adapter(path));
             }
+            let (mut opened, mut unchecked) = (BTreeMap::new(), Vec::new());
             if path.join(package::MANIFEST).exists() {
-                check_directory(path)?;
+                (opened, unchecked) = check_directory(path)?;
             }
-            return Checkpoint::from_files(&name, &|file| find(path, file));
+            let opened = RefCell::new(opened);
+            let checkpoint = Checkpoint::from_files(&name, &|file| {
+                let mut opened = opened.borrow_mut();
+                if let (false, Some(source)) = (opened.contains_key(file), disk::find(path, file)?)
+                {
+                    opened.insert(file.to_string(), source);
+                }
+                Ok(opened.get(file).map(|source| source.whole.clone()))
+            })?;
+            let is_weights = |(name, _): &(String, Apart)| !TEXTS.contains(&name.as_str());
+            let sources = opened.into_inner().into_iter().filter(is_weights);
+            return Ok(checkpoint.lies_in(sources.map(|it| it.1).collect(), unchecked));
         }
-        let bytes = map(path)?;
+        let source = disk::open(path)?;
+        let bytes = source.whole.clone();
         let extension = disk::extension(path);
         if is_package(&bytes) || extension == "elapid" {
             let package = Package::parse(&name, bytes)?;
-            package.verify()?;
-            return Checkpoint::from_files(&name, &|file| Ok(package.get(file)));
+            package.verify_rest()?;
+            let checkpoint = Checkpoint::from_files(&name, &|file| Ok(package.get(file)))?;
+            return Ok(checkpoint.lies_in(vec![source], package.unchecked()));
         }
         if extension == "safetensors" {
             let problem = format!("{name} holds weights alone");
             return Err(Error::input(problem, "give the directory with its config.json"));
         }
-        Checkpoint::from_gguf(&name, bytes)
+        Ok(Checkpoint::from_gguf(&name, bytes)?.lies_in(vec![source], Vec::new()))
+    }
+
+    /// The same with the files that its weights lie in, and those of them that are to be verified.
+    fn lies_in(mut self, sources: Vec<Apart>, unchecked: Vec<Unchecked>) -> Checkpoint {
+        (self.sources, self.unchecked) = (Arc::new(sources), unchecked);
+        self
     }
 
     /// The same model with the adapter at `path` on it, in sessions and generators.
@@ -96,14 +120,14 @@ impl Tokenizer {
         let path = path.as_ref();
         let name = path.display().to_string();
         let found = if path.is_dir() {
-            vocab::from_files(&name, "tokenizer.json", &|file| find(path, file))?
+            vocab::from_files(&name, "tokenizer.json", &|file| found(path, file))?
         } else if disk::extension(path) == "json" {
             map(path)?;
             let dir = path.parent().unwrap_or(Path::new(""));
             let file = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             let main = if file == "vocab.json" { "tokenizer.json" } else { file };
             // Files beside it may name its special tokens.
-            vocab::from_files(&dir.display().to_string(), main, &|name| find(dir, name))?
+            vocab::from_files(&dir.display().to_string(), main, &|name| found(dir, name))?
         } else {
             let bytes = map(path)?;
             match is_package(&bytes) {
@@ -119,17 +143,23 @@ impl Tokenizer {
     }
 }
 
-/// Every file of a package directory against its manifest.
-fn check_directory(dir: &Path) -> Result<()> {
-    let mut files = Vec::new();
+fn found(dir: &Path, name: &str) -> Result<Option<SharedBytes>> {
+    Ok(disk::find(dir, name)?.map(|source| source.whole))
+}
+
+/// Every file of a package directory against its manifest, but for units; all of its files, and
+/// those that have units.
+fn check_directory(dir: &Path) -> Result<(BTreeMap<String, Apart>, Vec<Unchecked>)> {
+    let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(dir).map_err(|error| Error::read(dir, error))? {
         let path = entry.map_err(|error| Error::read(dir, error))?.path();
         let name = path.file_name().and_then(|name| name.to_str());
         if let Some(name) = name.filter(|_| path.is_file()) {
-            files.push((name.to_string(), map(&path)?));
+            files.insert(name.to_string(), disk::open(&path)?);
         }
     }
-    let list: Vec<(&str, &[u8])> =
-        files.iter().map(|(name, bytes)| (name.as_str(), (**bytes).as_ref())).collect();
-    package::check_directory(&dir.display().to_string(), &list)
+    let bytes = |(name, source): (&String, &Apart)| (name.clone(), source.whole.clone());
+    let list: Vec<_> = files.iter().map(bytes).collect();
+    let unchecked = package::check_directory(&dir.display().to_string(), &list)?;
+    Ok((files, unchecked))
 }

@@ -232,6 +232,15 @@ impl Target {
         }
     }
 
+    pub fn n_rows(&self) -> usize {
+        dims(&self.shape).0
+    }
+
+    /// The parameters in it, and the rows of each.
+    pub fn params(&self) -> impl Iterator<Item = (ParamId, Range<usize>)> {
+        self.pieces.iter().map(|piece| (piece.param, piece.to..piece.to + piece.from.len()))
+    }
+
     /// The parameter, where the tensor is the whole of one under a map that loses bits.
     pub fn lossy(&self) -> Option<(ParamId, &Map)> {
         match &self.pieces[..] {

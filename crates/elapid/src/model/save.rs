@@ -4,7 +4,8 @@ use super::checkpoint::{Checkpoint, GGUF_FILE, TEXTS};
 use super::export::{Content, Export, Mix, OutFile};
 use super::weights::Weights;
 use crate::error::{Error, Result};
-use crate::files::{Outgoing, Sink, disk, package};
+use crate::files::package::{self, Parts};
+use crate::files::{Outgoing, Sink, disk};
 use crate::tensor::DType;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -82,18 +83,22 @@ impl Save<'_> {
             }
             Form::Package => {
                 let keeps_blocks = self.mix.is_none() && has_blocks(weights);
-                let (blocks, floats);
-                let list = match self.plain() {
-                    Ok(dtype) if !keeps_blocks => {
-                        floats = Export::directory(checkpoint, weights);
-                        floats.directory_files(dtype)?
-                    }
-                    _ => {
-                        blocks = Export::gguf(checkpoint, weights)?;
-                        blocks.package_files(self.mix)?
-                    }
+                let plain = self.plain().ok().filter(|_| !keeps_blocks);
+                let export = match plain {
+                    Some(_) => Export::directory(checkpoint, weights),
+                    None => Export::gguf(checkpoint, weights)?,
                 };
-                self.write_package(checkpoint, weights, list)
+                let mut list = match plain {
+                    Some(dtype) => export.directory_files(dtype)?,
+                    None => export.package_files(self.mix)?,
+                };
+                if !list.iter().any(|out| out.name == CARD) {
+                    let content = Content::Bytes(card(checkpoint, weights).into_bytes());
+                    list.insert(0, OutFile { name: CARD.into(), content });
+                }
+                let experts = list.iter().map(|out| export.experts(out));
+                let experts = experts.collect::<Result<Vec<Parts>>>()?;
+                self.write_package(checkpoint.name(), &list, &experts)
             }
         }
     }
@@ -108,27 +113,19 @@ impl Save<'_> {
         })
     }
 
-    fn write_package(
-        &mut self,
-        checkpoint: &Checkpoint,
-        weights: &Weights,
-        mut list: Vec<OutFile>,
-    ) -> Result<u64> {
-        if !list.iter().any(|out| out.name == CARD) {
-            let content = Content::Bytes(card(checkpoint, weights).into_bytes());
-            list.insert(0, OutFile { name: CARD.into(), content });
-        }
-        let name = checkpoint.name();
+    fn write_package(&mut self, name: &str, list: &[OutFile], experts: &[Parts]) -> Result<u64> {
         if self.is_directory() {
-            return self.write_directory(&list, Some(name));
+            return self.write_directory(list, Some((name, experts)));
         }
         let total = list.iter().map(content_bytes).sum();
         let mut entries: Vec<(String, package::OutFile)> = Vec::new();
-        for out in &list {
+        for out in list {
             entries.push((out.name.clone(), Box::new(move |sink| out.write(sink))));
         }
         let (path, mut progress) = (self.path, Progress::new(self, total));
-        disk::write(path, |sink| package::write(name, &entries, &mut progress.through(sink)))
+        disk::write(path, |sink| {
+            package::write_parts(name, &entries, experts, &mut progress.through(sink))
+        })
     }
 
     /// Whether the output is a directory: a package is one where its name does not end in .elapid.
@@ -137,8 +134,12 @@ impl Save<'_> {
         self.form == Form::Directory || (self.form == Form::Package && !is_file)
     }
 
-    /// With a name the directory becomes a package.
-    fn write_directory(&mut self, list: &[OutFile], package_name: Option<&str>) -> Result<u64> {
+    /// With a name, and the experts of each file, the directory becomes a package.
+    fn write_directory(
+        &mut self,
+        list: &[OutFile],
+        package: Option<(&str, &[Parts])>,
+    ) -> Result<u64> {
         let dir = self.path;
         disk::make_directory(dir)?;
         let mut progress = Progress::new(self, list.iter().map(content_bytes).sum());
@@ -149,12 +150,12 @@ impl Save<'_> {
         }
         // Not before: the model that is converted may lie in the same directory.
         remove_others(dir, list)?;
-        if let Some(name) = package_name {
+        if let Some((name, experts)) = package {
             let map = |out: &OutFile| disk::map(&dir.join(&out.name));
             let bytes = list.iter().map(map).collect::<Result<Vec<_>>>()?;
             let names = list.iter().map(|out| out.name.as_str());
             let all: Vec<(&str, &[u8])> = names.zip(bytes.iter().map(|b| (**b).as_ref())).collect();
-            let [manifest, hash] = package::manifest_of_directory(name, &all)?;
+            let [manifest, hash] = package::manifest_of_directory(name, &all, experts)?;
             for (name, bytes) in [(package::MANIFEST, manifest), (package::MANIFEST_HASH, hash)] {
                 n_bytes += disk::write(&dir.join(name), |sink| sink(&bytes))?;
             }

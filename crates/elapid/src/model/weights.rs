@@ -6,6 +6,7 @@
 use crate::error::Result;
 use crate::files::TensorFile;
 use crate::model::mixers::DeltaInit;
+use crate::model::pages::{Pages, Paging};
 use crate::model::params::{self, Order};
 use crate::model::place::{Map, Part, Place};
 pub use crate::ops::linear::Arithmetic;
@@ -67,6 +68,8 @@ pub struct Spec {
     pub stored: Part,
     pub init: Init,
     pub role: Role,
+    /// The expert it is a part of.
+    pub expert: Option<Arc<str>>,
 }
 
 impl Spec {
@@ -82,6 +85,8 @@ struct Param {
     tensor: Tensor,
     /// Where its rows are in the tensor, if not in their places.
     order: Option<Order>,
+    /// Whether it is a part of an expert.
+    is_expert: bool,
     policy: Policy,
     adapter: Option<AdapterIds>,
 }
@@ -141,6 +146,9 @@ pub struct Weights {
     dropout: f32,
     noise: Option<Noise>,
     arithmetic: Arithmetic,
+    /// Where experts are loaded when they are chosen; their tensors are then on the CPU, in the
+    /// file, and nobody reads them.
+    pub(super) pages: Option<Arc<Pages>>,
 }
 
 impl Weights {
@@ -148,11 +156,18 @@ impl Weights {
         specs: &[Spec],
         tensors: impl Iterator<Item = (Tensor, Option<Order>)>,
     ) -> Weights {
-        let (params, by_name, arithmetic) = (Vec::new(), HashMap::new(), Arithmetic::Exact);
-        let mut weights = Weights { params, by_name, dropout: 0.0, noise: None, arithmetic };
+        let mut weights = Weights {
+            params: Vec::new(),
+            by_name: HashMap::new(),
+            dropout: 0.0,
+            noise: None,
+            arithmetic: Arithmetic::Exact,
+            pages: None,
+        };
         for (spec, (tensor, order)) in specs.iter().zip(tensors) {
             let id = weights.add(spec.name.clone(), spec.role, tensor, Policy::Frozen);
-            weights.params[id.0].order = order;
+            let param = &mut weights.params[id.0];
+            (param.order, param.is_expert) = (order, spec.expert.is_some());
         }
         weights
     }
@@ -160,7 +175,8 @@ impl Weights {
     fn add(&mut self, name: String, role: Role, tensor: Tensor, policy: Policy) -> ParamId {
         let id = ParamId(self.params.len());
         self.by_name.insert(name.clone(), id);
-        self.params.push(Param { name, role, tensor, order: None, policy, adapter: None });
+        let (order, is_expert, adapter) = (None, false, None);
+        self.params.push(Param { name, role, tensor, order, is_expert, policy, adapter });
         id
     }
 
@@ -193,6 +209,18 @@ impl Weights {
         weights.move_to(device);
         device.check()?;
         Ok(weights)
+    }
+
+    /// The same for generation, on another device: experts are loaded when they are chosen.
+    pub fn paged(mut self, device: &Device, paging: &Paging) -> Result<Weights> {
+        let matrix = |id: ParamId| {
+            let param = &self.params[id.0];
+            param.order.is_none().then(|| param.tensor.clone())
+        };
+        self.pages = Some(Arc::new(Pages::new(device, paging, matrix)?));
+        self.move_to(device);
+        device.check()?;
+        Ok(self)
     }
 
     /// The same with the rows of every matrix in their places, as training wants them.
@@ -236,7 +264,9 @@ impl Weights {
     }
 
     fn move_to(&mut self, device: &Device) {
-        for param in &mut self.params {
+        let pages = self.pages.clone();
+        let is_paged = |idx| pages.as_ref().is_some_and(|pages| pages.has(ParamId(idx)));
+        for (_, param) in self.params.iter_mut().enumerate().filter(|(idx, _)| !is_paged(*idx)) {
             // Only products on the CPU put their results in order.
             if let Device::Gpu(_) = device
                 && let Some(order) = param.order.take()
@@ -265,6 +295,11 @@ impl Weights {
 
     pub fn role(&self, id: ParamId) -> Role {
         self.params[id.0].role
+    }
+
+    /// Whether it is a matrix of an expert.
+    pub fn is_expert(&self, id: ParamId) -> bool {
+        self.params[id.0].is_expert
     }
 
     /// Its numbers; after `load`, its rows in the order of the file.
@@ -409,7 +444,10 @@ impl Weights {
     /// those given, or those they have without the adapter.
     pub fn add_magnitude(&mut self, id: ParamId, name: String, lengths: Option<Tensor>) {
         self.put_in_order(id);
-        let squares = row_squares(&self.params[id.0].tensor);
+        let squares = match &self.pages {
+            Some(pages) if pages.has(id) => row_squares(&pages.fetch(&[id])[0][pages.place(id)]),
+            _ => row_squares(&self.params[id.0].tensor),
+        };
         let tensor = lengths.unwrap_or_else(|| {
             let lengths: Vec<f32> = squares.to_vec().iter().map(|x| x.sqrt()).collect();
             Tensor::from_f32(squares.device(), squares.shape(), &lengths)
@@ -537,6 +575,7 @@ mod tests {
             stored: Part { name: name.into(), shape: shape.to_vec(), rows: None },
             init: Init::Normal(0.5),
             role,
+            expert: None,
         };
         let specs = [
             spec(NAMES[0], &[70, 64], Role::Matrix),

@@ -83,7 +83,15 @@ fn step(list: &mut [Matrix], shape: &[usize], config: &AdamW) {
         for (what, tensor) in [("p", &**p), ("g", *g), ("mu", &**mu)] {
             tensor.expect_shape(&format!("muon: {what}"), shape);
         }
-        look_ahead(g, mu, (&mut ahead, at * rows * cols), config.grad_scale);
+        let to = (&mut ahead, at * rows * cols);
+        if mu.device().is_same(&device) {
+            look_ahead(g, mu, to, config.grad_scale);
+        } else {
+            // In the memory of the CPU between steps.
+            let mut over = mu.to(&device);
+            look_ahead(g, &mut over, to, config.grad_scale);
+            **mu = over.to(mu.device());
+        }
     }
     let update = orthogonal(ahead, list.len());
     for (at, Matrix { p, .. }) in list.iter_mut().enumerate() {

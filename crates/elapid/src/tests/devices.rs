@@ -14,11 +14,14 @@ use crate::tensor::batch::Targets;
 use crate::tensor::device::Device;
 use crate::tensor::gpu::Precision;
 use crate::tensor::rng::Rng;
+use crate::tensor::{DType, Tensor};
 use crate::train::optim::{Optimizer, OptimizerKind};
-use crate::train::plan::random_batch;
+use crate::train::plan::{Fixed, random_batch};
 use crate::train::{StepReport, StepSettings, Trainer};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 /// GPUs that are found, with what a loss may differ by, as a share of it.
 fn found() -> Vec<(Device, f32)> {
@@ -127,6 +130,64 @@ fn hybrids_train_alike_on_every_device() {
 #[test]
 fn experts_train_alike_on_every_device() {
     trains_alike(LLAMA, "experts");
+}
+
+/// Everything that training has changed, in bytes.
+fn trained(trainer: &Trainer) -> Vec<Vec<u8>> {
+    let weights = &trainer.weights;
+    let tensors = weights.ids().map(|id| weights.tensor(id));
+    let state = trainer.optimizer.state();
+    let tensors = tensors.chain(state.iter().map(|(_, tensor)| *tensor));
+    tensors.map(|tensor| tensor.to_bytes().into_owned()).collect()
+}
+
+#[test]
+fn moments_of_experts_on_the_host_train_the_same_bits_and_resume() {
+    let config = config(LLAMA, "experts");
+    let devices = found().into_iter().map(|it| it.0).chain([Device::cpu(2).unwrap()]);
+    for device in devices {
+        for kind in [OptimizerKind::AdamW, OptimizerKind::Muon] {
+            let new = |limit: Option<usize>| {
+                let mut trainer = trainer(&device, &config);
+                trainer.optimizer = Optimizer::with_experts_over(&trainer.weights, kind, limit);
+                trainer
+            };
+            let mut plain = new(None);
+            steps(&mut plain, 2);
+            let half: BTreeMap<String, Vec<u8>> = {
+                let state = plain.optimizer.state().into_iter();
+                state.map(|(name, tensor)| (name, tensor.to_bytes().into_owned())).collect()
+            };
+            let half_weights = plain.weights.ids().map(|id| plain.weights.tensor(id).to_vec());
+            let half_weights: Vec<Vec<f32>> = half_weights.collect();
+            steps(&mut plain, 2);
+            let want = trained(&plain);
+            // One matrix at a time, some, all.
+            for limit in [1, 40_000, usize::MAX] {
+                let mut paged = new(Some(limit));
+                let fixed = Fixed::of(&paged);
+                let is_gpu = device.gpu().is_some();
+                assert_eq!(fixed.moments_on_host > fixed.moments, is_gpu, "{fixed:?}");
+                steps(&mut paged, 4);
+                assert!(trained(&paged) == want, "{kind:?}, {limit} bytes on {device:?}");
+            }
+            let mut resumed = new(Some(40_000));
+            for (id, numbers) in resumed.weights.ids().zip(&half_weights) {
+                resumed.weights.tensor_mut(id).write_f32(numbers);
+            }
+            let mut get = |name: &str| {
+                let shape = resumed
+                    .weights
+                    .tensor(resumed.weights.find(name.split_once('.').unwrap().1).unwrap())
+                    .shape();
+                let bytes = Arc::new(half[name].clone());
+                Ok(Tensor::from_shared(&device, shape, DType::F32, bytes, 0))
+            };
+            resumed.optimizer.restore(2, &mut get).unwrap();
+            steps(&mut resumed, 2);
+            assert!(trained(&resumed) == want, "{kind:?} resumed on {device:?}");
+        }
+    }
 }
 
 /// A model that nobody would build: widths of no tile, heads and states beyond all kernels' sizes.

@@ -12,6 +12,7 @@ mod malformed;
 mod model;
 #[path = "../../../../lab/fuzz/mutate.rs"]
 mod mutate;
+mod pages;
 #[path = "../../../../lab/fuzz/seeds.rs"]
 mod seeds;
 mod train;

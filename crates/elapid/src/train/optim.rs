@@ -12,6 +12,9 @@
 //! `trust * max(rms(p), floor)`: the rate of that parameter, and with it its decay, is scaled down
 //! for this one step. Moments do not feel it. The floor lets what starts at zero move.
 //!
+//! What is remembered of experts may lie in the memory of the CPU while a GPU computes. It is then
+//! brought over for the update, some experts at a time, and back: the same numbers in another place.
+//!
 //! Not here: the schedule of the rate (`schedule.rs`), which parameter decays.
 
 use crate::error::{Error, Result};
@@ -77,6 +80,52 @@ impl State {
 pub struct Optimizer {
     states: BTreeMap<ParamId, (String, State)>,
     n_steps: u64,
+    /// Bytes of moments that are brought over at once, of those that lie elsewhere.
+    bytes_over_max: usize,
+}
+
+/// AdamW of one parameter.
+struct Update<'a> {
+    p: &'a mut Tensor,
+    grad: &'a Tensor,
+    moments: [&'a mut Tensor; 2],
+    config: AdamW,
+}
+
+impl<'a> Update<'a> {
+    /// Adds it to `steps`, bounded by the trust region if there is one.
+    fn add(self, steps: &mut Steps<'a>, n_steps: u64) {
+        let Update { p, grad, moments: [m, v], mut config } = self;
+        if config.trust.is_some() {
+            let (update, size) = adamw_sizes(p, grad, [m, v], n_steps, &config);
+            config.lr *= config.trust_factor(update, size);
+        }
+        steps.add(p, grad, m, v, &config);
+    }
+
+    fn is_over(&self) -> bool {
+        self.moments[0].device().is_same(self.p.device())
+    }
+}
+
+/// Updates whose moments lie elsewhere, brought over together.
+fn bring_over(mut list: Vec<Update>, n_steps: u64) {
+    let over = |update: &Update| {
+        let [m, v] = &update.moments;
+        [m.to(update.p.device()), v.to(update.p.device())]
+    };
+    let mut moments: Vec<[Tensor; 2]> = list.iter().map(over).collect();
+    let mut steps = Steps::new(n_steps);
+    for (update, [m, v]) in list.iter_mut().zip(&mut moments) {
+        let Update { p, grad, config, .. } = update;
+        Update { p, grad, moments: [m, v], config: *config }.add(&mut steps, n_steps);
+    }
+    steps.finish();
+    for (update, new) in list.into_iter().zip(&moments) {
+        for (old, new) in update.moments.into_iter().zip(new) {
+            *old = new.to(old.device());
+        }
+    }
 }
 
 impl Optimizer {
@@ -85,9 +134,23 @@ impl Optimizer {
     /// States are made now and not when first needed: then they would take buffers that the next
     /// step's activations look for.
     pub fn new(weights: &Weights, kind: OptimizerKind) -> Optimizer {
+        Optimizer::with_experts_over(weights, kind, None)
+    }
+
+    /// The same with the states of experts in the memory of the CPU, where there is a limit: so
+    /// many bytes of them, and at least those of one matrix, are on a GPU during the update.
+    pub fn with_experts_over(
+        weights: &Weights,
+        kind: OptimizerKind,
+        bytes_max: Option<usize>,
+    ) -> Optimizer {
         let state = |id: ParamId| {
             let tensor = weights.tensor(id);
-            let zeros = || Tensor::zeros(tensor.device(), tensor.shape());
+            let device = match bytes_max.is_some() && weights.is_expert(id) {
+                true => tensor.device().host_device(),
+                false => tensor.device().clone(),
+            };
+            let zeros = || Tensor::zeros(&device, tensor.shape());
             let is_map = weights.role(id) == Role::Matrix && weights.name(id) != HEAD;
             let state = match kind {
                 OptimizerKind::Muon if is_map && tensor.shape().len() == 2 => {
@@ -97,7 +160,8 @@ impl Optimizer {
             };
             (id, (weights.name(id).to_string(), state))
         };
-        Optimizer { states: weights.trained().into_iter().map(state).collect(), n_steps: 0 }
+        let states = weights.trained().into_iter().map(state).collect();
+        Optimizer { states, n_steps: 0, bytes_over_max: bytes_max.unwrap_or(usize::MAX) }
     }
 
     pub fn n_steps(&self) -> u64 {
@@ -122,7 +186,8 @@ impl Optimizer {
         let mut steps = Steps::new(self.n_steps);
         let mut matrices: Vec<(AdamW, Vec<Matrix>)> = Vec::new();
         let params = weights.tensors_mut(&ids).into_iter().zip(states);
-        for ((p, state), (grad, mut config)) in params.zip(grads.into_iter().zip(configs)) {
+        let mut elsewhere = Vec::new();
+        for ((p, state), (grad, config)) in params.zip(grads.into_iter().zip(configs)) {
             match state {
                 State::Muon { mu } => {
                     let is_alike = |(of, list): &(AdamW, Vec<Matrix>)| {
@@ -135,15 +200,26 @@ impl Optimizer {
                     matrices[at].1.push(Matrix { p, g: grad, mu });
                 }
                 State::AdamW { m, v } => {
-                    if config.trust.is_some() {
-                        let (update, size) = adamw_sizes(p, grad, [m, v], self.n_steps, &config);
-                        config.lr *= config.trust_factor(update, size);
+                    let update = Update { p, grad, moments: [m, v], config };
+                    match update.is_over() {
+                        true => update.add(&mut steps, self.n_steps),
+                        false => elsewhere.push(update),
                     }
-                    steps.add(p, grad, m, v, &config);
                 }
             }
         }
         steps.finish();
+        let (mut some, mut n_bytes) = (Vec::new(), 0);
+        for update in elsewhere {
+            let more = 2 * update.moments[0].n_bytes();
+            if n_bytes + more > self.bytes_over_max && !some.is_empty() {
+                bring_over(std::mem::take(&mut some), self.n_steps);
+                n_bytes = 0;
+            }
+            n_bytes += more;
+            some.push(update);
+        }
+        bring_over(some, self.n_steps);
         matrices.iter_mut().for_each(|(config, list)| muon(list, config));
     }
 
@@ -214,6 +290,7 @@ mod tests {
             stored: Part { name: name.into(), shape: shape.to_vec(), rows: None },
             init: Init::Normal(0.1),
             role,
+            expert: None,
         };
         let specs = [
             spec("map", &[6, 10], Role::Matrix),

@@ -28,8 +28,11 @@ use serde::{Deserialize, Serialize};
 pub struct Fixed {
     /// Parameters as they are held, adapters among them.
     pub weights: usize,
-    /// What the optimizer remembers.
+    /// What the optimizer remembers, where the parameters are.
     pub moments: usize,
+    /// What it remembers in the memory of the CPU while a GPU computes.
+    #[serde(default)]
+    pub moments_on_host: usize,
     /// Gradients of what is trained.
     pub gradients: usize,
 }
@@ -39,10 +42,17 @@ impl Fixed {
     pub(crate) fn of(trainer: &Trainer) -> Fixed {
         let weights = &trainer.weights;
         let n_bytes = |id: ParamId| weights.tensor(id).n_bytes();
-        let moments = trainer.optimizer.state();
+        let (mut moments, mut moments_on_host) = (0, 0);
+        for (_, tensor) in trainer.optimizer.state() {
+            match tensor.device().is_same(weights.device()) {
+                true => moments += tensor.n_bytes(),
+                false => moments_on_host += tensor.n_bytes(),
+            }
+        }
         Fixed {
             weights: weights.ids().map(n_bytes).sum(),
-            moments: moments.iter().map(|(_, tensor)| tensor.n_bytes()).sum(),
+            moments,
+            moments_on_host,
             gradients: weights.trained().into_iter().map(n_bytes).sum(),
         }
     }

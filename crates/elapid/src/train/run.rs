@@ -67,6 +67,10 @@ pub struct Settings {
     pub spike: Option<f64>,
     /// Of dropout.
     pub seed: u64,
+    /// Where a GPU computes: what the optimizer remembers of experts is in the memory of the CPU,
+    /// and so many bytes of it are on the GPU at once. Steps have the same bits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_bytes_max: Option<usize>,
 }
 
 impl Default for Settings {
@@ -89,6 +93,7 @@ impl Default for Settings {
             trust: None,
             spike: Some(1.25),
             seed: 0,
+            expert_bytes_max: None,
         }
     }
 }

@@ -83,7 +83,7 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Response {
     ([(header::CONTENT_TYPE, version)], text).into_response()
 }
 
-fn counters(app: &App) -> [(&'static str, &'static str, f64); 25] {
+fn counters(app: &App) -> [(&'static str, &'static str, f64); 29] {
     let board = app.worker.board();
     let (stats, totals) = (&board.stats, &board.totals);
     let (prompt_s, answer_s) = (totals.prompt_time.as_secs_f64(), totals.answer_time.as_secs_f64());
@@ -95,6 +95,8 @@ fn counters(app: &App) -> [(&'static str, &'static str, f64); 25] {
     let healthy = f64::from(u8::from(board.broken.is_none()));
     let per_step = ratio(n_busy, n_steps);
     let (read_rate, answer_rate) = (ratio(n_prompt, prompt_s), ratio(n_answer, answer_s));
+    let (n_hits, n_loads) = (stats.n_expert_hits as f64, stats.n_expert_loads as f64);
+    let expert_read = stats.expert_bytes_read as f64;
     let (n_running, n_waiting) = (stats.running.len() as f64, stats.n_waiting as f64);
     [
         ("llamacpp:prompt_tokens_total", "Prompt tokens computed.", n_prompt),
@@ -112,6 +114,10 @@ fn counters(app: &App) -> [(&'static str, &'static str, f64); 25] {
         ("elapid_snapshots", "Snapshots held.", stats.n_snapshots as f64),
         ("elapid_snapshot_bytes", "Bytes of snapshots.", stats.snapshot_bytes as f64),
         ("elapid_state_bytes", "Bytes of running sequences.", stats.state_bytes as f64),
+        ("elapid_expert_hits_total", "Chosen experts that were resident.", n_hits),
+        ("elapid_expert_loads_total", "Chosen experts that were loaded.", n_loads),
+        ("elapid_expert_read_bytes_total", "Bytes of experts loaded.", expert_read),
+        ("elapid_expert_bytes", "Bytes of resident experts.", stats.expert_bytes as f64),
         ("elapid_resident_bytes", "Bytes that the process holds.", held),
         ("elapid_requests_total", "Requests taken.", totals.n_taken as f64),
         ("elapid_requests_refused_total", "Requests with the queue full.", n_full),

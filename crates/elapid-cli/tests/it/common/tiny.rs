@@ -12,6 +12,8 @@ pub enum Kind {
     Attention,
     Mamba,
     Hybrid,
+    /// Attention, and of eight experts two.
+    Experts,
 }
 
 impl Kind {
@@ -20,6 +22,7 @@ impl Kind {
     fn layers(self) -> Value {
         match self {
             Kind::Attention => json!(["attention"]),
+            Kind::Experts => json!(["attention", "attention"]),
             Kind::Mamba => json!(["mamba1", "mamba1"]),
             Kind::Hybrid => json!(["mamba2", "attention"]),
         }
@@ -58,6 +61,10 @@ impl Tiny {
         Tiny { kind, n_head: 1, n_ctx: 1 << 16, fim: true, chat: true }
     }
 
+    fn feed_forward(&self) -> &str {
+        if self.kind == Kind::Experts { "experts" } else { "dense" }
+    }
+
     /// Writes it to a directory.
     pub fn write(&self, dir: &Path) {
         let mut specials: Vec<String> = SPECIALS.iter().map(|token| token.to_string()).collect();
@@ -72,7 +79,8 @@ impl Tiny {
             "layers": self.kind.layers(),
             "attention": {"n_head": self.n_head, "n_kv_head": self.n_head, "d_head": 16},
             "mamba1": {"d_state": 4}, "mamba2": {"d_state": 8, "d_head": 16},
-            "dense": {"d_ff": 48}, "tied": false, "n_ctx": self.n_ctx, "init_std": 0.3,
+            "feed_forward": self.feed_forward(), "dense": {"d_ff": 48},
+            "experts": {"n_expert": 8, "n_used": 2, "d_ff": 32}, "tied": false, "n_ctx": self.n_ctx, "init_std": 0.3,
         });
         let mut about = json!({"eos_token": "<|endoftext|>"});
         if self.chat {

@@ -39,7 +39,7 @@ mod write;
 
 pub use self::read::{Entry, Gguf};
 pub use self::value::{Kind, Value};
-pub use self::write::{Item, write};
+pub use self::write::{Item, places, write};
 
 use crate::files::cursor::Checked;
 use crate::tensor::DType;

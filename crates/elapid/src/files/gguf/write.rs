@@ -10,6 +10,7 @@ use super::{
 use crate::error::{Error, Result};
 use crate::files::{Outgoing, Sink};
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 const VERSION: u32 = 3;
 
@@ -122,11 +123,28 @@ fn header(
     Ok((out, sizes))
 }
 
+fn refuse(problem: String) -> Error {
+    Error::input(format!("writing GGUF: {problem}"), "GGUF cannot hold this model as it is")
+}
+
+/// The bytes of each tensor in the file that `write` makes.
+pub fn places<'a>(
+    metadata: &[(String, Item)],
+    tensors: &'a [Outgoing],
+) -> Result<Vec<(&'a str, Range<u64>)>> {
+    let alignment = alignment_of(metadata).map_err(refuse)?;
+    let (header, sizes) = header(metadata, tensors, alignment).map_err(refuse)?;
+    let mut at = header.len();
+    let mut place = |(tensor, n_bytes): (&'a Outgoing, usize)| {
+        let begin = at;
+        at += n_bytes.next_multiple_of(alignment);
+        (tensor.name.as_str(), begin as u64..(begin + n_bytes) as u64)
+    };
+    Ok(tensors.iter().zip(sizes).map(&mut place).collect())
+}
+
 /// Writes a whole file. What cannot be written is refused before the first byte.
 pub fn write(metadata: &[(String, Item)], tensors: &[Outgoing], sink: &mut Sink) -> Result<()> {
-    let refuse = |problem: String| {
-        Error::input(format!("writing GGUF: {problem}"), "GGUF cannot hold this model as it is")
-    };
     let alignment = alignment_of(metadata).map_err(refuse)?;
     let (header, sizes) = header(metadata, tensors, alignment).map_err(refuse)?;
     sink(&header)?;

@@ -358,12 +358,17 @@ impl Engine {
     pub fn stats(&self) -> Stats {
         let (n_snapshots, snapshot_bytes) = self.snapshots.usage();
         let states = self.running.iter().filter_map(|slot| slot.state.as_ref());
+        let experts = self.adapters.base().page_use().unwrap_or_default();
         Stats {
             running: self.running.iter().map(Slot::running).collect(),
             n_waiting: self.waiting.len(),
             n_snapshots,
             snapshot_bytes,
             state_bytes: states.map(State::n_bytes).sum(),
+            n_expert_hits: experts.n_hits,
+            n_expert_loads: experts.n_loads,
+            expert_bytes_read: experts.bytes_read,
+            expert_bytes: experts.bytes,
             ..self.totals.clone()
         }
     }

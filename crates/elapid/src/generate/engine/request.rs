@@ -223,4 +223,13 @@ pub struct Stats {
     pub snapshot_bytes: usize,
     /// Bytes of the states of running sequences.
     pub state_bytes: usize,
+    /// Experts that were resident when the router chose them; this and the next three are zero
+    /// where all are loaded from the start.
+    pub n_expert_hits: u64,
+    /// Experts that were loaded.
+    pub n_expert_loads: u64,
+    /// Bytes of them.
+    pub expert_bytes_read: u64,
+    /// Bytes of experts that are resident.
+    pub expert_bytes: usize,
 }

@@ -202,7 +202,8 @@ fn quickly(x: &Var, maps: &[Pieces]) -> Vec<Var> {
         tokens: tokens.clone(),
     };
     let parts: Vec<Part> = each.map(part).collect();
-    quick::quick(x.value(), &parts).into_iter().map(Var::constant).collect()
+    let way = quick::way(parts.iter().map(|part| (part.linear, part.tokens.len())));
+    quick::quick(x.value(), &parts, way).into_iter().map(Var::constant).collect()
 }
 
 /// Maps of one input as one op.
@@ -322,15 +323,34 @@ fn is_wide(linear: &Linear) -> bool {
 /// `y[i..j] = x[i..j] @ w_e^T + ...` for each expert e and its rows `offsets[e]..offsets[e + 1]`.
 ///
 /// Experts without rows are skipped: at 8 of 128, nine in ten are empty in a batch of one.
+#[cfg(test)]
 pub fn linear_grouped(tape: &Tape, x: &Var, offsets: &[usize], experts: &[Linear]) -> Var {
-    let n_tok = x.value().dims2().0;
+    linear_grouped_some(tape, x, offsets, experts, 0..experts.len())
+}
+
+/// The same for the experts of `some`, whose rows are those of `x`. Each row has the bits that it
+/// has among all: the other experts say how it is computed, and their numbers are not read.
+pub fn linear_grouped_some(
+    tape: &Tape,
+    x: &Var,
+    offsets: &[usize],
+    experts: &[Linear],
+    some: Range<usize>,
+) -> Var {
     assert_eq!(offsets.len(), experts.len() + 1, "linear: one offset more than experts");
-    assert_eq!((offsets[0], offsets[experts.len()]), (0, n_tok), "linear: offsets {offsets:?}");
+    let (n_tok, first) = (offsets[experts.len()], offsets[some.start]);
+    let n_rows = x.value().dims2().0;
+    assert_eq!(offsets[some.end] - first, n_rows, "linear: offsets {offsets:?}, experts {some:?}");
     let d_out = experts.first().map_or(0, Linear::d_out);
     let device = x.value().device();
-    let runs: Vec<Range<usize>> = offsets.windows(2).map(|pair| pair[0]..pair[1]).collect();
-    let mut y = Tensor::activation(device, &[n_tok, d_out]);
-    if experts.iter().all(|expert| expert.is_quick(tape)) {
+    let mut y = Tensor::activation(device, &[n_rows, d_out]);
+    let runs = offsets[some.start..=some.end].windows(2);
+    let runs: Vec<Range<usize>> = runs.map(|pair| pair[0] - first..pair[1] - first).collect();
+    let all = experts;
+    let experts = &experts[some];
+    if device.gpu().is_none() && all.iter().all(|expert| expert.is_quick(tape)) {
+        let sizes = offsets.windows(2).map(|pair| pair[1] - pair[0]);
+        let way = quick::way(all.iter().zip(sizes).filter(|(_, n_tok)| *n_tok > 0));
         let busy = || runs.iter().zip(experts).filter(|(tokens, _)| !tokens.is_empty());
         let part = |(tokens, linear): (&Range<usize>, _)| Part {
             linear,
@@ -338,7 +358,7 @@ pub fn linear_grouped(tape: &Tape, x: &Var, offsets: &[usize], experts: &[Linear
             tokens: tokens.clone(),
         };
         let parts: Vec<Part> = busy().map(part).collect();
-        for (out, (tokens, _)) in quick::quick(x.value(), &parts).iter().zip(busy()) {
+        for (out, (tokens, _)) in quick::quick(x.value(), &parts, way).iter().zip(busy()) {
             let rows = tokens.start * d_out..tokens.end * d_out;
             y.f32_mut()[rows].copy_from_slice(out.f32());
         }

@@ -31,14 +31,18 @@ pub(super) fn can(linear: &Linear) -> bool {
     linear.adapter.as_ref().is_none_or(|adapter| adapter.magnitude.is_none())
 }
 
+/// How maps are computed that are asked for together, each with its number of tokens.
+pub(super) fn way<'a>(mut maps: impl Iterator<Item = (&'a Linear, usize)>) -> Way {
+    let is_few = |(map, n_tok): (&Linear, usize)| n_tok <= N_FEW && !is_decoded(map.weight.value());
+    if maps.all(is_few) { Way::Few } else { Way::Many }
+}
+
 /// The results of several maps: all of them at once where there are few tokens.
-pub(super) fn quick(x: &Tensor, parts: &[Part]) -> Vec<Tensor> {
+pub(super) fn quick(x: &Tensor, parts: &[Part], way: Way) -> Vec<Tensor> {
     let inputs = Forms::new(x, parts);
-    let n_tok = parts.iter().map(|part| part.tokens.len()).max().unwrap_or(0);
-    let is_decoded = parts.iter().any(|part| is_decoded(part.linear.weight.value()));
-    let mut list = match n_tok <= N_FEW && !is_decoded {
-        true => few(parts, &inputs),
-        false => parts.iter().map(|part| many(part, &inputs)).collect(),
+    let mut list = match way {
+        Way::Few => few(parts, &inputs),
+        Way::Many => parts.iter().map(|part| many(part, &inputs)).collect(),
     };
     for (y, part) in list.iter_mut().zip(parts) {
         put_in_order(y, part);

@@ -33,7 +33,7 @@ pub struct Trainer {
     /// Moments and step count.
     pub optimizer: Optimizer,
     /// How forward passes are made.
-    pub options: ForwardOptions,
+    pub options: ForwardOptions<'static>,
     /// Where the embedding is made of another model's.
     pub lens: Option<Lens>,
 }

@@ -349,6 +349,10 @@ impl Plan {
             n => format!(" in {n} passes"),
         };
         let again = if self.checkpointing { ", with gradient checkpointing" } else { "" };
+        let teacher = match self.fixed.teacher {
+            0 => String::new(),
+            n => format!(", teacher {}", size(n)),
+        };
         let rows = n_rows * n_accumulate;
         let (peak, limit) = (bytes(self.peak), bytes(self.limit));
         let total = match self.host_peak {
@@ -365,7 +369,7 @@ impl Plan {
             (
                 "memory",
                 format!(
-                    "weights {}, moments {}, gradients {}, activations {}, buffers {}",
+                    "weights {}{teacher}, moments {}, gradients {}, activations {}, buffers {}",
                     size(self.fixed.weights),
                     size(self.fixed.moments),
                     size(self.fixed.gradients),

@@ -276,8 +276,7 @@ impl Model {
         Ok(ModelLoss { loss: balanced(tape, out.loss), parts, tokens: out.tokens })
     }
 
-    /// Hidden rows and head for another model to learn from. With the
-    /// temperature and share.
+    /// Hidden rows and head for another model to learn from, at this temperature and share.
     pub fn teach(
         &self,
         weights: &Weights,

@@ -43,7 +43,7 @@ pub use teacher::Teacher;
 /// The loss and what each token added to it.
 pub struct Loss {
     pub loss: Var,
-    /// Where there is a teacher: the weighted means of likelihood and divergence that it is made of.
+    /// With a teacher: the weighted means of likelihood and divergence that it is made of.
     pub parts: Option<[Tensor; 2]>,
     pub tokens: TokenLoss,
 }

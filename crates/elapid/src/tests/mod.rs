@@ -14,4 +14,5 @@ mod model;
 mod mutate;
 #[path = "../../../../lab/fuzz/seeds.rs"]
 mod seeds;
+mod teacher;
 mod train;

@@ -231,6 +231,14 @@ impl Tokenizer {
     }
 }
 
+/// Whether ids stand for the same tokens.
+impl PartialEq for Tokenizer {
+    fn eq(&self, other: &Tokenizer) -> bool {
+        let n = self.n_vocab();
+        n == other.n_vocab() && (0..n as u32).all(|id| self.token(id) == other.token(id))
+    }
+}
+
 const DAMAGED: &str = "the file is damaged; download it again";
 
 /// The bytes of `file` as text.

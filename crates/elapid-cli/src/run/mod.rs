@@ -322,6 +322,9 @@ fn say_model(
             (config.settings.teacher_temperature, config.settings.teacher_share);
         let text = format!("{name}, {n} parameters, temperature {temperature}, share {share}");
         live.line("teacher", &text);
+        if let Some(note) = beyond_trained(config.context, teacher.info()?.n_ctx) {
+            live.line("note", &format!("teacher: {note}"));
+        }
     }
     let precision = if device.kind() == "cuda" { "" } else { ", f32" }; // CUDA says its own
     live.line("device", &format!("{}{precision}", device.describe()));

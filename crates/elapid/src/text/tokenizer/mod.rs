@@ -213,7 +213,7 @@ impl Tokenizer {
     }
 
     /// Whether an id is a special token: it marks something and is no text.
-    pub fn is_special(&self, id: u32) -> bool {
+    pub(crate) fn is_special(&self, id: u32) -> bool {
         matches!(self.tokens.kind(id), Kind::Control | Kind::Unknown)
     }
 

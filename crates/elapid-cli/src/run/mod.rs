@@ -317,7 +317,7 @@ fn say_model(
     live.line("method", &format!("{method}, {coverage}"));
     if let Some(TeacherConfig { model, n_tok: None, .. }) = &config.teacher {
         let teacher = Model::open(model)?;
-        let (name, n) = (teacher.name(), count(teacher.n_params() as f64));
+        let (name, n) = (model.display(), count(teacher.n_params() as f64));
         let (temperature, share) =
             (config.settings.teacher_temperature, config.settings.teacher_share);
         let text = format!("{name}, {n} parameters, temperature {temperature}, share {share}");

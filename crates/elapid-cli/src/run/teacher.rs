@@ -56,8 +56,8 @@ pub fn write_texts(
     let Some(TeacherConfig { model, n_tok: Some(n_tok), .. }) = &config.teacher else {
         return Ok(());
     };
+    let name = model.display();
     let model = Arc::new(Model::open(model)?);
-    let name = model.name().to_string();
     let settings = GeneratorSettings {
         n_slots: N_SLOTS,
         n_waiting_max: N_SLOTS,
@@ -140,7 +140,8 @@ impl Writer<'_> {
             {
                 let at = texts.len();
                 let text = beginning(&self.training[order[at % order.len()]], self.walk)?;
-                running.insert(self.ask(&text, at, n_each)?, at);
+                let (id, text) = self.ask(text, at, n_each)?;
+                running.insert(id, at);
                 texts.push(text);
             }
             if running.is_empty() {
@@ -167,23 +168,36 @@ impl Writer<'_> {
         }
     }
 
-    fn ask(&mut self, text: &str, at: usize, n_each: usize) -> Done<RequestId> {
-        let prompt = self.generator.prompt(text, Special::Plain)?;
+    /// Asks for what follows a text; less of the text where it fills the context of the teacher.
+    fn ask(&mut self, mut text: String, at: usize, n_each: usize) -> Done<(RequestId, String)> {
+        let context = self.generator.engine.settings().context;
+        let mut prompt = self.generator.prompt(&text, Special::Plain)?;
+        while prompt.len() > (context / 2).max(1) && !text.is_empty() {
+            text = cut(&text, text.len() / 2).to_string();
+            prompt = self.generator.prompt(&text, Special::Plain)?;
+        }
+        let n_each = n_each.min(context.saturating_sub(prompt.len()));
         let request = self.generator.request(prompt).max_tokens(n_each);
         let request = request.seed(self.seed.wrapping_add(at as u64));
-        self.generator.engine.submit(request).map_err(|refusal| match refusal {
+        let id = self.generator.engine.submit(request).map_err(|refusal| match refusal {
             Refusal::Bad(error) => error.into(),
             Refusal::Full => Failure::new("the teacher is busy", "this is a bug in Elapid"),
-        })
+        })?;
+        Ok((id, text))
     }
+}
+
+/// At most so many bytes of a text.
+fn cut(text: &str, n_bytes: usize) -> &str {
+    let end = (0..=n_bytes.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
+    &text[..end.unwrap_or(0)]
 }
 
 /// How a document begins: whole lines, where the first is not too long.
 fn beginning(entry: &Entry, walk: &Walk) -> Done<String> {
     let document = entry.load(walk)?;
     let text = document.text();
-    let end = (0..=PROMPT_BYTES.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
-    let text = &text[..end.unwrap_or(0)];
+    let text = cut(&text, PROMPT_BYTES);
     let line = text.rfind('\n').map(|at| at + 1).filter(|at| 4 * at >= text.len());
     Ok(text[..line.unwrap_or(text.len())].to_string())
 }

@@ -26,6 +26,7 @@ use crate::train::method::{self, Coverage, Method};
 use crate::train::optim::{Optimizer, OptimizerKind};
 use crate::train::scratch::{self, Shape};
 use crate::train::state::{Capture, Extent, Saved};
+use crate::train::teacher::Teacher;
 use crate::train::{self, Outcome, Settings, Trainer, Training};
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -147,15 +148,10 @@ impl Session {
     }
 
     fn load(&self, seed: u64) -> Result<Weights> {
-        let mut weights = match self.model.is_stored() {
-            false => Weights::init(&self.device, self.model.model().specs(), seed),
-            true => self.model.weights(&self.device)?,
-        };
-        if let Some(path) = self.model.adapter_path() {
-            let adapter = crate::model::adapter::Adapter::open(path)?;
-            adapter.read(Some(&self.model), &self.device)?.attach(&mut weights)?;
+        match self.model.is_stored() {
+            false => Ok(Weights::init(&self.device, self.model.model().specs(), seed)),
+            true => stored_weights(&self.model, &self.device),
         }
-        Ok(weights)
     }
 
     fn learner(&mut self, seed: u64) -> Result<&mut Learner> {
@@ -215,7 +211,7 @@ impl Session {
             ),
         };
         let options = ForwardOptions::default();
-        let trainer = Trainer { model, weights, optimizer, options, lens };
+        let trainer = Trainer { model, weights, optimizer, options, lens, teacher: None };
         Training::new(trainer, loader, settings.clone())
     }
 
@@ -422,6 +418,16 @@ impl Session {
     }
 }
 
+/// The weights of a model, with the adapter that it was opened by.
+fn stored_weights(model: &Checkpoint, device: &Device) -> Result<Weights> {
+    let mut weights = model.weights(device)?;
+    if let Some(path) = model.adapter_path() {
+        let adapter = crate::model::adapter::Adapter::open(path)?;
+        adapter.read(Some(model), device)?.attach(&mut weights)?;
+    }
+    Ok(weights)
+}
+
 /// The tokens of one answer, as they come.
 ///
 /// Text that may still become part of a stop text is held back; the last item may be text alone.
@@ -493,6 +499,21 @@ impl Drop for Tokens<'_> {
 }
 
 impl Training {
+    /// Learns the distribution of `teacher` beside the targets from now on, by the temperature and
+    /// the share of the settings. Its vocabulary must be the same; its weights are loaded as they
+    /// are stored, and do not change. Returns a hash of them.
+    pub fn set_teacher(&mut self, teacher: &Checkpoint) -> Result<String> {
+        let device = self.trainer.weights.device().clone();
+        let model = Model::new(teacher.model().config().clone());
+        let mut weights = stored_weights(teacher, &device)?;
+        weights.train(|_, _| false);
+        let hash = device.run(|| weights.frozen_hash());
+        let tokenizer = scratch::tokenizer_of(teacher)?;
+        let teacher = Teacher::new((model, weights), &tokenizer, &self.loader, &self.settings)?;
+        self.trainer.teacher = Some(teacher);
+        Ok(hash)
+    }
+
     /// Writes a checkpoint that [`Training::resume`] continues from to the bit; `extra` is the
     /// caller's and comes back with it.
     pub fn save(&self, path: impl AsRef<Path>, extra: &Value) -> Result<()> {

@@ -20,6 +20,8 @@ mod limbic;
 mod lora;
 #[path = "../examples/stream.rs"]
 mod stream;
+#[path = "../examples/teacher.rs"]
+mod teacher;
 #[path = "../examples/train.rs"]
 mod train;
 
@@ -41,6 +43,11 @@ fn chat_by_a_template() {
 #[test]
 fn train_from_scratch_and_resume_to_the_bit() {
     train::main().unwrap();
+}
+
+#[test]
+fn learn_from_a_teacher() {
+    teacher::main().unwrap();
 }
 
 #[test]
@@ -75,5 +82,5 @@ fn every_example_is_run() {
     let n = std::fs::read_dir(dir).unwrap().filter(|entry| {
         entry.as_ref().unwrap().path().extension().is_some_and(|extension| extension == "rs")
     });
-    assert_eq!(n.count(), 8);
+    assert_eq!(n.count(), 9);
 }

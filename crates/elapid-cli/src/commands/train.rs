@@ -5,7 +5,7 @@ mod plan_generate;
 
 use crate::compute::Compute;
 use crate::report::{Done, Failure, between, scaled, size};
-use crate::run::config::{Budget, Origin, RunConfig};
+use crate::run::config::{Budget, Origin, RunConfig, TeacherConfig};
 use crate::run::{self, Checkpointing, Wishes};
 use crate::talk::flags::cache_type;
 use clap::ValueEnum;
@@ -30,6 +30,7 @@ use std::process::ExitCode;
     elapid train . --model SmolLM2-135M.gguf --rank 8\n  \
     elapid train . --model mamba-130m --method bc\n  \
     elapid train chats.jsonl --model SmolLM2-135M --method qlora --quant nf4\n  \
+    elapid train . --teacher SmolLM2-135M.gguf\n  \
     elapid train . --init runs/1 --context 4096 --eval rust=../other/src\n  \
     elapid train --resume runs/1 --minutes 20"
 )]
@@ -69,7 +70,7 @@ pub struct Plan {
 }
 
 /// Flags that a run has decided when it is resumed.
-const DECIDED: [&str; 43] = [
+const DECIDED: [&str; 48] = [
     "path",
     "data",
     "eval",
@@ -81,10 +82,15 @@ const DECIDED: [&str; 43] = [
     "arch",
     "vocab",
     "donor",
+    "teacher",
+    "teacher_temperature",
+    "teacher_share",
+    "teacher_tokens",
     "seed",
     "batch",
     "accumulate",
     "context",
+    "short_rows",
     "lr",
     "lr_min",
     "warmup",
@@ -150,6 +156,21 @@ struct Flags {
     /// Model whose tokenizer and embedding a new model uses, through a projection (lens)
     #[arg(long, value_name = "M")]
     donor: Option<PathBuf>,
+    /// Model to learn from (distillation): its token probabilities, or texts that it writes if its
+    /// vocabulary is another. A new model has its vocabulary unless --vocab or --donor is given
+    #[arg(long, value_name = "M")]
+    teacher: Option<PathBuf>,
+    /// Temperature at which the probabilities of teacher and student are compared
+    #[arg(long, value_name = "X", default_value_t = 2.0, requires = "teacher",
+        value_parser = positive)]
+    teacher_temperature: f64,
+    /// Fraction of the loss that follows the teacher's probabilities; the rest follows the text
+    #[arg(long, value_name = "X", default_value_t = 0.5, requires = "teacher")]
+    teacher_share: f64,
+    /// Learn from N tokens that the teacher writes before training, instead of its probabilities
+    /// [default with another vocabulary: 32k, within a quarter of --minutes]
+    #[arg(long, value_name = "N", requires = "teacher", value_parser = amount)]
+    teacher_tokens: Option<u64>,
     /// Optimizer steps [default: from --minutes]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     steps: Option<u64>,
@@ -459,6 +480,8 @@ impl Flags {
             },
         };
         let fim = self.fim.map(|fim| self.share("fim", fim)).transpose()?;
+        let has_own_vocab =
+            is_scratch && self.donor.is_none() && (self.teacher.is_none() || self.vocab.is_some());
         Ok(RunConfig {
             version: env!("CARGO_PKG_VERSION").into(),
             source,
@@ -467,7 +490,7 @@ impl Flags {
             evals: self.eval.clone(),
             origin,
             method: self.method_settings(name)?,
-            fim: fim.unwrap_or(if is_scratch && self.donor.is_none() { DEFAULT_FIM } else { 0.0 }),
+            fim: fim.unwrap_or(if has_own_vocab { DEFAULT_FIM } else { 0.0 }),
             spm: self.share("spm", self.spm)?,
             context: 0,
             n_rows: 0,
@@ -479,9 +502,20 @@ impl Flags {
             budget: self.budget().unwrap_or(Budget::Minutes(4.0)),
             patience: Some(self.patience.unwrap_or(5)).filter(|n| *n > 0),
             seed: self.seed,
-            settings: self.settings(name),
+            settings: Settings {
+                teacher_temperature: self.teacher_temperature,
+                teacher_share: self.share("teacher-share", self.teacher_share)?,
+                ..self.settings(name)
+            },
+            teacher: self.teacher_config()?,
             place: None,
         })
+    }
+
+    fn teacher_config(&self) -> Done<Option<TeacherConfig>> {
+        let Some(model) = &self.teacher else { return Ok(None) };
+        let (model, n_tok) = (run::usable(model)?, self.teacher_tokens.map(|n| n as usize));
+        Ok(Some(TeacherConfig { model, hash: None, n_tok, n_vocab: None }))
     }
 
     fn method_settings(&self, name: MethodName) -> Done<Method> {
@@ -555,6 +589,7 @@ impl Flags {
             trust: unless_zero(self.trust, if is_scratch { None } else { Some(0.05) }),
             spike: unless_zero(self.spike, default.spike),
             seed: self.seed,
+            ..default
         }
     }
 }

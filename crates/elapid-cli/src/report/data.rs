@@ -176,7 +176,18 @@ mod tests {
     fn step(step: u64, loss: f32) -> Record {
         let (lr, grad_norm, ms, tok_per_s) = (1e-3, 1.0, 10.0, 100.0);
         let (n_tok, elapsed_s) = (step, step as f64);
-        Record::Step(StepRecord { step, loss, lr, grad_norm, ms, tok_per_s, n_tok, elapsed_s })
+        let divergence = None;
+        Record::Step(StepRecord {
+            step,
+            loss,
+            divergence,
+            lr,
+            grad_norm,
+            ms,
+            tok_per_s,
+            n_tok,
+            elapsed_s,
+        })
     }
 
     fn eval(step: u64, bits_per_byte: f64) -> Record {

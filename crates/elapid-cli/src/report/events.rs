@@ -69,6 +69,8 @@ impl Events {
             ("train/grad_norm", record.grad_norm as f32),
             ("train/tokens_per_second", record.tok_per_s as f32),
         ];
+        let divergence = record.divergence.map(|divergence| ("train/divergence", divergence));
+        let values: Vec<_> = values.into_iter().chain(divergence).collect();
         self.scalars(wall, record.step, &values)
     }
 
@@ -209,6 +211,7 @@ mod tests {
         let step = StepRecord {
             step: 300,
             loss: 3.25,
+            divergence: None,
             lr: 0.5,
             grad_norm: 0.75,
             ms: 1.0,

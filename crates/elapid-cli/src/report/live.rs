@@ -221,12 +221,13 @@ fn step_column(text: &str, n_steps: u64) -> String {
 fn step_line(moment: &Moment, eta_s: f64) -> String {
     let Moment { step, n_steps, limit_share, .. } = moment;
     let StepRecord { loss, lr, grad_norm, ms, tok_per_s, .. } = step;
+    let divergence = step.divergence.map(|kl| format!("  kl {kl:.4}")).unwrap_or_default();
     let column = step_column(&format!("{}/{n_steps}", step.step), *n_steps);
     let lr = if *lr == 0.0 { "0".to_string() } else { format!("{lr:.1e}") };
     let ms = if *ms < 9.95 { format!("{ms:.1}") } else { format!("{ms:.0}") };
     let tok_per_s = rate(*tok_per_s);
     let mut text = format!(
-        "step    {column}  loss {loss:.4}  lr {lr}  grad {grad_norm:.2}  {ms} ms  \
+        "step    {column}  loss {loss:.4}{divergence}  lr {lr}  grad {grad_norm:.2}  {ms} ms  \
          {tok_per_s} tok/s"
     );
     if let Some(share) = limit_share {
@@ -300,6 +301,7 @@ mod tests {
         StepRecord {
             step,
             loss: 3.21344,
+            divergence: None,
             lr: 1.5e-4,
             grad_norm: 0.912,
             ms: 412.3,

@@ -42,6 +42,9 @@ pub struct StepRecord {
     /// Mean over the batch, before the update, in nats per token.
     #[serde(deserialize_with = "or_nan")]
     pub loss: f32,
+    /// With a teacher: mean KL divergence from it, in nats per token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub divergence: Option<f32>,
     #[serde(deserialize_with = "or_nan")]
     pub lr: f64,
     /// Norm of all gradients before clipping.
@@ -201,6 +204,7 @@ mod tests {
         Record::Step(StepRecord {
             step,
             loss: 4.0 / step as f32,
+            divergence: None,
             lr: 1.5e-4,
             grad_norm: 0.91,
             ms: 412.5,

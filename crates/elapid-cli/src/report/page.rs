@@ -211,6 +211,7 @@ mod tests {
         Record::Step(StepRecord {
             step,
             loss: 2.0 + 6.0 / step as f32 + (step % 7) as f32 * 0.123,
+            divergence: None,
             lr: 1e-3 / step as f64,
             grad_norm: 0.5,
             ms: 400.0,

@@ -53,11 +53,28 @@ pub struct RunConfig {
     pub patience: Option<u32>,
     /// Of everything that is drawn.
     pub seed: u64,
-    /// Rate, schedule, optimizer.
+    /// Rate, schedule, optimizer, temperature and share of a teacher.
     pub settings: Settings,
+    /// Whom it learns from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<TeacherConfig>,
     /// Where it started. Older runs lack it.
     #[serde(default)]
     pub place: Option<Place>,
+}
+
+/// A model that another one learns from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TeacherConfig {
+    /// Its path.
+    pub model: PathBuf,
+    /// Of its weights, where its probabilities are learned.
+    pub hash: Option<String>,
+    /// Tokens that it writes, where these are learned instead.
+    pub n_tok: Option<usize>,
+    /// Rows of the embedding of a new model that has its vocabulary.
+    pub n_vocab: Option<usize>,
 }
 
 /// How long a run is.

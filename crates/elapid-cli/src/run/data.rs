@@ -7,6 +7,7 @@
 //! A run on the same files with the same vocabulary as one beside it takes both from there.
 
 use super::config::RunConfig;
+use super::teacher;
 use crate::files;
 use crate::report::reading::Reading;
 use crate::report::{Done, Failure};
@@ -270,9 +271,9 @@ impl Data {
         Ok(Data { corpus: Arc::new(corpus), facts })
     }
 
-    /// Takes back what [`Gathered::encode`] wrote.
+    /// Takes back what [`Gathered::encode`] wrote, and a teacher before it.
     pub fn remove(dir: &Path) {
-        for name in [FILE, TOKENS] {
+        for name in [FILE, TOKENS, teacher::FILE] {
             let _ = std::fs::remove_file(dir.join(name));
         }
     }

@@ -389,6 +389,7 @@ impl Run {
                     let record = StepRecord {
                         step: step + 1,
                         loss: report.loss,
+                        divergence: report.divergence,
                         lr,
                         grad_norm: report.grad_norm,
                         ms: step_s * 1e3,

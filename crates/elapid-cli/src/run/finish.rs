@@ -270,7 +270,7 @@ fn summarise(
         zstd: run.data.facts.zstd,
     };
     let model = run.prepared.session.model().info()?;
-    let facts = vec![
+    let mut facts = vec![
         fact("model", format!("{}, {} layers", model.family, model.n_layer)),
         fact("method", format!("{}, {}", config.method, run.prepared.coverage)),
         fact("data", format!("{} documents", run.data.facts.n_training)),
@@ -279,6 +279,7 @@ fn summarise(
         fact("time", time_in_words(taken)),
         fact("zstd", &run.data.facts.zstd_dictionary),
     ];
+    facts.extend(config.teacher.iter().map(|it| fact("teacher", it.model.display())));
     let name = config.source.canonicalize().ok();
     let name = name.as_deref().unwrap_or(&config.source);
     let title = name.file_name().map_or_else(|| ".".into(), |name| name.to_string_lossy());

@@ -7,6 +7,7 @@
 //!     data.elapid  tokens.bin  the documents, as they were: index and tokens
 //!     plan.json  before.json   the estimate; how the model measured before
 //!     tokenizer.json           of a new model
+//!     teacher.jsonl            what a teacher of another vocabulary wrote
 //!     checkpoints/             to resume from
 //!     metrics.jsonl  events.*  every step; the same for TensorBoard
 //!     samples.jsonl            what the model wrote
@@ -25,6 +26,7 @@ pub mod plan;
 mod prepare;
 mod record;
 mod sample;
+mod teacher;
 
 use crate::compute::Compute;
 use crate::files;
@@ -35,7 +37,7 @@ use crate::source::left_out;
 use crate::source::walk::{self, Walk};
 pub use outside::{look, usable};
 
-use config::{Budget, Origin, RunConfig};
+use config::{Budget, Origin, RunConfig, TeacherConfig};
 use data::{Data, Gathered};
 use elapid::Device;
 use elapid::Model;
@@ -220,6 +222,7 @@ fn collect(
 fn choose_vocab(config: &mut RunConfig, gathered: &Gathered) {
     if let Origin::Scratch { size, n_vocab, .. } = &mut config.origin
         && *n_vocab == 0
+        && config.teacher.is_none()
     {
         *n_vocab = default_vocab(*size, gathered.facts.n_bytes);
     }
@@ -243,7 +246,7 @@ fn default_vocab(size: Size, n_bytes: usize) -> usize {
 /// Model, method and plan, each said.
 fn set_up(
     config: &mut RunConfig,
-    gathered: Gathered,
+    mut gathered: Gathered,
     (device, dir): (&Device, &Path),
     wishes: &Wishes,
     live: &mut Live,
@@ -258,9 +261,13 @@ fn set_up(
     };
     let opened =
         waiting("open", "the model, or make a vocabulary", || prepare::open(config, from))?;
+    let tokenizer = opened.tokenizer()?;
+    teacher::decide(config, &tokenizer)?;
     prepare::check_least(config, &opened, plan::host_limit(wishes))?;
-    let data = gathered.encode(&opened.tokenizer()?)?;
+    teacher::write_texts(config, &mut gathered, device, live)?;
+    let data = gathered.encode(&tokenizer)?;
     let mut prepared = prepare::prepare(config, &data, opened, device)?;
+    prepare::keep_teacher(config, &prepared)?;
     say_model(config, &data, &prepared, device, live)?;
     let plan = plan::plan(config, &mut prepared, (device, dir), wishes, live)?;
     for (kind, text) in plan.lines(config.budget) {
@@ -313,6 +320,17 @@ fn say_model(
         Origin::Base { .. } => config.method.to_string(),
     };
     live.line("method", &format!("{method}, {coverage}"));
+    if let Some(TeacherConfig { model, n_tok: None, .. }) = &config.teacher {
+        let teacher = Model::open(model)?;
+        let (name, n) = (model.display(), count(teacher.n_params() as f64));
+        let (temperature, share) =
+            (config.settings.teacher_temperature, config.settings.teacher_share);
+        let text = format!("{name}, {n} parameters, temperature {temperature}, share {share}");
+        live.line("teacher", &text);
+        if let Some(note) = beyond_trained(config.context, teacher.info()?.n_ctx) {
+            live.line("note", &format!("teacher: {note}"));
+        }
+    }
     let precision = if device.kind() == "cuda" { "" } else { ", f32" }; // CUDA says its own
     live.line("device", &format!("{}{precision}", device.describe()));
     Ok(())

@@ -387,6 +387,10 @@ impl Plan {
             n => format!(" and {} in CPU memory", size(n)),
         };
         let again = if self.checkpointing { ", with gradient checkpointing" } else { "" };
+        let teacher = match self.fixed.teacher {
+            0 => String::new(),
+            n => format!(", teacher {}", size(n)),
+        };
         let rows = n_rows * n_accumulate;
         let (peak, limit) = (bytes(self.peak), bytes(self.limit));
         let total = match self.host_peak {
@@ -403,7 +407,8 @@ impl Plan {
             (
                 "memory",
                 format!(
-                    "weights {}, moments {}{on_host}, gradients {}, activations {}, buffers {}",
+                    "weights {}{teacher}, moments {}{on_host}, gradients {}, activations {}, \
+                     buffers {}",
                     size(self.fixed.weights),
                     size(self.fixed.moments),
                     size(self.fixed.gradients),

@@ -1,7 +1,7 @@
 //! From a configuration and documents to a run that can make its first step: tokenizer, model,
 //! what of it is trained, and rows of tokens.
 
-use super::config::{Origin, RunConfig};
+use super::config::{Origin, RunConfig, TeacherConfig};
 use super::data::{Data, Gathered, Set};
 use crate::files;
 use crate::report::{Done, Failure, mebibytes};
@@ -30,6 +30,8 @@ pub struct Prepared {
     pub coverage: Coverage,
     /// A hash of everything that is frozen.
     pub frozen_hash: String,
+    /// The same of a teacher whose probabilities are learned.
+    pub teacher_hash: Option<String>,
 }
 
 impl Prepared {
@@ -57,8 +59,8 @@ pub enum Texts<'a> {
 
 const TEXTS: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
 
-/// The new model of a run: with the vocabulary that the run directory holds, that of a donor, or
-/// one made from the documents.
+/// The new model of a run: with the vocabulary that the run directory holds, that of a donor or of
+/// a teacher, or one made from the documents.
 fn scratch(config: &RunConfig, from: Texts<'_>) -> Done<Opened> {
     let Origin::Scratch { size, arch, n_vocab, donor } = &config.origin else {
         return Err(Failure::new("the run has a base model", "this is a bug in Elapid"));
@@ -73,9 +75,12 @@ fn scratch(config: &RunConfig, from: Texts<'_>) -> Done<Opened> {
         let read = |name: &'static str| Ok((name, files::read_text(&dir.join(name))?.into_bytes()));
         let texts = TEXTS.into_iter().map(read).collect::<Done<Vec<_>>>()?;
         let n_vocab = donor.as_ref().map(|donor| donor.info().map(|info| info.n_vocab));
-        Model::scratch(shape, Vocabulary::Files(texts, n_vocab.transpose()?))?
+        let of_teacher = config.teacher.as_ref().and_then(|teacher| teacher.n_vocab);
+        Model::scratch(shape, Vocabulary::Files(texts, n_vocab.transpose()?.or(of_teacher)))?
     } else if let Some(donor) = &donor {
         Model::scratch(shape, Vocabulary::Of(donor))?
+    } else if let (Some(teacher), 0) = (&config.teacher, *n_vocab) {
+        Model::scratch(shape, Vocabulary::Of(&Model::open(&teacher.model)?))?
     } else {
         let Texts::Sources(gathered) = from else {
             let problem = format!("the run has no {}", TEXTS[0]);
@@ -98,6 +103,7 @@ pub fn key(
     sets: &[(String, Listing)],
 ) -> Done<Option<String>> {
     let vocabulary = match &config.origin {
+        _ if config.teacher.is_some() => return Ok(None),
         Origin::Scratch { donor: Some(_), .. } => return Ok(None),
         Origin::Scratch { size, n_vocab, .. } => format!("{size:?} {n_vocab}"),
         Origin::Base { model, .. } => {
@@ -185,8 +191,33 @@ pub fn prepare(config: &RunConfig, data: &Data, opened: Opened, device: &Device)
     let mut training = session.begin_on(data.corpus.clone(), &batches, &config.settings)?;
     training.set_checkpointing(config.checkpointing);
     let frozen_hash = training.frozen_hash();
+    let teacher_hash = set_teacher(config, &mut training)?;
     let (held_out, sets) = data.measured(config)?;
-    Ok(Prepared { session, training, held_out, sets, coverage, frozen_hash })
+    Ok(Prepared { session, training, held_out, sets, coverage, frozen_hash, teacher_hash })
+}
+
+/// Gives a run its teacher, where its probabilities are learned; a hash of it.
+fn set_teacher(config: &RunConfig, training: &mut Training) -> Done<Option<String>> {
+    let Some(TeacherConfig { model, hash, n_tok: None, .. }) = &config.teacher else {
+        return Ok(None);
+    };
+    let found = training.set_teacher(&Model::open(model)?)?;
+    if hash.as_ref().is_some_and(|hash| *hash != found) {
+        let shown = model.display();
+        let problem = format!("the teacher {shown} is not the one this run started with");
+        return Err(Failure::new(problem, "restore the old one, or start a new run"));
+    }
+    Ok(Some(found))
+}
+
+/// Puts down which teacher it is, and the size of a vocabulary that is taken from it.
+pub fn keep_teacher(config: &mut RunConfig, prepared: &Prepared) -> Done<()> {
+    let Some(teacher) = &mut config.teacher else { return Ok(()) };
+    teacher.hash = prepared.teacher_hash.clone();
+    if let Origin::Scratch { n_vocab: 0, donor: None, .. } = config.origin {
+        teacher.n_vocab = Some(prepared.session.model().info()?.n_vocab);
+    }
+    Ok(())
 }
 
 /// Refuses a run that cannot fit, before anything large is taken.
@@ -196,6 +227,12 @@ pub fn check_least(config: &RunConfig, opened: &Opened, limit: u64) -> Done<()> 
         // Weights, gradients and at least one moment.
         Method::Full => 12 * n,
         Method::Lora(_) | Method::Bc | Method::Embeddings => n / 2,
+    };
+    let least = match &config.teacher {
+        Some(TeacherConfig { model, n_tok: None, .. }) => {
+            least + Model::open(model)?.n_params() as u64 / 2
+        }
+        _ => least,
     };
     if least <= limit {
         return Ok(());

@@ -20,5 +20,6 @@ mod serve_fuzz;
 mod serve_life;
 mod train;
 mod train_devices;
+mod train_teacher;
 mod train_use;
 mod words;

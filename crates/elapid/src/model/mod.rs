@@ -38,7 +38,7 @@ use crate::model::state::{CacheType, Slot, State};
 use crate::model::weights::{Init, LinearIds, ParamId, Role, Spec, Weights};
 use crate::ops::add::add;
 use crate::ops::embedding::embedding;
-use crate::ops::head_loss::{TokenLoss, head_loss};
+use crate::ops::head_loss::{Teacher, TokenLoss, head_loss};
 use crate::ops::linear::linear;
 use crate::ops::scale::scale;
 use crate::tape::{Tape, Var};
@@ -59,19 +59,22 @@ pub struct Model {
 /// Name of a head that is not the embedding.
 pub(crate) const HEAD: &str = "lm_head.weight";
 
-#[derive(Clone, Copy, Debug)]
-pub struct ForwardOptions {
+#[derive(Clone, Copy)]
+pub struct ForwardOptions<'a> {
     /// Keep only the input of each layer and compute the rest again in backward.
     pub checkpoint: bool,
     /// Return the residual stream at every layer.
     pub keep_hidden: bool,
     /// Share of this batch in a step, by which the load balance is weighed.
     pub balance_share: f32,
+    /// What the loss follows besides the targets.
+    pub teacher: Option<&'a Teacher>,
 }
 
-impl Default for ForwardOptions {
-    fn default() -> ForwardOptions {
-        ForwardOptions { checkpoint: false, keep_hidden: false, balance_share: 1.0 }
+impl Default for ForwardOptions<'_> {
+    fn default() -> Self {
+        let (checkpoint, keep_hidden, teacher) = (false, false, None);
+        ForwardOptions { checkpoint, keep_hidden, balance_share: 1.0, teacher }
     }
 }
 
@@ -85,8 +88,11 @@ pub struct Forward {
 }
 
 pub struct ModelLoss {
-    /// What is minimised: the mean negative log-likelihood, plus the load balance.
+    /// What is minimised: the mean negative log-likelihood, plus the load balance; with a teacher
+    /// its share of the divergence too.
     pub loss: Var,
+    /// Where there is a teacher: what `loss` would be without it, and the mean divergence.
+    pub parts: Option<[Tensor; 2]>,
     /// The mean negative log-likelihood, token by token.
     pub tokens: TokenLoss,
 }
@@ -257,15 +263,32 @@ impl Model {
         self.check_targets(batch, targets)?;
         let forward = self.forward(tape, weights, batch, None, options)?;
         let head = weights.linear(tape, &self.head);
-        let out = head_loss(tape, &forward.hidden, &head, self.config.logit_scale, targets);
-        let loss = match &forward.balance {
-            Some(balance) if self.config.balance_scale != 0.0 => {
-                let factor = self.config.balance_scale * options.balance_share;
-                add(tape, &out.loss, &scale(tape, balance, factor))
-            }
-            _ => out.loss,
+        let head = (&head, self.config.logit_scale);
+        let out = head_loss(tape, &forward.hidden, head, targets, options.teacher);
+        let balance = forward.balance.filter(|_| self.config.balance_scale != 0.0);
+        let factor = self.config.balance_scale * options.balance_share;
+        let balanced = |tape: &Tape, loss: Var| match &balance {
+            Some(balance) => add(tape, &loss, &scale(tape, balance, factor)),
+            None => loss,
         };
-        Ok(ModelLoss { loss, tokens: out.tokens })
+        let parts = out.parts.map(|[likelihood, divergence]| {
+            let likelihood = balanced(&Tape::off(), Var::constant(likelihood));
+            [likelihood.value().clone(), divergence]
+        });
+        Ok(ModelLoss { loss: balanced(tape, out.loss), parts, tokens: out.tokens })
+    }
+
+    /// Hidden rows and head for another model to learn from, at this temperature and share.
+    pub fn teach(
+        &self,
+        weights: &Weights,
+        batch: &Batch,
+        (temperature, share): (f32, f32),
+    ) -> Result<Teacher> {
+        let tape = Tape::off();
+        let forward = self.forward(&tape, weights, batch, None, ForwardOptions::default())?;
+        let (hidden, head) = (forward.hidden.value().clone(), weights.linear(&tape, &self.head));
+        Ok(Teacher { hidden, head, factor: self.config.logit_scale, temperature, share })
     }
 }
 

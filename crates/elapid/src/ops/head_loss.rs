@@ -20,10 +20,16 @@
 //! On a GPU everything stays there, the loss too; a group takes a row of logits. Where products
 //! want rows of even length, the head and the rows of logits are filled up: the gradient of what
 //! is more is zero, and nothing of it is seen outside.
+//!
+//! A teacher adds a part to the loss that follows its distribution: `teacher.rs`.
+
+mod teacher;
 
 use super::linear::{Fill, Linear, Operands, Way};
+use super::scale::scaled_by;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
+use crate::tensor::add::sum;
 use crate::tensor::batch::Targets;
 use crate::tensor::cpu::F32s;
 use crate::tensor::device::Device;
@@ -31,10 +37,14 @@ use crate::tensor::gpu::{Arg, Caps, Const, Gpu, Kernel, Word, Work, bind};
 use crate::tensor::product::Rows;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
+use teacher::Lesson;
+pub use teacher::Teacher;
 
 /// The loss and what each token added to it.
 pub struct Loss {
     pub loss: Var,
+    /// With a teacher: the weighted means of likelihood and divergence that it is made of.
+    pub parts: Option<[Tensor; 2]>,
     pub tokens: TokenLoss,
 }
 
@@ -64,35 +74,53 @@ const CHUNK: usize = 1 << 22;
 const CHUNK_GPU: usize = 1 << 24;
 const CHUNK_CORES: usize = 9 << 24;
 
-/// The weighted mean negative log-likelihood of the targets.
-pub fn head_loss(tape: &Tape, x: &Var, head: &Linear, factor: f32, targets: &Targets) -> Loss {
+/// The weighted mean negative log-likelihood of the targets, under a head whose logits are
+/// multiplied by a factor; with a teacher its share of that and of the divergence from the teacher.
+pub fn head_loss(
+    tape: &Tape,
+    x: &Var,
+    head: (&Linear, f32),
+    targets: &Targets,
+    teacher: Option<&Teacher>,
+) -> Loss {
     let (n_tok, _) = x.value().dims2();
     assert_eq!((targets.ids.len(), targets.weights.len()), (n_tok, n_tok), "loss: targets");
-    let mut inputs = head.inputs();
+    let mut inputs = head.0.inputs();
     inputs.insert(0, x);
     let wants_grads = tape.is_recording() && inputs.iter().any(|input| input.needs_grad());
-    let (loss, tokens, grads) = forward(x, head, factor, targets, wants_grads);
+    let Found { loss, parts, tokens, grads } = forward(x, head, targets, teacher, wants_grads);
     let loss = tape.record("head loss", &inputs, loss, move |dloss| backward(grads, &dloss));
-    Loss { loss, tokens }
+    Loss { loss, parts, tokens }
 }
 
 type Gradients = Vec<Option<Tensor>>;
+
+struct Found {
+    loss: Tensor,
+    parts: Option<[Tensor; 2]>,
+    tokens: TokenLoss,
+    grads: Gradients,
+}
 
 /// The loss, what each token added to it, and the gradients for a loss gradient of one, in the
 /// order of the inputs.
 fn forward(
     x: &Var,
-    head: &Linear,
-    factor: f32,
+    (head, factor): (&Linear, f32),
     targets: &Targets,
+    teacher: Option<&Teacher>,
     wants_grads: bool,
-) -> (Tensor, TokenLoss, Gradients) {
+) -> Found {
     let device = x.value().device();
     let (n_tok, n_vocab) = (x.value().dims2().0, head.d_out());
     let learned = Learned::new(device, targets, factor, n_vocab);
-    let operands = Operands::new(head.filled(Fill::Rows).as_ref().unwrap_or(head));
+    let filled = |head: &Linear| Operands::new(head.filled(Fill::Rows).as_ref().unwrap_or(head));
+    let operands = filled(head);
     let n_row = operands.d_out();
-    let n_chunk = n_chunk(device, n_tok, n_row).clamp(1, n_tok.max(1));
+    let taught = teacher.map(|teacher| (teacher, filled(&teacher.head)));
+    let n_widest = taught.as_ref().map_or(n_row, |(_, operands)| operands.d_out().max(n_row));
+    let n_chunk = n_chunk(device, n_tok, n_widest).clamp(1, n_tok.max(1));
+    let mut lesson = taught.map(|(teacher, operands)| Lesson::new(teacher, operands, n_chunk));
     let mut grads = wants_grads.then(|| operands.grads());
     let mut dx = (wants_grads && x.needs_grad()).then(|| {
         let mut dx = Tensor::uninit_as(x.value(), x.value().shape());
@@ -116,7 +144,11 @@ fn forward(
         let out = Rows { tensor: &mut logits, rows: 0..n };
         let pass = operands.forward(0..n_row, &input, out, Way::Many);
         let buffers = [&mut logits, &mut dlogits];
-        learned.softmax(&chunk, (factor, wants_grads), n_vocab, buffers, &mut tokens);
+        let how = (factor, wants_grads, n_vocab);
+        match &mut lesson {
+            Some(lesson) => lesson.softmax(&learned, &chunk, how, buffers, &mut tokens),
+            None => learned.softmax(&chunk, how, buffers, &mut tokens),
+        }
         if let Some(grads) = &mut grads {
             let dy = if in_place { logits.rows(0..n) } else { dlogits.rows(0..n) };
             learned.each_dx(dx.as_mut(), &chunk, |dx| {
@@ -124,10 +156,17 @@ fn forward(
             });
         }
     }
-    let loss = learned.sum(&tokens.nll, targets.norm);
+    let mut loss = learned.sum(&tokens.nll, targets.norm);
+    let parts = lesson.map(|lesson| {
+        let parts = [loss.clone(), learned.sum(&lesson.kl, targets.norm)];
+        let Teacher { temperature, share, .. } = *lesson.teacher;
+        let factors = [1.0 - share, share * temperature * temperature];
+        loss = sum(&scaled_by(&parts[0], factors[0]), &scaled_by(&parts[1], factors[1]));
+        parts
+    });
     let mut list = vec![dx];
     list.extend(grads.map(|grads| grads.into_list()).unwrap_or_default());
-    (loss, tokens, list)
+    Found { loss, parts, tokens, grads: list }
 }
 
 /// Scales what `forward` has prepared.
@@ -320,8 +359,7 @@ impl Learned {
     fn softmax(
         &self,
         chunk: &Range<usize>,
-        (factor, wants_grads): (f32, bool),
-        n_vocab: usize,
+        (factor, wants_grads, n_vocab): (f32, bool, usize),
         [logits, dlogits]: [&mut Tensor; 2],
         tokens: &mut TokenLoss,
     ) {
@@ -413,7 +451,7 @@ mod tests {
             let weights: Vec<f32> = (0..n_tok).map(|t| [1.0, 0.0, 0.5][t % 3]).collect();
             let targets = Targets { ids: &ids, weights: &weights, norm: 3.0 };
             check_gradients(&inputs(n_tok, n_vocab), |tape, v| {
-                vec![head_loss(tape, &v[0], &head(v), 1.3, &targets).loss]
+                vec![head_loss(tape, &v[0], (&head(v), 1.3), &targets, None).loss]
             });
         }
     }
@@ -431,7 +469,7 @@ mod tests {
             let tape = Tape::new();
             let x = tape.leaf(0, &Input::normal(1, &[n_tok, 2], 1.0).tensor(&device));
             let w = tape.leaf(1, &Input::normal(2, &[n_vocab, 2], 0.1).tensor(&device));
-            let out = head_loss(&tape, &x, &w.into(), 1.0, &targets);
+            let out = head_loss(&tape, &x, (&w.into(), 1.0), &targets, None);
             let loss = out.loss.value().f32()[0];
             let mut grads = crate::tape::Gradients::default();
             tape.backward(&out.loss, 1.0, &mut grads);
@@ -459,7 +497,7 @@ mod tests {
             let x = Var::constant(Tensor::from_f32(&device, &[1, 1], &[8192.0]));
             let w = Var::constant(Tensor::from_f32(&device, &[3, 1], &[-1.0, 0.5, 1.0]));
             let targets = Targets { ids: &[1], weights: &[1.0], norm: 1.0 };
-            let out = head_loss(&Tape::off(), &x, &w.into(), 1.0, &targets);
+            let out = head_loss(&Tape::off(), &x, (&w.into(), 1.0), &targets, None);
             assert_eq!(out.loss.value().to_vec(), [4096.0], "{device:?}");
             assert_eq!(out.tokens.top1(), [false], "{device:?}");
         }
@@ -492,7 +530,7 @@ mod tests {
         let x = tape.leaf(0, &Tensor::from_f32(device, &[n_tok, n_tok], &unit));
         let w = tape.leaf(1, &Tensor::from_f32(device, &[n_vocab, n_tok], &w));
         let targets = Targets { ids: &ids, weights: &weights, norm };
-        let out = head_loss(&tape, &x, &w.into(), factor, &targets);
+        let out = head_loss(&tape, &x, (&w.into(), factor), &targets, None);
         let mut grads = crate::tape::Gradients::default();
         tape.backward(&out.loss, 1.0, &mut grads);
         let (nll, top1) = (out.tokens.nll(), out.tokens.top1());
@@ -538,7 +576,7 @@ mod tests {
                 let x = tape.leaf(0, &Tensor::from_f32(&device, &[1, 1], &[1.0]));
                 let w = tape.leaf(1, &Tensor::from_f32(&device, &[n_vocab, 1], &w));
                 let targets = Targets { ids: &[3], weights: &[1.0], norm: 1.0 };
-                let out = head_loss(&tape, &x, &w.into(), 1.0, &targets);
+                let out = head_loss(&tape, &x, (&w.into(), 1.0), &targets, None);
                 let mut grads = crate::tape::Gradients::default();
                 tape.backward(&out.loss, 1.0, &mut grads);
                 let what = format!("{device:?}, {n_vocab}");
@@ -563,7 +601,7 @@ mod tests {
             let x = Var::constant(Tensor::from_f32(&device, &[4, 1], &[1.0, -1.0, 1.0, 1.0]));
             let w = Var::constant(Tensor::from_f32(&device, &[3, 1], &[-1.0, 0.5, 1.0]));
             let targets = Targets { ids: &[2, 0, 2, 1], weights: &[1.0, 0.5, 0.0, 1.0], norm: 2.5 };
-            let out = head_loss(&Tape::off(), &x, &w.into(), 1.0, &targets);
+            let out = head_loss(&Tape::off(), &x, (&w.into(), 1.0), &targets, None);
             let nll = out.tokens.nll();
             assert_eq!(out.tokens.top1(), [true, true, false, false], "{device:?}");
             assert!(nll[2] == 0.0 && nll[3] > nll[0], "{device:?}");
@@ -587,7 +625,7 @@ mod tests {
             let tape = Tape::new();
             let x = tape.leaf(0, &Input::normal(1, &[n_tok, d_model], 1.0).tensor(device));
             let w = tape.leaf(1, &Input::normal(2, &[n_vocab, d_model], 0.5).tensor(device));
-            let out = head_loss(&tape, &x, &w.into(), 1.3, &targets);
+            let out = head_loss(&tape, &x, (&w.into(), 1.3), &targets, None);
             let mut list = vec![out.loss.value().to_vec(), out.tokens.nll()];
             list.push(out.tokens.top1().into_iter().map(f32::from).collect());
             let mut grads = crate::tape::Gradients::default();

@@ -33,6 +33,8 @@ pub fn kernel_sources() -> &'static [(&'static str, &'static str)] {
         "ops/grad_norm.wgsl",
         "ops/head_loss.cu",
         "ops/head_loss.wgsl",
+        "ops/head_loss/teacher.cu",
+        "ops/head_loss/teacher.wgsl",
         "ops/leaky.cu",
         "ops/leaky.wgsl",
         "ops/linear/linear.cu",

@@ -15,4 +15,5 @@ mod mutate;
 mod pages;
 #[path = "../../../../lab/fuzz/seeds.rs"]
 mod seeds;
+mod teacher;
 mod train;

@@ -29,7 +29,7 @@ use std::sync::Arc;
 const TEXT: &str = include_str!("train.rs");
 
 /// A tiny model of an architecture, with a vocabulary of the text.
-fn checkpoint(arch: Arch) -> Checkpoint {
+pub(super) fn checkpoint(arch: Arch) -> Checkpoint {
     let texts = scratch::vocabulary(400, 32, &mut [TEXT].into_iter()).unwrap();
     scratch::checkpoint(Shape { size: Size::Tiny, arch, context: 32 }, texts, None).unwrap()
 }
@@ -48,11 +48,11 @@ fn small_config() -> String {
     .to_string()
 }
 
-struct Setup {
-    method: Method,
-    settings: Settings,
-    load: LoadSettings,
-    weights_seed: u64,
+pub(super) struct Setup {
+    pub(super) method: Method,
+    pub(super) settings: Settings,
+    pub(super) load: LoadSettings,
+    pub(super) weights_seed: u64,
     checkpointing: bool,
 }
 
@@ -66,7 +66,7 @@ fn loader(load: &LoadSettings, checkpoint: &Checkpoint) -> Loader {
 }
 
 impl Setup {
-    fn new() -> Setup {
+    pub(super) fn new() -> Setup {
         let checkpoint = checkpoint(Arch::Llama);
         let ends = Ends::of(&checkpoint.tokenizer().unwrap().unwrap());
         Setup {
@@ -85,7 +85,7 @@ impl Setup {
         }
     }
 
-    fn training(&self, device: &Device) -> Training {
+    pub(super) fn training(&self, device: &Device) -> Training {
         let texts = checkpoint(Arch::Llama)
             .texts()
             .map(|(name, bytes)| {
@@ -110,7 +110,7 @@ impl Setup {
 }
 
 /// Losses of the next steps, as bits.
-fn losses(training: &mut Training, n: u64) -> Vec<u32> {
+pub(super) fn losses(training: &mut Training, n: u64) -> Vec<u32> {
     let step = |_| match training.step().unwrap() {
         Outcome::Made { report, .. } => report.loss.to_bits(),
         Outcome::Diverged(why) => panic!("{why}"),
@@ -119,7 +119,7 @@ fn losses(training: &mut Training, n: u64) -> Vec<u32> {
 }
 
 /// Everything that is trained, as bytes.
-fn trained(training: &Training) -> Vec<u8> {
+pub(super) fn trained(training: &Training) -> Vec<u8> {
     let weights = &training.trainer.weights;
     weights.trained().iter().flat_map(|&id| weights.tensor(id).bytes().to_vec()).collect()
 }

@@ -16,6 +16,7 @@ mod run;
 pub mod schedule;
 pub mod scratch;
 pub mod state;
+pub mod teacher;
 
 use crate::data::pack::PackedBatch;
 use crate::error::{Error, Result};
@@ -28,6 +29,7 @@ use crate::tensor::batch::{Batch, Targets};
 use crate::train::optim::{Optimizer, OptimizerKind, global_norm};
 use lens::Lens;
 pub use run::{Outcome, Progress, Settings, Training, Turn, check};
+use teacher::Teacher;
 
 /// A model in training.
 pub struct Trainer {
@@ -36,9 +38,11 @@ pub struct Trainer {
     /// Moments and step count.
     pub optimizer: Optimizer,
     /// How forward passes are made.
-    pub options: ForwardOptions,
+    pub options: ForwardOptions<'static>,
     /// Where the embedding is made of another model's.
     pub lens: Option<Lens>,
+    /// Whose distribution is learned beside the targets.
+    pub teacher: Option<Teacher>,
 }
 
 /// Settings of a step.
@@ -59,8 +63,11 @@ impl Default for StepSettings {
 /// What a step found.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
-    /// The loss before the step.
+    /// The loss of the targets before the step.
     pub loss: f32,
+    /// With a teacher: the mean KL divergence of the student from it, at its temperature, in nats
+    /// per token.
+    pub divergence: Option<f32>,
     /// Norm of all gradients before clipping.
     pub grad_norm: f64,
     /// Bytes the tape held at the end of the forward pass.
@@ -78,6 +85,15 @@ impl StepReport {
     }
 }
 
+/// What the pass of one batch found, still on the device.
+struct Found {
+    /// Of the targets.
+    loss: Tensor,
+    divergence: Option<Tensor>,
+    /// What the tape held.
+    tape_bytes: usize,
+}
+
 impl Trainer {
     /// All parameters trained, by AdamW.
     pub fn new(model: Model, mut weights: Weights) -> Trainer {
@@ -88,28 +104,28 @@ impl Trainer {
     /// What the weights say is trained, by this optimizer.
     pub fn with(model: Model, weights: Weights, kind: OptimizerKind) -> Trainer {
         let optimizer = Optimizer::new(&weights, kind);
-        Trainer { model, weights, optimizer, options: ForwardOptions::default(), lens: None }
+        let options = ForwardOptions::default();
+        Trainer { model, weights, optimizer, options, lens: None, teacher: None }
     }
 
     /// Loss, gradients and what the tape held, of one batch; nothing is changed.
     pub fn gradients(&self, batch: &Batch, targets: &Targets) -> Result<(StepReport, Gradients)> {
         let mut grads = Gradients::default();
-        let (loss, tape_bytes) = self.add_gradients(batch, targets, self.options, &mut grads)?;
-        self.report(&[loss], grads, tape_bytes)
+        let found = self.add_gradients(batch, targets, self.options, &mut grads)?;
+        self.report(&[found], grads)
     }
 
     /// What was found, read from the device at last: nothing before waits for it.
-    fn report(
-        &self,
-        losses: &[Tensor],
-        grads: Gradients,
-        tape_bytes: usize,
-    ) -> Result<(StepReport, Gradients)> {
+    fn report(&self, parts: &[Found], grads: Gradients) -> Result<(StepReport, Gradients)> {
         let grads = self.through_lens(grads);
         let grad_norm = global_norm(&grads);
-        let loss = losses.iter().map(|loss| f64::from(loss.to_vec()[0])).sum::<f64>() as f32;
+        let number = |part: &Tensor| f64::from(part.to_vec()[0]);
+        let loss = parts.iter().map(|part| number(&part.loss)).sum::<f64>() as f32;
+        let divergence = parts.iter().map(|part| part.divergence.as_ref().map(number));
+        let divergence = divergence.sum::<Option<f64>>().map(|sum| sum as f32);
+        let tape_bytes = parts.iter().map(|part| part.tape_bytes).max().unwrap_or(0);
         self.weights.device().check()?;
-        Ok((StepReport { loss, grad_norm, tape_bytes }, grads))
+        Ok((StepReport { loss, divergence, grad_norm, tape_bytes }, grads))
     }
 
     /// The same of several parts of one batch, one after the other; what is dropped is drawn from
@@ -122,7 +138,7 @@ impl Trainer {
     ) -> Result<(StepReport, Gradients)> {
         let all: f64 = parts.iter().map(PackedBatch::weight).sum();
         let mut grads = Gradients::default();
-        let (mut losses, mut tape_bytes) = (Vec::new(), 0);
+        let mut of_parts = Vec::new();
         for (idx, part) in parts.iter().enumerate() {
             let of_part = |noise: Noise| {
                 let counter = noise.counter * parts.len() as u64 + idx as u64;
@@ -134,27 +150,33 @@ impl Trainer {
             let options = ForwardOptions { balance_share, ..self.options };
             let found = self.add_gradients(&part.batch, &targets, options, &mut grads);
             self.weights.set_noise(None);
-            let (of_part, bytes) = found?;
-            losses.push(of_part);
-            tape_bytes = tape_bytes.max(bytes);
+            of_parts.push(found?);
         }
         meanwhile();
-        self.report(&losses, grads, tape_bytes)
+        self.report(&of_parts, grads)
     }
 
-    /// Adds the gradients of one batch; returns its loss and what the tape held.
+    /// Adds the gradients of one batch.
     fn add_gradients(
         &self,
         batch: &Batch,
         targets: &Targets,
         options: ForwardOptions,
         grads: &mut Gradients,
-    ) -> Result<(Tensor, usize)> {
+    ) -> Result<Found> {
+        let lesson = self.teacher.as_ref().map(|teacher| teacher.teach(batch)).transpose()?;
+        let lesson = lesson.flatten();
+        let options = ForwardOptions { teacher: lesson.as_ref(), ..options };
         let tape = Tape::new();
-        let loss = self.model.loss(&tape, &self.weights, batch, targets, options)?.loss;
+        let out = self.model.loss(&tape, &self.weights, batch, targets, options)?;
+        drop(lesson);
         let tape_bytes = tape.bytes_held();
-        tape.backward(&loss, 1.0, grads);
-        Ok((loss.value().clone(), tape_bytes))
+        tape.backward(&out.loss, 1.0, grads);
+        let (loss, divergence) = match out.parts {
+            Some([loss, divergence]) => (loss, Some(divergence)),
+            None => (out.loss.value().clone(), None),
+        };
+        Ok(Found { loss, divergence, tape_bytes })
     }
 
     fn through_lens(&self, grads: Gradients) -> Gradients {

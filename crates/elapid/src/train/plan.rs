@@ -10,7 +10,8 @@
 //! forward 2 n, gradient of the input 2 n, gradient of the weight 2 n where it is trained
 //! ```
 //!
-//! summed over all matrices of n numbers, the head among them; of experts those that are taken.
+//! summed over all matrices of n numbers, the head among them; of experts those that are taken. A
+//! teacher's forward is 2 n.
 
 use crate::data::pack::PackedBatch;
 use crate::error::Result;
@@ -20,6 +21,7 @@ use crate::model::weights::{ParamId, Role, Weights};
 use crate::ops::adamw::AdamW;
 use crate::tensor::batch::Batch;
 use crate::tensor::rng::Rng;
+use crate::train::teacher::Teacher;
 use crate::train::{StepSettings, Trainer, Training};
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +37,9 @@ pub struct Fixed {
     pub moments_on_host: usize,
     /// Gradients of what is trained.
     pub gradients: usize,
+    /// Weights of a teacher.
+    #[serde(default)]
+    pub teacher: usize,
 }
 
 impl Fixed {
@@ -54,6 +59,7 @@ impl Fixed {
             moments,
             moments_on_host,
             gradients: weights.trained().into_iter().map(n_bytes).sum(),
+            teacher: trainer.teacher.as_ref().map_or(0, Teacher::n_bytes),
         }
     }
 }
@@ -81,7 +87,11 @@ impl Training {
 
     /// Flops of the matrix products of one token of a step.
     pub fn flops_per_token(&self) -> f64 {
-        flops_per_token(&self.trainer.model, &self.trainer.weights)
+        let Trainer { model, weights, teacher, .. } = &self.trainer;
+        // Forward alone, where a frozen matrix of the student takes the gradient of its input too.
+        let of_teacher =
+            teacher.as_ref().map_or(0.0, |it| flops_per_token(&it.model, &it.weights) / 2.0);
+        flops_per_token(model, weights) + of_teacher
     }
 
     /// Makes steps over random tokens, `n_rows` of `context`, that change no parameter; what one

@@ -71,6 +71,21 @@ pub struct Settings {
     /// and so many bytes of it are on the GPU at once. Steps have the same bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expert_bytes_max: Option<usize>,
+    /// With a teacher: what both models' logits are divided by before they are compared.
+    #[serde(default = "default_temperature")]
+    pub teacher_temperature: f64,
+    /// With a teacher: its share of the loss, from 0 to 1.
+    #[serde(default = "default_share")]
+    pub teacher_share: f64,
+}
+
+/// Settings of runs that are older than teachers.
+fn default_temperature() -> f64 {
+    Settings::default().teacher_temperature
+}
+
+fn default_share() -> f64 {
+    Settings::default().teacher_share
 }
 
 impl Default for Settings {
@@ -94,6 +109,8 @@ impl Default for Settings {
             spike: Some(1.25),
             seed: 0,
             expert_bytes_max: None,
+            teacher_temperature: 2.0,
+            teacher_share: 0.5,
         }
     }
 }
@@ -369,7 +386,8 @@ impl Training {
 pub fn check(s: &Settings) -> Result<()> {
     let positive = |x: f64| x.is_finite() && x > 0.0;
     let share = |x: f64| (0.0..1.0).contains(&x);
-    let checks: [(&str, f64, bool, &str); 9] = [
+    let (temperature, of_teacher) = (s.teacher_temperature, s.teacher_share);
+    let checks: [(&str, f64, bool, &str); 11] = [
         ("lr", s.lr, positive(s.lr), "above zero"),
         ("lr_min", s.lr_min, (0.0..=1.0).contains(&s.lr_min), "from 0 to 1, a share of the rate"),
         ("beta1", s.beta1, share(s.beta1), "from 0 to below 1"),
@@ -384,6 +402,8 @@ pub fn check(s: &Settings) -> Result<()> {
         ("clip", s.clip_norm.unwrap_or(1.0), s.clip_norm.is_none_or(positive), "above zero"),
         ("trust", s.trust.unwrap_or(1.0), s.trust.is_none_or(positive), "above zero"),
         ("spike", s.spike.unwrap_or(2.0), s.spike.is_none_or(|x| x > 1.0), "above one"),
+        ("teacher_temperature", temperature, positive(temperature), "above zero"),
+        ("teacher_share", of_teacher, (0.0..=1.0).contains(&of_teacher), "from 0 to 1"),
     ];
     for (name, value, is_good, want) in checks {
         if !is_good {

@@ -105,7 +105,8 @@ fn say_text(path: &Path, tokenizer: &Tokenizer) {
         for (id, row) in numbers.chunks_exact_mut(shape[1]).enumerate() {
             let bytes = tokenizer.bytes(id as u32).unwrap_or_default();
             let is_text = bytes.iter().all(|byte| (b' '..=b'~').contains(byte));
-            if !is_text || tokenizer.is_special(id as u32) {
+            let token = tokenizer.token(id as u32).unwrap_or_default();
+            if !is_text || SPECIALS.contains(&token.as_str()) {
                 row.fill(0.0);
             }
         }

@@ -213,7 +213,7 @@ impl Tokenizer {
     }
 
     /// Whether an id is a special token: it marks something and is no text.
-    pub fn is_special(&self, id: u32) -> bool {
+    pub(crate) fn is_special(&self, id: u32) -> bool {
         matches!(self.tokens.kind(id), Kind::Control | Kind::Unknown)
     }
 
@@ -228,6 +228,14 @@ impl Tokenizer {
                 }
             }
         }
+    }
+}
+
+/// Whether ids stand for the same tokens.
+impl PartialEq for Tokenizer {
+    fn eq(&self, other: &Tokenizer) -> bool {
+        let n = self.n_vocab();
+        n == other.n_vocab() && (0..n as u32).all(|id| self.token(id) == other.token(id))
     }
 }
 

@@ -4,7 +4,7 @@ use crate::compute::Compute;
 use crate::files;
 use crate::report::live::progress;
 use crate::report::{Done, Failure, between, line};
-use elapid::{Limbic as Head, LimbicSample, LimbicScore, LimbicSettings, LimbicState};
+use elapid::{Device, Limbic as Head, LimbicSample, LimbicScore, LimbicSettings, LimbicState};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -45,6 +45,24 @@ impl Limbic {
 }
 
 const USUAL: fn() -> LimbicSettings = LimbicSettings::default;
+
+/// Where to compute, in f32: a head is too small for anything else.
+#[derive(clap::Args)]
+struct Place {
+    /// Device: auto, cpu, gpu, wgpu, cuda, or one of several such as cuda:1 [default: cpu]
+    #[arg(long, value_name = "D")]
+    device: Option<String>,
+    /// CPU threads [default: all]
+    #[arg(long, short = 't', value_name = "N", value_parser = between(1, 1024))]
+    threads: Option<usize>,
+}
+
+impl Place {
+    fn open(&self) -> Done<Device> {
+        let device = Some(self.device.clone().unwrap_or("cpu".into()));
+        Compute { device, precision: None, threads: self.threads }.open_exact()
+    }
+}
 
 /// Train a head on samples in time.
 ///
@@ -99,7 +117,7 @@ struct Train {
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
-    compute: Compute,
+    place: Place,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -109,7 +127,7 @@ impl Train {
     fn run(&self) -> Done<ExitCode> {
         super::convert::check_output(&self.out, self.force)?;
         let samples = read_samples(&self.samples)?;
-        let device = self.compute.open_exact()?;
+        let device = self.place.open()?;
         let mut head = Head::new(samples[0].input.len(), self.hidden_size, self.seed, &device)?;
         let settings = LimbicSettings {
             n_epochs: self.epochs,
@@ -177,7 +195,7 @@ struct Eval {
     /// Samples: a JSONL file
     samples: PathBuf,
     #[command(flatten)]
-    compute: Compute,
+    place: Place,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -185,7 +203,7 @@ struct Eval {
 
 impl Eval {
     fn run(&self) -> Done<ExitCode> {
-        let head = open(&self.head, &self.compute)?;
+        let head = open(&self.head, &self.place)?;
         let score = head.score(&read_samples(&self.samples)?)?;
         if self.json {
             line(Value::Object(fields(&score)));
@@ -207,9 +225,11 @@ impl Eval {
 /// With --input one step is made. Without it lines of JSON are read from standard input, and each
 /// is answered by one line, at once; the head remembers from line to line:
 ///
-///   {"input": [0.5, -1]}                        continues from the last state
-///   {"input": [0.5, -1], "state": {..}}         from this state
-///   {"input": [0.5, -1], "reset": true}         from the first state, without memory
+/// - {"input": [0.5, -1]} continues from the last state;
+///
+/// - {"input": [0.5, -1], "state": {..}} continues from this state;
+///
+/// - {"input": [0.5, -1], "reset": true} starts from the first state, without memory.
 ///
 /// An answer is {"state": {..}, "reward": .., "hidden": [..]}, or {"error": .., "hint": ..} for a
 /// line that is wrong, which changes nothing.
@@ -235,7 +255,7 @@ struct Step {
     #[arg(long, value_name = "X,..", value_delimiter = ',', allow_hyphen_values = true)]
     hidden: Vec<f32>,
     #[command(flatten)]
-    compute: Compute,
+    place: Place,
     /// Print one JSON object; lines from standard input are always answered so
     #[arg(long)]
     json: bool,
@@ -253,7 +273,7 @@ struct Asked {
 
 impl Step {
     fn run(&self) -> Done<ExitCode> {
-        let head = open(&self.head, &self.compute)?;
+        let head = open(&self.head, &self.place)?;
         let (first, mut hidden) = (self.first()?, self.hidden.clone());
         let mut state = first;
         if let Some(input) = &self.input {
@@ -332,12 +352,12 @@ fn pairs(text: &str) -> Result<Pairs, String> {
     list.collect::<Result<_, _>>().map(Pairs)
 }
 
-fn open(path: &Path, compute: &Compute) -> Done<Head> {
+fn open(path: &Path, place: &Place) -> Done<Head> {
     let bytes = std::fs::read(path).map_err(|error| {
         let problem = format!("cannot read {}: {error}", path.display());
         Failure::new(problem, "give a file that `elapid limbic train` wrote")
     })?;
-    Ok(Head::from_bytes(&path.display().to_string(), &bytes, &compute.open_exact()?)?)
+    Ok(Head::from_bytes(&path.display().to_string(), &bytes, &place.open()?)?)
 }
 
 /// The samples of a file, all with as many inputs; every error names its line.

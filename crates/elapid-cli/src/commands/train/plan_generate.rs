@@ -11,6 +11,9 @@
 //! | state       | counted: recurrent states, and a KV cache in pages of 128 tokens            |
 //! | snapshots   | a recurrent state behind every 128 tokens of the prompt, within their limit |
 //! | activations | of 128 tokens, as prompts are read: estimated from the widths of the layers |
+//!
+//! Not counted: code that is paged in while it computes, and holes that the heap of the C library
+//! keeps between buffers that are not from the pool; with long prompts these can be large.
 
 use crate::compute::Compute;
 use crate::machine;

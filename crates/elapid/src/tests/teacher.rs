@@ -74,7 +74,7 @@ fn a_student_comes_nearer_to_its_teacher() {
         let step = |_| trainer.step(&packed.batch, &targets, &settings).unwrap().divergence;
         let found: Vec<f32> = (0..60).map(step).map(Option::unwrap).collect();
         let (first, last) = (found[0], found[59]);
-        assert!(last < 0.5 * first, "{method:?}: {first} to {last}");
+        assert!(last < 0.7 * first, "{method:?}: {first} to {last}");
         assert_eq!(hash(&trainer), frozen, "the teacher does not change");
     }
 }

@@ -167,8 +167,8 @@ struct Flags {
     /// Fraction of the loss that follows the teacher's probabilities; the rest follows the text
     #[arg(long, value_name = "X", default_value_t = 0.5, requires = "teacher")]
     teacher_share: f64,
-    /// Learn from N tokens that the teacher writes before training, instead of its probabilities
-    /// [default with another vocabulary: 32k, within a quarter of --minutes]
+    /// Learn from N tokens that the teacher writes before training, or what a quarter of --minutes
+    /// allows, instead of its probabilities [default with another vocabulary: 32k]
     #[arg(long, value_name = "N", requires = "teacher", value_parser = amount)]
     teacher_tokens: Option<u64>,
     /// Optimizer steps [default: from --minutes]

@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 /// What it wrote, in a run directory.
 pub const FILE: &str = "teacher.jsonl";
 
-/// Tokens that a teacher writes when nobody says, and the share of the time that it may take then.
-const N_TOK: usize = 1 << 15;
+/// Tokens that a teacher writes when nobody says, and the share of the time that it may take.
+const N_TOK: usize = 32_000;
 const TIME_SHARE: f64 = 0.25;
 /// Bytes of a document that a text begins with, about; tokens that are added.
 const PROMPT_BYTES: usize = 160;
@@ -78,10 +78,8 @@ pub fn write_texts(
         return Ok(());
     };
     let until = match config.budget {
-        Budget::Minutes(n) if *n_tok == N_TOK => {
-            Some(begin + Duration::from_secs_f64(60.0 * n * TIME_SHARE))
-        }
-        _ => None,
+        Budget::Minutes(n) => Some(begin + Duration::from_secs_f64(60.0 * n * TIME_SHARE)),
+        Budget::Steps(_) | Budget::Tokens(_) => None,
     };
     live.line("teacher", &format!("{name} writes up to {} tokens", count(*n_tok as f64)));
     let (texts, n) = writer.write(&Limits { n_tok: *n_tok, n_each: N_ANSWER, until })?;
@@ -124,6 +122,9 @@ impl Writer<'_> {
     /// The texts, and how many tokens were written.
     fn write(&mut self, limits: &Limits) -> Done<(Vec<String>, usize)> {
         let Limits { n_tok, n_each, until } = *limits;
+        if self.training.is_empty() {
+            return Ok((Vec::new(), 0));
+        }
         let mut order: Vec<usize> = (0..self.training.len()).collect();
         order
             .sort_by_key(|idx| *blake3::hash(format!("{} {idx}", self.seed).as_bytes()).as_bytes());

@@ -100,7 +100,7 @@ fn a_plan_says_what_a_teacher_takes() {
     };
     assert!(plan("--steps 9").contains(", teacher "));
     let text = plan("--vocab 330 --steps 9");
-    assert!(text.contains("writes 32.8 k tokens before training"), "{text}");
+    assert!(text.contains("writes 32.0 k tokens before training"), "{text}");
     assert!(!dir.0.join("teacher.jsonl").exists());
 }
 

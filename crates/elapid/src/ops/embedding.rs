@@ -10,7 +10,8 @@
 //! | `y`     | (n_tok, d_model)   |                                              |
 //!
 //! Backward sorts the tokens by id, so that each row is summed by one task in the order of tokens;
-//! on a GPU by one group, from lists that the host has made of the ids.
+//! on a GPU by one group, from lists that the host has made of the ids. Of text a few ids are many of
+//! the tokens: there rows are summed in parts first, and then the parts.
 
 use super::softmax::row_threads;
 use crate::tape::{Tape, Var};
@@ -77,9 +78,11 @@ fn backward(shape: &[usize], ids: &[u32], dy: &Tensor) -> Tensor {
 static BACKWARD: Kernel =
     Kernel::new("embedding_backward", include_str!("embedding.wgsl"), include_str!("embedding.cu"));
 
+/// Tokens of one id that a group of a GPU adds up.
+const N_PART: usize = 64;
+
 /// Adds to the zeros of `dtable` the rows that have tokens.
 fn backward_gpu(gpu: &Gpu, ids: &[u32], by_id: &[u32], dy: &Tensor, dtable: &mut Tensor) {
-    let (n_vocab, d) = dtable.dims2();
     // Where a row begins in `by_id`, and which it is.
     let id_at = |at: usize| ids[by_id[at] as usize];
     let mut begins: Vec<u32> = (0..by_id.len() as u32)
@@ -87,16 +90,38 @@ fn backward_gpu(gpu: &Gpu, ids: &[u32], by_id: &[u32], dy: &Tensor, dtable: &mut
         .collect();
     let rows: Vec<u32> = begins.iter().map(|&at| id_at(at as usize)).collect();
     begins.push(by_id.len() as u32);
-    let lists = Tensor::from_u32(dy.device(), &[by_id, &rows, &begins].concat());
-    for window in gpu.windows(n_vocab, 4 * d) {
+    if begins.windows(2).all(|run| (run[1] - run[0]) as usize <= N_PART) {
+        return add_rows(gpu, [by_id, &rows, &begins], dy, dtable);
+    }
+    // Where the parts begin, and the first part of each row.
+    let (mut parts, mut firsts) = (Vec::new(), Vec::new());
+    for run in begins.windows(2) {
+        firsts.push(parts.len() as u32);
+        parts.extend((run[0]..run[1]).step_by(N_PART));
+    }
+    let all: Vec<u32> = (0..parts.len() as u32).collect();
+    parts.push(by_id.len() as u32);
+    firsts.push(all.len() as u32);
+    let mut sums = Tensor::uninit(dy.device(), &[all.len(), dtable.dims2().1]);
+    add_rows(gpu, [by_id, &all, &parts], dy, &mut sums);
+    add_rows(gpu, [&all, &rows, &firsts], &sums, dtable);
+}
+
+/// Sums of rows of `x`, in the order of the first list, as the rows of `sums` that the second names:
+/// one more number in the third says where each begins in the first, and ends.
+fn add_rows(gpu: &Gpu, lists: [&[u32]; 3], x: &Tensor, sums: &mut Tensor) {
+    let [order, rows, _] = lists;
+    let (n_rows, d) = sums.dims2();
+    let lists = Tensor::from_u32(x.device(), &lists.concat());
+    for window in gpu.windows(n_rows, 4 * d) {
         let first = rows.partition_point(|&row| (row as usize) < window.start);
         let end = rows.partition_point(|&row| (row as usize) < window.end);
         if first == end {
             continue;
         }
         let bytes = window.start * 4 * d..window.end * 4 * d;
-        let mut args = [Arg::In(&lists), Arg::In(dy), Arg::Window(dtable, bytes)];
-        let params = [by_id.len(), rows.len(), first, end, window.start, d].map(Word::from);
+        let mut args = [Arg::In(&lists), Arg::In(x), Arg::Window(sums, bytes)];
+        let params = [order.len(), rows.len(), first, end, window.start, d].map(Word::from);
         gpu.launch(&BACKWARD, Work::groups(end - first, row_threads(d)), &[], &mut args, &params);
     }
 }

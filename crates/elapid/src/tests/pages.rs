@@ -44,7 +44,7 @@ fn save(checkpoint: &Checkpoint, path: &Path, mix: Option<&str>) {
         false => Weights::init(&Device::cpu(2).unwrap(), checkpoint.model().specs(), 7),
     };
     let mix = mix.map(|name| Mix::from_name(name).unwrap());
-    let (form, on_bytes) = (Form::of_path(path), &mut |_, _| {});
+    let (form, on_bytes) = (Form::from(path), &mut |_, _| {});
     Save { path, form, mix, on_bytes }.write(checkpoint, &weights).unwrap();
 }
 

@@ -84,6 +84,7 @@ impl Shape {
             stored: Part { name: name.into(), shape: shape.to_vec(), rows: None },
             init: if init > 0.0 { Init::Normal(init) } else { Init::Constant(0.0) },
             role,
+            expert: None,
         };
         [
             spec("w_in", &[d_hidden, d_in], 0.1, Role::Matrix),

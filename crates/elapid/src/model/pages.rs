@@ -12,8 +12,8 @@
 //! score[t] = score[u] 2^-((t - u) / half_life) + 1        used at turn t, and before at turn u
 //! ```
 //!
-//! Of those that are not in use the lowest score is evicted first, then the lowest number. Counts of
-//! evicted experts are kept. Which expert is where has no influence on results: only bytes move.
+//! Of those that are not in use the lowest score is evicted first, then the lowest number. Counts
+//! of evicted experts are kept. Which expert is where has no influence on results: only bytes move.
 //!
 //! Where the experts of a batch do not fit side by side they take turns, in their order. Not here:
 //! how rows of a turn are computed (`feed_forward.rs`).

@@ -47,7 +47,8 @@ impl Checkpoint {
             let opened = RefCell::new(opened);
             let checkpoint = Checkpoint::from_files(&name, &|file| {
                 let mut opened = opened.borrow_mut();
-                if let (false, Some(source)) = (opened.contains_key(file), disk::find(path, file)?)
+                if !opened.contains_key(file)
+                    && let Some(source) = disk::find(path, file)?
                 {
                     opened.insert(file.to_string(), source);
                 }

@@ -12,8 +12,8 @@
 //! score[t] = score[u] 2^-((t - u) / half_life) + 1        used at turn t, and before at turn u
 //! ```
 //!
-//! Of those that are not in use the lowest score is evicted first, then the lowest number. Counts of
-//! evicted experts are kept. Which expert is where has no influence on results: only bytes move.
+//! Of those that are not in use the lowest score is evicted first, then the lowest number. Counts
+//! of evicted experts are kept. Which expert is where has no influence on results: only bytes move.
 //!
 //! Where the experts of a batch do not fit side by side they take turns, in their order. Not here:
 //! how rows of a turn are computed (`feed_forward.rs`).
@@ -86,9 +86,9 @@ pub struct Paging<'a> {
 }
 
 impl Pages {
-    /// Pages of the parameters that belong to experts, whose tensors are `matrices`. Fails where
-    /// there are none, where one is not in a file as it is needed, or where `bytes_max` does not
-    /// hold the largest.
+    /// Pages of the parameters that belong to experts; `matrix` gives the tensor of one as it lies
+    /// in the file. Fails where there are none, where one does not lie there as it is needed, or
+    /// where `bytes_max` does not hold the largest.
     pub fn new(
         device: &Device,
         paging: &Paging,
@@ -276,7 +276,7 @@ impl Weights {
         let weights = || ids.iter().map(|ids| ids.weight).collect::<Vec<_>>();
         match &self.pages {
             Some(pages) => pages.turns(&weights(), offsets),
-            None => vec![0..ids.len()],
+            None => std::iter::once(0..ids.len()).collect(),
         }
     }
 
@@ -411,10 +411,11 @@ mod tests {
     fn what_does_not_fit_side_by_side_takes_turns_and_idle_experts_take_none() {
         let ids: Vec<ParamId> = (0..N).map(|expert| ParamId(2 * expert)).collect();
         let offsets = [0, 2, 2, 3, 4, 4, 9];
-        assert_eq!(pages(N * ONE).turns(&ids, &offsets), [0..6]);
+        let all = std::slice::from_ref(&(0..6));
+        assert_eq!(pages(N * ONE).turns(&ids, &offsets), all);
         assert_eq!(pages(2 * ONE).turns(&ids, &offsets), [0..3, 3..6]);
         assert_eq!(pages(ONE).turns(&ids, &offsets), [0..2, 2..3, 3..5, 5..6]);
-        assert_eq!(pages(ONE).turns(&ids, &[0; 7]), [0..6]);
+        assert_eq!(pages(ONE).turns(&ids, &[0; 7]), all);
     }
 
     #[test]

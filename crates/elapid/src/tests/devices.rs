@@ -167,7 +167,7 @@ fn moments_of_experts_on_the_host_train_the_same_bits_and_resume() {
                 let mut paged = new(Some(limit));
                 let fixed = Fixed::of(&paged);
                 let is_gpu = device.gpu().is_some();
-                assert_eq!(fixed.moments_on_host > fixed.moments, is_gpu, "{fixed:?}");
+                assert_eq!(fixed.moments_on_host > 0, is_gpu, "{fixed:?}");
                 steps(&mut paged, 4);
                 assert!(trained(&paged) == want, "{kind:?}, {limit} bytes on {device:?}");
             }

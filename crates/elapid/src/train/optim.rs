@@ -13,7 +13,7 @@
 //! for this one step. Moments do not feel it. The floor lets what starts at zero move.
 //!
 //! What is remembered of experts may lie in the memory of the CPU while a GPU computes. It is then
-//! brought over for the update, some experts at a time, and back: the same numbers in another place.
+//! brought over for the update, some experts at a time, and back. No number changes by that.
 //!
 //! Not here: the schedule of the rate (`schedule.rs`), which parameter decays.
 

@@ -79,8 +79,9 @@ impl Tiny {
             "layers": self.kind.layers(),
             "attention": {"n_head": self.n_head, "n_kv_head": self.n_head, "d_head": 16},
             "mamba1": {"d_state": 4}, "mamba2": {"d_state": 8, "d_head": 16},
-            "feed_forward": self.feed_forward(), "dense": {"d_ff": 48},
-            "experts": {"n_expert": 8, "n_used": 2, "d_ff": 32}, "tied": false, "n_ctx": self.n_ctx, "init_std": 0.3,
+            "feed_forward": self.feed_forward(), "dense": {"d_ff": 48}, "tied": false,
+            "experts": {"n_expert": 8, "n_used": 2, "d_ff": 32}, "n_ctx": self.n_ctx,
+            "init_std": 0.3,
         });
         let mut about = json!({"eos_token": "<|endoftext|>"});
         if self.chat {

@@ -82,5 +82,5 @@ fn every_example_is_run() {
     let n = std::fs::read_dir(dir).unwrap().filter(|entry| {
         entry.as_ref().unwrap().path().extension().is_some_and(|extension| extension == "rs")
     });
-    assert_eq!(n.count(), 9);
+    assert_eq!(n.count(), 10);
 }

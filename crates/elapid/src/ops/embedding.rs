@@ -10,8 +10,8 @@
 //! | `y`     | (n_tok, d_model)   |                                              |
 //!
 //! Backward sorts the tokens by id, so that each row is summed by one task in the order of tokens;
-//! on a GPU by one group, from lists that the host has made of the ids. Of text a few ids are many of
-//! the tokens: there rows are summed in parts first, and then the parts.
+//! on a GPU by one group, from lists that the host has made of the ids. In text a few ids are many
+//! of the tokens: rows are summed in parts there, and then the parts.
 
 use super::softmax::row_threads;
 use crate::tape::{Tape, Var};
@@ -107,8 +107,8 @@ fn backward_gpu(gpu: &Gpu, ids: &[u32], by_id: &[u32], dy: &Tensor, dtable: &mut
     add_rows(gpu, [&all, &rows, &firsts], &sums, dtable);
 }
 
-/// Sums of rows of `x`, in the order of the first list, as the rows of `sums` that the second names:
-/// one more number in the third says where each begins in the first, and ends.
+/// Sums of rows of `x`, in the order of the first list, as rows of `sums` that the second names; the
+/// third says where each begins in the first, and has its end behind all.
 fn add_rows(gpu: &Gpu, lists: [&[u32]; 3], x: &Tensor, sums: &mut Tensor) {
     let [order, rows, _] = lists;
     let (n_rows, d) = sums.dims2();

@@ -89,12 +89,8 @@ impl Setup {
         let texts = checkpoint(Arch::Llama)
             .texts()
             .map(|(name, bytes)| {
-                let name = if name == "tokenizer.json" { name } else { "tokenizer_config.json" };
-                let name: &'static str = if name == "tokenizer.json" {
-                    "tokenizer.json"
-                } else {
-                    "tokenizer_config.json"
-                };
+                let is_tokenizer = name == "tokenizer.json";
+                let name = if is_tokenizer { "tokenizer.json" } else { "tokenizer_config.json" };
                 (name, bytes.to_vec())
             })
             .collect();

@@ -12,8 +12,8 @@
 //! wgpu: tiles in shared memory, f32; a right side in f16 is read as it is stored. CUDA: cuBLASLt,
 //! which may do a little more on the way (`Epilogue`). It is many times slower where rows do not
 //! begin at multiples of 16 bytes or a size is odd, as of a feed-forward of 5461: such matrices are
-//! copied to larger ones and back; those of the head and between the maps of a feed-forward are made
-//! larger at once (`filled`). What does not fit into a binding is split along its stored rows.
+//! copied to larger ones and back; those of the head and between the maps of a feed-forward are
+//! made larger at once (`filled`). What does not fit into a binding is split along its stored rows.
 //!
 //! Not here: products of few rows with a stored matrix, in `vector.rs`.
 
@@ -279,8 +279,8 @@ impl Gpu {
         is_done
     }
 
-    /// The size of a matrix with more rows, or else columns, for which products are fast; none where
-    /// it is so already.
+    /// The size of a matrix with more rows, or else columns, for which products are fast; none
+    /// where it is so already.
     pub fn even_size(&self, x: &Tensor, in_rows: bool) -> Option<[usize; 2]> {
         let (rows, cols) = x.dims2();
         let n = if in_rows { rows } else { cols };

@@ -107,8 +107,8 @@ fn backward_gpu(gpu: &Gpu, ids: &[u32], by_id: &[u32], dy: &Tensor, dtable: &mut
     add_rows(gpu, [&all, &rows, &firsts], &sums, dtable);
 }
 
-/// Sums of rows of `x`, in the order of the first list, as rows of `sums` that the second names; the
-/// third says where each begins in the first, and has its end behind all.
+/// Sums of rows of `x`, in the order of the first list, as rows of `sums` that the second names.
+/// The third says where each begins in the first, and has its end behind all.
 fn add_rows(gpu: &Gpu, lists: [&[u32]; 3], x: &Tensor, sums: &mut Tensor) {
     let [order, rows, _] = lists;
     let (n_rows, d) = sums.dims2();

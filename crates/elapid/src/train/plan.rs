@@ -88,9 +88,7 @@ impl Training {
     /// Flops of the matrix products of one token of a step.
     pub fn flops_per_token(&self) -> f64 {
         let Trainer { model, weights, teacher, .. } = &self.trainer;
-        // Forward alone, where a frozen matrix of the student takes the gradient of its input too.
-        let of_teacher =
-            teacher.as_ref().map_or(0.0, |it| flops_per_token(&it.model, &it.weights) / 2.0);
+        let of_teacher = teacher.as_ref().map_or(0.0, |it| it.flops_per_token());
         flops_per_token(model, weights) + of_teacher
     }
 

@@ -12,6 +12,7 @@ use crate::ops::head_loss;
 use crate::tensor::batch::Batch;
 use crate::text::tokenizer::Tokenizer;
 use crate::train::Settings;
+use crate::train::plan::flops_per_token;
 
 /// A model to learn from.
 pub struct Teacher {
@@ -49,6 +50,15 @@ impl Teacher {
         }
         let how = (self.temperature, self.share);
         self.model.teach(&self.weights, batch, how).map(Some)
+    }
+
+    /// Flops of its products for one token: a forward pass.
+    pub fn flops_per_token(&self) -> f64 {
+        match self.share {
+            0.0 => 0.0,
+            // Of what is frozen they are those of two passes.
+            _ => flops_per_token(&self.model, &self.weights) / 2.0,
+        }
     }
 
     /// Bytes of its weights.

@@ -3,8 +3,9 @@
 //!
 //! Rows are first divided over more passes, which costs next to nothing; then activations are
 //! computed again, which costs a third; then the run is refused. Memory and time of a pass are
-//! predicted from two short ones, which is said: on a CPU over a few hundred tokens, so that a plan
-//! takes seconds; on a GPU, where short passes say nothing of long ones, of the size chosen.
+//! predicted from short ones, which is said: on a CPU over a few hundred tokens, so that a plan
+//! takes seconds; on a GPU, where short passes say nothing of long ones, of the size chosen. For a
+//! new model it is also measured whether rows that are cut are faster.
 
 use super::config::{Budget, Origin, RunConfig};
 use super::prepare::Prepared;
@@ -251,7 +252,7 @@ pub fn plan(
     wishes: &Wishes,
     live: &mut Live,
 ) -> Done<Plan> {
-    let passes = if is_gpu(device) { "two short and three whole" } else { "two short" };
+    let passes = if is_gpu(device) { "a few short and whole" } else { "a few short" };
     live.line("measure", &format!("memory and time of {passes} passes, for the plan"));
     let foretold = choose(config, prepared, device, wishes)?;
     let (context, n_rows) = (config.context, config.n_rows);
@@ -270,8 +271,9 @@ pub fn plan(
             let [long_s, short_s] = match is_gpu(device) {
                 true => [pass_s, prepared.training.probe(n_short, SHORT, 3, &clock())?.pass_s],
                 false => {
-                    let long = prepared.training.probe(1, context, 1, &clock())?;
-                    [long.pass_s * n_pass_tok as f64 / context as f64, pass_s]
+                    // Of a longer row not all, so that a plan takes seconds.
+                    let long = prepared.training.probe(1, 4 * SHORT, 1, &clock())?;
+                    [long.pass_s * n_pass_tok as f64 / long.n_tok as f64, pass_s]
                 }
             };
             let is_faster = short_s < SHORT_SHARE * long_s;

@@ -81,7 +81,9 @@ pub fn write_texts(
         Budget::Minutes(n) => Some(begin + Duration::from_secs_f64(60.0 * n * TIME_SHARE)),
         Budget::Steps(_) | Budget::Tokens(_) => None,
     };
-    live.line("teacher", &format!("{name} writes up to {} tokens", count(*n_tok as f64)));
+    let n_most = count(*n_tok as f64);
+    let text = format!("{name} writes up to {n_most} tokens; temperature and share do not apply");
+    live.line("teacher", &text);
     let (texts, n) = writer.write(&Limits { n_tok: *n_tok, n_each: N_ANSWER, until })?;
     let entries = keep(&dir, &texts)?;
     let (n, took) = (count(n as f64), minutes(begin.elapsed().as_secs_f64()));

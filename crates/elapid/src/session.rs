@@ -6,6 +6,7 @@
 use crate::data::corpus::Corpus;
 use crate::data::fim_training::FimTraining;
 use crate::data::pack::{LoadSettings, Loader, Order};
+use crate::data::project::ProjectTraining;
 use crate::data::{Document, Encoded, Ends, encode};
 use crate::error::{Error, Result};
 use crate::eval::{
@@ -58,7 +59,7 @@ struct Learner {
 }
 
 /// How documents become batches.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Batches {
     /// Tokens of a row.
     pub context: usize,
@@ -68,13 +69,19 @@ pub struct Batches {
     pub fim: f64,
     /// Of these, the share with the suffix first.
     pub spm: f64,
+    /// Share of the text that is shown after other files of its project, with their paths.
+    pub project: f64,
+    /// The project of all documents; none where the first folder of a name is its project.
+    pub project_name: Option<String>,
     /// Of the order of rows.
     pub seed: u64,
 }
 
 impl Default for Batches {
     fn default() -> Batches {
-        Batches { context: 128, n_rows: 8, fim: 0.0, spm: 0.5, seed: 0 }
+        let (context, n_rows, seed) = (128, 8, 0);
+        let (fim, spm, project, project_name) = (0.0, 0.5, 0.0, None);
+        Batches { context, n_rows, fim, spm, project, project_name, seed }
     }
 }
 
@@ -189,12 +196,17 @@ impl Session {
             self.adapt(&Method::Full, None, settings.seed)?;
         }
         let fim = self.fim(batches)?;
+        let project = (batches.project != 0.0).then(|| {
+            let name = batches.project_name.clone();
+            ProjectTraining::new(batches.project, name, self.tokenizer.fim())
+        });
         let ends = Ends::of(&self.tokenizer);
         let load = LoadSettings {
             context: batches.context,
             n_rows: batches.n_rows.max(1),
             seed: batches.seed,
             fim,
+            project: project.transpose()?,
             ends,
             shuffle: Order::Shuffled,
         };

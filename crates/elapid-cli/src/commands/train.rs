@@ -4,6 +4,7 @@ mod names;
 mod plan_generate;
 
 use crate::compute::Compute;
+use crate::files;
 use crate::report::{Done, Failure, between, scaled, size};
 use crate::run::config::{Budget, Origin, RunConfig, TeacherConfig};
 use crate::run::{self, Checkpointing, Wishes};
@@ -70,7 +71,7 @@ pub struct Plan {
 }
 
 /// Flags that a run has decided when it is resumed.
-const DECIDED: [&str; 48] = [
+const DECIDED: [&str; 51] = [
     "path",
     "data",
     "eval",
@@ -112,6 +113,9 @@ const DECIDED: [&str; 48] = [
     "quant",
     "fim",
     "spm",
+    "project",
+    "projects",
+    "config",
     "held_out",
     "eval_every",
     "save_every",
@@ -122,7 +126,7 @@ const DECIDED: [&str; 48] = [
 ];
 
 /// Flags of a new model, and of one that is fine-tuned.
-const NEW_OR_TUNED: [&str; 6] = ["model", "method", "preset", "arch", "vocab", "donor"];
+const NEW_OR_TUNED: [&str; 7] = ["model", "method", "preset", "arch", "config", "vocab", "donor"];
 
 #[derive(clap::Args)]
 struct Flags {
@@ -150,6 +154,9 @@ struct Flags {
     /// Architecture of a new model [default: hybrid]
     #[arg(long, value_enum, value_name = "A")]
     arch: Option<ArchName>,
+    /// config.json of a new model, instead of --preset and --arch; vocabulary and context are set
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["preset", "arch"])]
+    config: Option<PathBuf>,
     /// Vocabulary size of a new model [default: by the amount of text]
     #[arg(long, value_name = "N", value_parser = between(300, 1 << 20), conflicts_with = "donor")]
     vocab: Option<usize>,
@@ -260,6 +267,13 @@ struct Flags {
     /// Fraction of that in the order suffix, prefix, middle
     #[arg(long, value_name = "X", default_value_t = 0.5)]
     spm: f64,
+    /// Fraction of the text shown after other files of its project, each under its path, as /infill
+    /// lays them out [default: 0.5 with a new vocabulary, else 0]
+    #[arg(long, value_name = "X")]
+    project: Option<f64>,
+    /// Each folder directly under PATH is a project of its own
+    #[arg(long)]
+    projects: bool,
     /// Fraction of the text held out for evaluation
     #[arg(long, value_name = "X", default_value_t = 0.1)]
     held_out: f64,
@@ -408,6 +422,7 @@ impl Flags {
         let for_scratch = [
             ("preset", self.preset.is_some()),
             ("arch", self.arch.is_some()),
+            ("config", self.config.is_some()),
             ("vocab", self.vocab.is_some()),
             ("donor", self.donor.is_some()),
         ];
@@ -472,6 +487,7 @@ impl Flags {
                 arch: self.arch.map_or(Arch::Hybrid, Arch::from),
                 n_vocab: self.vocab.unwrap_or(0),
                 donor: self.donor.clone(),
+                config: self.config.as_deref().map(read_config).transpose()?,
             },
             Some(model) => Origin::Base {
                 model: run::usable(model)?,
@@ -480,6 +496,7 @@ impl Flags {
             },
         };
         let fim = self.fim.map(|fim| self.share("fim", fim)).transpose()?;
+        let project = self.project.map(|share| self.share("project", share)).transpose()?;
         let has_own_vocab =
             is_scratch && self.donor.is_none() && (self.teacher.is_none() || self.vocab.is_some());
         Ok(RunConfig {
@@ -492,6 +509,8 @@ impl Flags {
             method: self.method_settings(name)?,
             fim: fim.unwrap_or(if has_own_vocab { DEFAULT_FIM } else { 0.0 }),
             spm: self.share("spm", self.spm)?,
+            project: project.unwrap_or(if has_own_vocab { DEFAULT_PROJECT } else { 0.0 }),
+            projects: self.projects,
             context: 0,
             n_rows: 0,
             checkpointing: false,
@@ -596,3 +615,16 @@ impl Flags {
 
 /// Fraction of the text of a new model that is rearranged for fill-in-the-middle.
 const DEFAULT_FIM: f64 = 0.25;
+
+/// Fraction of it that is shown after other files of its project.
+const DEFAULT_PROJECT: f64 = 0.5;
+
+/// The config.json of a new model.
+fn read_config(path: &Path) -> Done<serde_json::Value> {
+    let value = serde_json::from_str(&files::read_text(path)?);
+    let value = value.ok().filter(serde_json::Value::is_object).ok_or_else(|| {
+        let problem = format!("{} is not a JSON object", path.display());
+        Failure::new(problem, "give the config.json of a model")
+    });
+    value
+}

@@ -33,6 +33,12 @@ pub struct RunConfig {
     pub fim: f64,
     /// Share of that in the order suffix, prefix, middle.
     pub spm: f64,
+    /// Share of the text that is shown after other files of its project, with their paths.
+    #[serde(default)]
+    pub project: f64,
+    /// Whether each folder directly under a source is a project, or all of it is one.
+    #[serde(default)]
+    pub projects: bool,
     /// Tokens in a row.
     pub context: usize,
     /// Rows in a batch.
@@ -103,6 +109,9 @@ pub enum Origin {
         n_vocab: usize,
         /// A model whose tokenizer and embedding are used.
         donor: Option<PathBuf>,
+        /// A config.json to use instead of that of the preset.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        config: Option<serde_json::Value>,
     },
     /// A model that is there.
     Base {
@@ -122,6 +131,13 @@ impl RunConfig {
             true => vec![(self.source.clone(), 1.0)],
             false => self.sources.clone(),
         }
+    }
+
+    /// What a project is called: the folder that is learned from.
+    pub fn project_name(&self) -> Option<String> {
+        let path = self.source.canonicalize().unwrap_or_else(|_| self.source.clone());
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        (!self.projects).then_some(name)
     }
 
     /// Of the run in `dir`.

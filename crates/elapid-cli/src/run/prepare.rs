@@ -7,13 +7,14 @@ use crate::files;
 use crate::report::{Done, Failure, mebibytes};
 use crate::source::walk::Listing;
 use elapid::Device;
-use elapid::Encoded;
 use elapid::Model;
 use elapid::Tokenizer;
 use elapid::Training;
 use elapid::{Batches, Session};
 use elapid::{Coverage, Method};
+use elapid::{Encoded, Ends};
 use elapid::{Shape, Vocabulary};
+use serde_json::Value;
 use std::path::Path;
 
 /// A run before its first step.
@@ -62,7 +63,7 @@ const TEXTS: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
 /// The new model of a run: with the vocabulary that the run directory holds, that of a donor or of
 /// a teacher, or one made from the documents.
 fn scratch(config: &RunConfig, from: Texts<'_>) -> Done<Opened> {
-    let Origin::Scratch { size, arch, n_vocab, donor } = &config.origin else {
+    let Origin::Scratch { size, arch, n_vocab, donor, config: own } = &config.origin else {
         return Err(Failure::new("the run has a base model", "this is a bug in Elapid"));
     };
     let donor = donor.as_deref().map(Model::open).transpose()?;
@@ -90,7 +91,27 @@ fn scratch(config: &RunConfig, from: Texts<'_>) -> Done<Opened> {
         let mut texts = texts.iter().map(String::as_str);
         Model::scratch(shape, Vocabulary::New(*n_vocab, &mut texts))?
     };
+    let model = match own {
+        Some(own) => with_config(&model, own, config.context)?,
+        None => model,
+    };
     Ok(Opened { model, donor })
+}
+
+/// A new model with the vocabulary of `preset` and a configuration of one's own.
+fn with_config(preset: &Model, own: &Value, context: usize) -> Done<Model> {
+    let ends = Ends::of(&tokenizer_of(preset)?);
+    let mut config = own.clone();
+    config["vocab_size"] = preset.info()?.n_vocab.into();
+    config["bos_token_id"] = ends.begin.into();
+    config["eos_token_id"] = ends.end.into();
+    for key in ["max_position_embeddings", "n_ctx"] {
+        if config.get(key).is_some() {
+            config[key] = context.into();
+        }
+    }
+    let texts = preset.texts().map(|(name, bytes)| (name, bytes.to_vec())).collect();
+    Ok(Model::fresh("new", format!("{config:#}\n"), texts)?)
 }
 
 /// Changes with what is left out, with the split, and with how texts are encoded.
@@ -186,6 +207,8 @@ pub fn prepare(config: &RunConfig, data: &Data, opened: Opened, device: &Device)
         n_rows: config.n_rows,
         fim: config.fim,
         spm: config.spm,
+        project: config.project,
+        project_name: config.project_name(),
         seed: config.seed,
     };
     let mut training = session.begin_on(data.corpus.clone(), &batches, &config.settings)?;

@@ -85,6 +85,15 @@ impl Entry {
         self.weight.is_some() && self.n_tok > 1
     }
 
+    /// Whether it is text that is learned as a whole.
+    pub(super) fn is_whole(&self) -> bool {
+        self.turns == [1]
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     pub(super) fn has_learned(&self) -> bool {
         !self.turns.is_empty()
     }

@@ -12,6 +12,7 @@
 //! | `split.rs`    | what is held out                                                      |
 //! | `records.rs`  | JSONL: texts, prompts with completions, conversations                 |
 //! | `fim_training.rs` | documents turned into fill in the middle                          |
+//! | `project.rs`  | files of one project in one sequence, with their paths                |
 //! | `corpus.rs`   | encoded documents in a file, and its index                            |
 //! | `pack.rs`     | documents laid end to end and cut into rows; the resumable loader     |
 //!
@@ -23,6 +24,7 @@ pub mod fim_training;
 pub mod language;
 pub mod near;
 pub mod pack;
+pub mod project;
 pub mod records;
 pub mod split;
 

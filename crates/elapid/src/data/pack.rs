@@ -24,10 +24,13 @@
 //! A document of weight 2 is drawn twice, one of weight 0.3 in three of ten times through the
 //! corpus.
 //!
+//! Files of a project may stand in one sequence: then they are drawn in groups (`project.rs`).
+//!
 //! Not here: how documents are encoded (`mod.rs`) and changed (`fim_training.rs`).
 
 use super::corpus::Corpus;
 use super::fim_training::{self, FimTraining, Run, Sequence, Transform};
+use super::project::{Layout, N_ROWS_GROUP, ProjectTraining};
 use super::{Encoded, Ends};
 use crate::error::{Error, Result};
 use crate::tensor::batch::Batch;
@@ -63,6 +66,8 @@ pub struct LoadSettings {
     pub seed: u64,
     /// Fill in the middle, or none.
     pub fim: Option<FimTraining>,
+    /// Files together with others of their project, or each alone.
+    pub project: Option<ProjectTraining>,
     /// What the documents begin and end with.
     pub ends: Ends,
     /// The order of documents and rows.
@@ -119,6 +124,7 @@ enum Draw {
     Offset = 0x6461_0003,
     Middle = 0x6461_0004,
     Weights = 0x6461_0005,
+    Projects = 0x6461_0006,
 }
 
 /// A document of an epoch.
@@ -275,8 +281,8 @@ impl Loader {
         }
     }
 
-    /// The documents of an epoch in their order.
-    fn draw(&self, number: u64) -> Vec<Drawn> {
+    /// The documents of an epoch in their order, in groups that are one sequence or none.
+    fn draw(&self, number: u64) -> Vec<Vec<Drawn>> {
         let (time, part) = (number / self.n_parts, number % self.n_parts);
         let entry = |idx: usize| &self.corpus.entries()[self.taught[idx]];
         let rng = Rng::new(self.seed(Draw::Weights, time), 0);
@@ -290,28 +296,55 @@ impl Loader {
         if drawn.is_empty() {
             drawn.extend((0..self.taught.len()).map(|idx| Drawn { idx, copy: 0 }));
         }
-        self.shuffle(&mut drawn, Draw::Documents, time);
-        let n_all: usize = drawn.iter().map(|drawn| entry(drawn.idx).n_tok).sum();
+        let mut groups = self.groups(drawn);
+        self.shuffle(&mut groups, Draw::Documents, time);
+        let n_tok = |group: &[Drawn]| group.iter().map(|it| entry(it.idx).n_tok).sum::<usize>();
+        let n_all: usize = groups.iter().map(|group| n_tok(group)).sum();
         let mut n_before = 0;
-        drawn.retain(|drawn| {
+        groups.retain(|group| {
             let is_here = n_before as u64 * self.n_parts / n_all as u64 == part;
-            n_before += entry(drawn.idx).n_tok;
+            n_before += n_tok(group);
             is_here
         });
-        drawn
+        groups
+    }
+
+    /// Neighbours of one project together, or each document alone.
+    fn groups(&self, mut drawn: Vec<Drawn>) -> Vec<Vec<Drawn>> {
+        let Some(settings) = &self.settings.project else {
+            return drawn.into_iter().map(|it| vec![it]).collect();
+        };
+        drawn.sort_by_key(|it| it.copy);
+        let n_tok_max = N_ROWS_GROUP * self.settings.context;
+        let (mut groups, mut project, mut n_left) = (Vec::<Vec<Drawn>>::new(), None, 0);
+        for it in drawn {
+            let entry = &self.corpus.entries()[self.taught[it.idx]];
+            let found = entry.is_whole().then(|| settings.place(entry.name()).0);
+            match groups.last_mut() {
+                Some(group) if found.is_some() && found == project && entry.n_tok <= n_left => {
+                    group.push(it);
+                }
+                _ => {
+                    groups.push(vec![it]);
+                    (project, n_left) = (found, n_tok_max);
+                }
+            }
+            n_left = n_left.saturating_sub(entry.n_tok);
+        }
+        groups
     }
 
     /// Lays out an epoch.
     fn plan(&self, number: u64) -> Result<Epoch> {
         let context = self.settings.context;
-        let drawn = self.draw(number);
+        let groups = self.draw(number);
         // Where each of them lies among those that are loaded.
         let mut loaded: Vec<usize> = (0..self.taught.len()).collect();
         let documents = match self.n_parts {
             1 if !self.epoch.documents.is_empty() => self.epoch.documents.clone(),
             n_parts => {
                 if n_parts > 1 {
-                    loaded = drawn.iter().map(|drawn| drawn.idx).collect();
+                    loaded = groups.iter().flatten().map(|drawn| drawn.idx).collect();
                     loaded.sort_unstable();
                     loaded.dedup();
                 }
@@ -320,11 +353,15 @@ impl Loader {
             }
         };
         let place = |idx: usize| loaded.binary_search(&idx).expect("it was loaded");
-        let sources = |drawn: &Drawn| {
-            let place = place(drawn.idx);
-            self.sources(drawn, place, &documents[place], number)
+        let of_group = |group: &Vec<Drawn>| {
+            let runs = |drawn: &Drawn| {
+                let place = place(drawn.idx);
+                (place, self.runs(drawn, &documents[place], number))
+            };
+            self.sources(group.iter().map(runs).collect(), group[0], &documents, number)
         };
-        let sources: Vec<Source> = drawn.par_iter().flat_map_iter(sources).collect();
+        let sources = groups.par_iter().map(of_group).collect::<Result<Vec<_>>>()?;
+        let sources: Vec<Source> = sources.into_iter().flatten().collect();
         let mut epoch = Epoch { number, documents, sources, ..Epoch::default() };
         epoch.starts.push(0);
         for source in 0..epoch.sources.len() {
@@ -353,21 +390,53 @@ impl Loader {
         Ok(epoch)
     }
 
-    fn sources(&self, drawn: &Drawn, place: usize, document: &Encoded, epoch: u64) -> Vec<Source> {
+    /// A document with its holes.
+    fn runs(&self, drawn: &Drawn, document: &Encoded, epoch: u64) -> Vec<Run> {
         let Some(settings) = &self.settings.fim else {
-            return vec![Source::Document(place, 0..document.ids.len())];
+            return vec![Run::Plain(0..document.ids.len())];
         };
         let (tokenizer, ends) = (&*self.tokenizer, self.settings.ends);
         let n_tok_piece = self.settings.context.div_ceil(2);
         let pieces = fim_training::pieces(document, tokenizer, ends, n_tok_piece);
         let stream = drawn.idx + drawn.copy * self.taught.len();
         let rng = Rng::new(self.seed(Draw::Middle, epoch), stream as u64);
-        let runs = Transform { settings, tokenizer, ends }.runs(document, &pieces, &rng);
-        let source = |run| match run {
+        Transform { settings, tokenizer, ends }.runs(document, &pieces, &rng)
+    }
+
+    /// What a group is learned as: one sequence, or its documents one by one.
+    fn sources(
+        &self,
+        mut group: Vec<(usize, Vec<Run>)>,
+        first: Drawn,
+        documents: &[Encoded],
+        epoch: u64,
+    ) -> Result<Vec<Source>> {
+        let is_whole = self.corpus.entries()[self.taught[first.idx]].is_whole();
+        let stream = first.idx + first.copy * self.taught.len();
+        let rng = Rng::new(self.seed(Draw::Projects, epoch), stream as u64);
+        if self.settings.project.is_some() && self.settings.shuffle == Order::Shuffled {
+            for n in (1..group.len()).rev() {
+                group.swap(n, rng.below(n as u64, n as u64 + 1) as usize);
+            }
+        }
+        if let Some(settings) = &self.settings.project
+            && is_whole
+            && rng.uniform(0) < settings.rate
+        {
+            let group: Vec<(&Encoded, Vec<Run>)> =
+                group.into_iter().map(|(place, runs)| (&documents[place], runs)).collect();
+            let (tokenizer, ends) = (&*self.tokenizer, self.settings.ends);
+            let sequence = Layout { settings, tokenizer, ends }.sequence(&group)?;
+            return Ok(vec![Source::Filled(sequence)]);
+        }
+        let source = |place: usize, run| match run {
             Run::Plain(range) => Source::Document(place, range),
             Run::Filled(sequence) => Source::Filled(sequence),
         };
-        runs.into_iter().map(source).collect()
+        let sources = group
+            .into_iter()
+            .flat_map(|(place, runs)| runs.into_iter().map(move |run| source(place, run)));
+        Ok(sources.collect())
     }
 }
 
@@ -435,7 +504,15 @@ mod tests {
 
     fn settings(context: usize, n_rows: usize) -> LoadSettings {
         let ends = Ends { begin: Some(0), end: Some(0) };
-        LoadSettings { context, n_rows, seed: 7, fim: None, ends, shuffle: Order::Shuffled }
+        LoadSettings {
+            context,
+            n_rows,
+            seed: 7,
+            fim: None,
+            project: None,
+            ends,
+            shuffle: Order::Shuffled,
+        }
     }
 
     fn loader(documents: &[Encoded], settings: &LoadSettings) -> Loader {
@@ -653,7 +730,7 @@ mod tests {
             loader.n_parts = n_parts;
             let mut counts = [0; 4];
             for epoch in 0..200 * n_parts {
-                for drawn in loader.draw(epoch) {
+                for drawn in loader.draw(epoch).into_iter().flatten() {
                     counts[drawn.idx] += 1;
                 }
             }

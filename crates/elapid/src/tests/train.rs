@@ -77,6 +77,7 @@ impl Setup {
                 n_rows: 2,
                 seed: 0,
                 fim: None,
+                project: None,
                 ends,
                 shuffle: Order::Shuffled,
             },

@@ -10,8 +10,15 @@ use serde_json::json;
 
 /// Ends every text, and begins it.
 const END: &str = "<|endoftext|>";
-/// For filling in the middle, as Qwen-Coder spells them.
-const FIM: [&str; 4] = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>"];
+/// For filling in the middle, and before projects and files, as Qwen-Coder spells them.
+const FIM: [&str; 6] = [
+    "<|fim_prefix|>",
+    "<|fim_suffix|>",
+    "<|fim_middle|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+];
 
 /// Small files of a model, by name.
 pub type Texts = Vec<(&'static str, Vec<u8>)>;

@@ -471,7 +471,7 @@ impl Flags {
                 size,
                 arch: self.arch.map_or(Arch::Hybrid, Arch::from),
                 n_vocab: self.vocab.unwrap_or(0),
-                donor: self.donor.clone(),
+                donor: self.donor.as_deref().map(run::usable).transpose()?,
             },
             Some(model) => Origin::Base {
                 model: run::usable(model)?,

@@ -5,7 +5,7 @@ use crate::compute::Compute;
 use crate::files;
 use crate::project::Project;
 use crate::report::{Done, Failure, between, line, size};
-use crate::server::{Guard, Settings, listen};
+use crate::server::{Guard, Named, Settings, listen};
 use crate::talk::flags::{AdapterPath, cache_type, load};
 use elapid::{CacheType, Generator, GeneratorSettings, Model};
 use serde_json::{Value, json};
@@ -125,6 +125,10 @@ impl Serve {
             alias: self.alias.clone(),
             n_lookup: self.lookup,
             project,
+            named: match chosen.why {
+                Some(_) => Named::WithAdapters,
+                None => Named::Alone,
+            },
         };
         listen::serve(listener, loaded, settings, || {
             eprintln!("{sentence}");

@@ -75,6 +75,17 @@ pub struct Settings {
     pub n_lookup: usize,
     /// The project whose files are shown to requests that bring none.
     pub project: Option<Project>,
+    /// What the name of the model stands for.
+    pub named: Named,
+}
+
+/// What clients mean by the name of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// The model without its adapters.
+    Alone,
+    /// The model with them: nobody chose the two apart.
+    WithAdapters,
 }
 
 /// What every route knows.
@@ -168,11 +179,18 @@ impl App {
     /// The name of the model that answers, and its adapters.
     ///
     /// The name of an adapter is the model with this adapter on it; the name of the model is the
-    /// model alone; no name is whatever the server was started with.
+    /// model alone, unless the adapter was found in a project; no name is whatever the server was
+    /// started with.
     fn choose(&self, model: Option<&str>) -> Answered<(String, Vec<(usize, f32)>)> {
         let name = match model {
             None | Some("" | "default") => return Ok((self.name.clone(), self.default_adapters())),
-            Some(name) if name == self.name => return Ok((self.name.clone(), Vec::new())),
+            Some(name) if name == self.name => {
+                let adapters = match self.settings.named {
+                    Named::Alone => Vec::new(),
+                    Named::WithAdapters => self.default_adapters(),
+                };
+                return Ok((self.name.clone(), adapters));
+            }
             Some(name) => name,
         };
         if let Some(idx) = self.adapters.iter().position(|adapter| adapter.name == name) {

@@ -489,6 +489,52 @@ mod tests {
     }
 
     #[test]
+    fn a_definition_goes_before_places_that_only_use_a_name() {
+        let (root, mut index) = project("index-uses");
+        let uses = "    discount = compute_discount(order, percent)\n    store = Store()\n";
+        std::fs::write(root.join("src/uses.py"), uses.repeat(5)).unwrap();
+        index.refresh(Duration::ZERO);
+        let shown = index.context("src/orders.py", ORDERS, "", 4000);
+        let paths: Vec<&str> = shown.iter().map(|shown| shown.0.as_str()).collect();
+        let place = |path: &str| paths.iter().position(|it| *it == path);
+        assert!(place("src/uses.py").is_some(), "{paths:?}");
+        assert!(place("src/price.py") > place("src/uses.py"), "{paths:?}");
+        std::fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn of_equal_files_the_imported_one_is_nearest_and_then_that_of_the_same_folder() {
+        let root = scratch("index-equal");
+        for name in ["alpha/one.py", "beta/two.py", "gamma/three.py"] {
+            std::fs::create_dir_all(root.join(name).parent().unwrap()).unwrap();
+            let text = format!("# {}\n\njob = Job(task)\njob.start(worker)\n", name.len());
+            std::fs::write(root.join(name), text).unwrap();
+        }
+        let mut index = Index::new(&root);
+        index.refresh(Duration::ZERO);
+        let order = |path: &str, prefix: &str| -> Vec<String> {
+            index.context(path, prefix, "", 4000).into_iter().map(|shown| shown.0).collect()
+        };
+        let prefix = "other = Job(task)\nother.st";
+        assert_eq!(order("x.py", prefix), ["gamma/three.py", "beta/two.py", "alpha/one.py"]);
+        let here = order("gamma/new.py", prefix);
+        assert_eq!(here, ["beta/two.py", "alpha/one.py", "gamma/three.py"]);
+        let imported = format!("from beta.two import x\n\n{prefix}");
+        let imported = order("gamma/new.py", &imported);
+        assert_eq!(imported, ["alpha/one.py", "gamma/three.py", "beta/two.py"]);
+        std::fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_changed_since_it_was_read_is_not_shown_by_its_old_places() {
+        let (root, index) = project("index-stale");
+        std::fs::write(root.join("src/price.py"), format!("# first\n{PRICE}")).unwrap();
+        let shown = index.context("src/orders.py", ORDERS, "", 4000);
+        assert!(shown.iter().all(|shown| shown.0 != "src/price.py"), "{shown:?}");
+        std::fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
     fn an_index_that_is_mostly_dead_is_made_again() {
         let (root, mut index) = project("index-dead");
         let path = root.join("src/price.py");

@@ -236,6 +236,17 @@ fn inside_a_project_serve_needs_no_arguments() {
     assert!(said.starts_with("model   .elapid/adapt/1 on tiny"), "{said}");
     assert!(said.contains("1 adapter") && said.contains("files of "), "{said}");
     let body = json!({"input_prefix": "def f(order):\n    compute_discount(", "n_predict": 2});
-    let (prompt, _) = prompt_of(&Client::new(&server), &body);
+    let client = Client::new(&server);
+    let (prompt, _) = prompt_of(&client, &body);
     assert!(prompt.contains("What is taken off."), "{prompt}");
+    // Clients that send the name they were told get the adapted model too.
+    let name = client.get("/v1/models").json()["data"][0]["id"].clone();
+    let body = json!({"prompt": "let mut", "max_tokens": 8, "temperature": 0});
+    let (mut named, mut alone) = (body.clone(), body.clone());
+    (named["model"], alone["lora"]) = (name, json!([]));
+    let text = |body: &Value| {
+        client.post("/v1/completions", body).json()["choices"][0]["text"].to_string()
+    };
+    assert_eq!(text(&named), text(&body));
+    assert_ne!(text(&alone), text(&body));
 }

@@ -1,10 +1,12 @@
 //! The one binary `elapid`: commands, files, reports. What models compute is in the engine.
 
+mod base;
 mod commands;
 mod compute;
 mod failpoint;
 mod files;
 mod machine;
+mod project;
 mod report;
 mod run;
 mod server;
@@ -36,7 +38,9 @@ enum Command {
     TrainTokenizer(commands::train_tokenizer::TrainTokenizer),
     Generate(Box<commands::generate::Generate>),
     Chat(Box<commands::chat::Chat>),
+    Complete(Box<commands::complete::Complete>),
     Serve(Box<commands::serve::Serve>),
+    List(commands::list::List),
     Eval(commands::eval::Eval),
     Check(commands::check::Check),
     Bench(commands::bench::Bench),
@@ -67,7 +71,9 @@ fn main() -> ExitCode {
         Command::TrainTokenizer(args) => args.run(),
         Command::Generate(args) => args.run(),
         Command::Chat(args) => args.run(),
+        Command::Complete(args) => args.run(),
         Command::Serve(args) => args.run(),
+        Command::List(args) => args.run(),
         Command::Eval(args) => args.run(),
         Command::Check(args) => args.run(),
         Command::Bench(args) => args.run(),

@@ -1,5 +1,6 @@
 //! `elapid chat`: a conversation in the terminal.
 
+use super::{Chosen, here};
 use crate::report::{Done, Failure, between, mebibytes};
 use crate::talk::answer::{self, INTERRUPTED, Out, answer};
 use crate::talk::conversation::Conversation;
@@ -21,8 +22,9 @@ use std::process::ExitCode;
     elapid chat model.gguf --adapter runs/a1=0.5\n  \
     printf 'Hello\\nWhat did I say?\\n' | elapid chat model.gguf --quiet")]
 pub struct Chat {
-    /// Model: directory, .gguf or .elapid file, or a run of `elapid train`
-    model: PathBuf,
+    /// Model: directory, .gguf or .elapid file, a run of `elapid train`, or elapid-code
+    /// [default: the newest adapter of the project with its base, or elapid-code]
+    model: Option<PathBuf>,
     /// System message
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
@@ -79,7 +81,11 @@ struct Talk {
 
 impl Chat {
     pub fn run(&self) -> Done<ExitCode> {
-        let loaded = self.source.load(&self.model)?;
+        let chosen = Chosen::new(self.model.as_deref(), &self.source.adapter, &here())?;
+        if !self.quiet {
+            chosen.say();
+        }
+        let loaded = self.source.load(&chosen.model, &chosen.adapters)?;
         loaded.chat()?;
         // A constraint that cannot be read is known before anybody has typed.
         self.sampling.constraint()?;

@@ -1,5 +1,6 @@
 //! `elapid check`: a model directory against the reference values beside it.
 
+use crate::base;
 use crate::compute::Compute;
 use crate::report::{Done, line};
 use elapid::{GoldenComparison as Comparison, check_golden as check_directory};
@@ -35,8 +36,8 @@ pub struct Check {
 impl Check {
     pub fn run(&self) -> Done<ExitCode> {
         let device = self.compute.open_exact()?;
-        let (comparisons, skipped) =
-            check_directory(&self.model_dir, self.model.as_deref(), &device)?;
+        let model = self.model.as_deref().map(base::resolve).transpose()?;
+        let (comparisons, skipped) = check_directory(&self.model_dir, model.as_deref(), &device)?;
         self.print(&comparisons, skipped);
         let all_hold = comparisons.iter().all(Comparison::holds);
         Ok(if all_hold { ExitCode::SUCCESS } else { ExitCode::from(1) })

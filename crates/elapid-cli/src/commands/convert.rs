@@ -137,7 +137,7 @@ impl Convert {
         let device = self.common.device()?;
         // What an adapter names as its base, where nobody says.
         let base = match &self.base {
-            Some(base) => Some(Model::open(base)?),
+            Some(base) => Some(Model::open(run::usable(base)?)?),
             None => Model::open(&self.input).ok(),
         };
         let info = adapter.info()?;
@@ -181,7 +181,8 @@ impl Merge {
     pub fn run(&self) -> Done<ExitCode> {
         let form = form_of(None, &self.output)?;
         let mix = self.stored.as_deref().map(parse_type).transpose()?;
-        let model = Model::open(&self.base)?.with_adapter(run::usable(&self.adapter)?);
+        let model =
+            Model::open(run::usable(&self.base)?)?.with_adapter(run::usable(&self.adapter)?);
         convert(model, &self.output, form, mix, &self.common)
     }
 }

@@ -140,8 +140,8 @@ impl Eval {
         let Some(path) = &self.compare else { return Ok(None) };
         let name = path.display().to_string();
         let other = match Adapter::detect(path)? {
-            Some(_) => Model::open(&self.model)?.with_adapter(path),
-            None => Model::open(path)?,
+            Some(_) => Model::open(run::usable(&self.model)?)?.with_adapter(path),
+            None => Model::open(run::usable(path)?)?,
         };
         self.measure(name, other, source, device).map(Some)
     }

@@ -1,8 +1,8 @@
 //! `elapid generate`: continues a text.
 
+use super::{Chosen, here};
 use crate::files;
 use crate::report::{Done, Failure, between, line};
-use crate::run;
 use crate::talk::answer::{self, Answer, INTERRUPTED, Out, answer};
 use crate::talk::conversation::Conversation;
 use crate::talk::flags::{ModelFlags, SamplingFlags, chat_prompt};
@@ -26,8 +26,9 @@ use std::time::Instant;
     git diff | elapid generate model --json\n\n\
     Ctrl-C stops the answer and keeps what was written; the exit code is then 130.")]
 pub struct Generate {
-    /// Model: directory, .gguf or .elapid file, or a run of `elapid train`
-    model: PathBuf,
+    /// Model: directory, .gguf or .elapid file, a run of `elapid train`, or elapid-code
+    /// [default: the newest adapter of the project with its base, or elapid-code]
+    model: Option<PathBuf>,
     /// Prompt; `-`, or none where stdin is a pipe, reads it from stdin
     #[arg(long, short = 'p', value_name = "TEXT", conflicts_with = "file")]
     prompt: Option<String>,
@@ -86,7 +87,11 @@ impl Generate {
     pub fn run(&self) -> Done<ExitCode> {
         let begin = Instant::now();
         let text = self.text()?;
-        let mut loaded = self.source.load(&run::usable(&self.model)?)?;
+        let chosen = Chosen::new(self.model.as_deref(), &self.source.adapter, &here())?;
+        if !self.quiet {
+            chosen.say();
+        }
+        let mut loaded = self.source.load(&chosen.model, &chosen.adapters)?;
         let request = self.request(&loaded, &text)?;
         let load_ms = 1e3 * begin.elapsed().as_secs_f64();
         let (prompt, seed) = (request.prompt.clone(), request.sampling.seed);
@@ -101,6 +106,8 @@ impl Generate {
         match self.json {
             true => {
                 let mut json = self.to_json(&answer, &prompt, seed, load_ms);
+                let model = self.model.as_ref().unwrap_or(&chosen.model);
+                json["model"] = json!(model.display().to_string());
                 json["experts"] = answer::experts_json(&loaded.engine);
                 line(json);
             }
@@ -177,7 +184,7 @@ impl Generate {
         let mut timings = answer.timings_json();
         timings["load_ms"] = json!(load_ms);
         json!({
-            "model": self.model.display().to_string(), "text": text, "ids": ids,
+            "model": null, "text": text, "ids": ids,
             "finish": word, "stop": stop, "seed": seed, "prompt_ids": prompt,
             "n_guessed": finish.n_guessed, "n_accepted": finish.n_accepted, "timings": timings,
         })

@@ -1,10 +1,11 @@
 //! `elapid serve`: a model behind HTTP, for editors, scripts and a page in the browser.
 
+use super::{Chosen, here};
 use crate::compute::Compute;
 use crate::files;
+use crate::project::Project;
 use crate::report::{Done, Failure, between, line, size};
-use crate::run;
-use crate::server::{Guard, Settings, listen};
+use crate::server::{Guard, Named, Settings, listen};
 use crate::talk::flags::{AdapterPath, cache_type, load};
 use elapid::{CacheType, Generator, GeneratorSettings, Model};
 use serde_json::{Value, json};
@@ -22,9 +23,12 @@ const CONTEXT_MAX: usize = 8192;
 /// llama.cpp (`/infill`, `/completion`), so that llama.vim, llama.vscode and OpenAI clients work
 /// unchanged. Open the address in a browser to try it.
 ///
+/// Completion requests (`/infill`, or `suffix` in `/v1/completions`) are shown the pieces of the
+/// project that matter at the cursor, unless they bring `input_extra` or `project_context: false`.
+///
 /// Listens on localhost only by default; any other address needs an API key.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  elapid serve model.gguf\n  \
+#[command(after_help = "Examples:\n  elapid serve\n  elapid serve model.gguf --project .\n  \
     elapid serve SmolLM2-135M --adapter runs/a1 --adapter runs/a2=0.5\n  \
     elapid serve model.gguf --host 0.0.0.0 --api-key-file keys.txt --parallel 8\n\n\
     SIGINT or SIGTERM stops the server: running requests may finish. \
@@ -32,8 +36,16 @@ const CONTEXT_MAX: usize = 8192;
     Exit codes: 0 after a signal, 130 after a second one, 1 if it cannot start, 69 if the engine \
     can no longer answer (a lost GPU, for example): restart it.")]
 pub struct Serve {
-    /// Model: directory, .gguf or .elapid file, or a run of `elapid train`
-    model: PathBuf,
+    /// Model: directory, .gguf or .elapid file, a run of `elapid train`, or elapid-code
+    /// [default: the newest adapter of the project with its base, or elapid-code]
+    model: Option<PathBuf>,
+    /// Project whose files are shown to completion requests that bring no other files [default:
+    /// that of the current directory if no model is given]
+    #[arg(long, value_name = "DIR")]
+    project: Option<PathBuf>,
+    /// Do not add files of the project to requests
+    #[arg(long, conflicts_with = "project")]
+    no_project_context: bool,
     /// Address to listen on; any but localhost needs an API key
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
@@ -97,10 +109,13 @@ impl Serve {
     pub fn run(&self) -> Done<ExitCode> {
         let keys = self.keys()?;
         self.check_origins()?;
+        let project = self.project()?;
         let listener = self.bind(&keys)?;
         let address = listener.local_addr().map_err(|error| self.cannot_listen(&error))?;
-        let loaded = self.load()?;
-        let (sentence, about) = self.describe(&loaded, address);
+        let chosen = Chosen::new(self.model.as_deref(), &self.adapter, &here())?;
+        chosen.say();
+        let loaded = self.load(&chosen)?;
+        let (sentence, about) = self.describe(&loaded, address, project.as_ref());
         let context = loaded.engine.settings().context;
         let settings = Settings {
             body_bytes_max: self.max_body_mib << 20,
@@ -109,6 +124,11 @@ impl Serve {
             guard: Guard::new(address, &self.host, &keys, &self.allow_origin),
             alias: self.alias.clone(),
             n_lookup: self.lookup,
+            project,
+            named: match chosen.why {
+                Some(_) => Named::WithAdapters,
+                None => Named::Alone,
+            },
         };
         listen::serve(listener, loaded, settings, || {
             eprintln!("{sentence}");
@@ -118,8 +138,20 @@ impl Serve {
         })
     }
 
-    fn load(&self) -> Done<Generator> {
-        let model = Model::open(run::usable(&self.model)?)?;
+    /// The project whose files are shown, if any is.
+    fn project(&self) -> Done<Option<Project>> {
+        match &self.project {
+            Some(dir) if !dir.is_dir() => {
+                let problem = format!("--project {}: there is no such directory", dir.display());
+                Err(Failure::new(problem, "give the directory of the project"))
+            }
+            Some(dir) => Ok(Some(Project::of(dir))),
+            None => Ok((self.model.is_none() && !self.no_project_context).then(here)),
+        }
+    }
+
+    fn load(&self, chosen: &Chosen) -> Done<Generator> {
+        let model = Model::open(&chosen.model)?;
         let context = model.info()?.n_ctx.map_or(CONTEXT_MAX, |n| n.min(CONTEXT_MAX));
         let settings = GeneratorSettings {
             context: Some(self.context.unwrap_or(context)),
@@ -129,7 +161,7 @@ impl Serve {
             cache: self.cache_type,
             expert_bytes_max: self.expert_memory.map(|n_bytes| n_bytes as usize),
         };
-        load(model, &self.compute, &settings, &self.adapter)
+        load(model, &self.compute, &settings, &chosen.adapters)
     }
 
     fn keys(&self) -> Done<Vec<String>> {
@@ -179,7 +211,12 @@ impl Serve {
     }
 
     /// What is served and where, for people and for programs.
-    fn describe(&self, loaded: &Generator, address: SocketAddr) -> (String, Value) {
+    fn describe(
+        &self,
+        loaded: &Generator,
+        address: SocketAddr,
+        project: Option<&Project>,
+    ) -> (String, Value) {
         let (settings, has_fim) = (loaded.engine.settings(), loaded.fim.is_some());
         let (n_slots, context) = (settings.n_slots, settings.context);
         let adapters: Vec<&str> = loaded.adapters.iter().map(|a| a.name.as_str()).collect();
@@ -189,14 +226,16 @@ impl Serve {
         };
         let name = self.alias.as_deref().unwrap_or(&loaded.name);
         let fim = if has_fim { "yes" } else { "no" };
+        let project = project.filter(|_| has_fim).map(|project| &project.root);
+        let shown = project.map_or(String::new(), |root| format!(", files of {}", root.display()));
         let sentence = format!(
             "serve   http://{address}  {name}{with}, {n_slots} slots, context {context}, \
-             fill-in-the-middle: {fim}"
+             fill-in-the-middle: {fim}{shown}"
         );
         let about = json!({
             "url": format!("http://{address}"), "host": address.ip().to_string(),
             "port": address.port(), "model": name, "adapters": adapters, "slots": n_slots,
-            "context": context, "fim": has_fim, "chat": loaded.chat.is_some(),
+            "context": context, "fim": has_fim, "chat": loaded.chat.is_some(), "project": project,
         });
         (sentence, about)
     }

@@ -1,5 +1,6 @@
 //! `elapid tokenize`: text to ids and back.
 
+use crate::base;
 use crate::report::{Done, Failure, line, print};
 use elapid::{Special, Tokenizer};
 use serde_json::json;
@@ -35,7 +36,7 @@ pub struct Tokenize {
 
 impl Tokenize {
     pub fn run(&self) -> Done<ExitCode> {
-        let tokenizer = Tokenizer::open(&self.tokenizer)?;
+        let tokenizer = Tokenizer::open(base::resolve(&self.tokenizer)?)?;
         let input = self.read()?;
         if self.decode {
             return self.print_text(&tokenizer, &input);

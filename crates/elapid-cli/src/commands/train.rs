@@ -486,7 +486,7 @@ impl Flags {
                 size,
                 arch: self.arch.map_or(Arch::Hybrid, Arch::from),
                 n_vocab: self.vocab.unwrap_or(0),
-                donor: self.donor.clone(),
+                donor: self.donor.as_deref().map(run::usable).transpose()?,
                 config: self.config.as_deref().map(read_config).transpose()?,
             },
             Some(model) => Origin::Base {

@@ -96,7 +96,7 @@ fn cannot_write(path: &Path, source: std::io::Error) -> Failure {
 
 /// An empty directory of its own for a test.
 #[cfg(test)]
-fn scratch(name: &str) -> std::path::PathBuf {
+pub fn scratch(name: &str) -> std::path::PathBuf {
     let dir = std::env::temp_dir().join(format!("elapid-{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&dir);
     std::fs::create_dir_all(&dir).expect("the directory for temporary files takes one more");

@@ -4,6 +4,7 @@ use super::checkpoints::Checkpoints;
 use super::config::RunConfig;
 use super::prepare::{self, Texts};
 use super::{finish, read_json, write_json};
+use crate::base;
 use crate::files;
 use crate::report::Done;
 use crate::report::data::{Fact, ReportData, Summary};
@@ -18,9 +19,10 @@ use std::time::Duration;
 /// The step that `model` or `adapter` of a run was last written at.
 const EXPORTED: &str = "exported.json";
 
-/// What `Model::open` takes for a path: of a run that is not finished, the model of its newest
-/// checkpoint is written first, unless it was.
+/// What `Model::open` takes for a path: the file of `elapid-code`; of a run that is not finished,
+/// the model of its newest checkpoint is written first, unless it was.
 pub fn usable(path: &Path) -> Done<PathBuf> {
+    let path = &*base::resolve(path)?;
     // What has no metrics is no run, though a model may have checkpoints beside it.
     let is_open = path.join("checkpoints").is_dir()
         && path.join(metrics::FILE).is_file()

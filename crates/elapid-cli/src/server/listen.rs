@@ -9,6 +9,7 @@
 //! and `/health` get the reason, then the server ends with an exit code of its own, for whatever
 //! starts it again.
 
+use super::nearby::Nearby;
 use super::{App, Settings, router};
 use crate::report::{Done, Failure};
 use axum::Router;
@@ -55,6 +56,8 @@ pub fn serve(
     let runtime = runtime.map_err(fail)?;
     let (app, thread) = App::new(loaded, settings).map_err(fail)?;
     let app = Arc::new(app);
+    let warming = app.clone();
+    std::thread::spawn(move || warming.nearby.iter().for_each(Nearby::warm_up));
     let done = runtime.block_on(async {
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener)?;

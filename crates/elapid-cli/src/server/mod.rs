@@ -5,8 +5,8 @@
 //! | `listen.rs`   | connections, signals, the end                                          |
 //! | `security.rs` | who may ask                                                            |
 //! | `body.rs`     | the body of a request; `params.rs`: fields that all routes share       |
-//! | `worker.rs`   | the one thread that owns the engine; `ending.rs`: where code in the    |
-//! |               | middle of a file ends                                                  |
+//! | `worker.rs`   | the one thread that owns the engine                                    |
+//! | `nearby.rs`   | other files of the project for the place of the cursor                 |
 //! | `answer.rs`   | from answers that grow to a response, whole or streamed                |
 //! | `openai/`     | `/v1/...`                                                              |
 //! | `llama/`      | `/completion`, `/infill` and what watches and helps                    |
@@ -20,16 +20,18 @@
 
 mod answer;
 mod body;
-mod ending;
 mod error;
 pub mod listen;
 mod llama;
+mod nearby;
 mod openai;
 mod params;
 mod security;
 mod tabby;
 mod worker;
 
+use crate::project::Project;
+use crate::talk::hole;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
@@ -38,6 +40,7 @@ use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use elapid::{Chat, Device, FimTokens, Generator, LoadedAdapter, ModelInfo, Special, Tokenizer};
 use error::{Answered, ApiError};
+use nearby::{Nearby, Picked};
 pub use security::Guard;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -70,6 +73,19 @@ pub struct Settings {
     pub alias: Option<String>,
     /// Tokens guessed ahead where a request does not say.
     pub n_lookup: usize,
+    /// The project whose files are shown to requests that bring none.
+    pub project: Option<Project>,
+    /// What the name of the model stands for.
+    pub named: Named,
+}
+
+/// What clients mean by the name of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// The model without its adapters.
+    Alone,
+    /// The model with them: nobody chose the two apart.
+    WithAdapters,
 }
 
 /// What every route knows.
@@ -82,6 +98,7 @@ pub struct App {
     chat: Option<Chat>,
     chat_source: Option<String>,
     fim: Option<FimTokens>,
+    nearby: Option<Nearby>,
     adapters: Vec<LoadedAdapter>,
     /// Scales of adapters where a request does not say, by number.
     scales: Mutex<Vec<f32>>,
@@ -115,6 +132,7 @@ impl App {
             path: path.display().to_string(),
             chat,
             chat_source,
+            nearby: settings.project.as_ref().filter(|_| fim.is_some()).map(Nearby::new),
             fim,
             scales: Mutex::new(adapters.iter().map(|adapter| adapter.scale).collect()),
             adapters,
@@ -138,6 +156,17 @@ impl App {
         tokio::task::block_in_place(f)
     }
 
+    /// What the project says about a place, unless the request does not want it.
+    fn picked(
+        &self,
+        named: Option<&str>,
+        around: [&str; 2],
+        wanted: Option<bool>,
+    ) -> Option<Picked> {
+        let nearby = self.nearby.as_ref().filter(|_| wanted != Some(false))?;
+        Some(nearby.pick(named, around, hole::picked_bytes(self.context)))
+    }
+
     fn scales(&self) -> MutexGuard<'_, Vec<f32>> {
         self.scales.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -150,11 +179,18 @@ impl App {
     /// The name of the model that answers, and its adapters.
     ///
     /// The name of an adapter is the model with this adapter on it; the name of the model is the
-    /// model alone; no name is whatever the server was started with.
+    /// model alone, unless the adapter was found in a project; no name is whatever the server was
+    /// started with.
     fn choose(&self, model: Option<&str>) -> Answered<(String, Vec<(usize, f32)>)> {
         let name = match model {
             None | Some("" | "default") => return Ok((self.name.clone(), self.default_adapters())),
-            Some(name) if name == self.name => return Ok((self.name.clone(), Vec::new())),
+            Some(name) if name == self.name => {
+                let adapters = match self.settings.named {
+                    Named::Alone => Vec::new(),
+                    Named::WithAdapters => self.default_adapters(),
+                };
+                return Ok((self.name.clone(), adapters));
+            }
             Some(name) => name,
         };
         if let Some(idx) = self.adapters.iter().position(|adapter| adapter.name == name) {

@@ -11,9 +11,9 @@
 //! Not here: what a request means, what an answer looks like.
 
 use super::answer::{End, Growing, Grown, Piece};
-use super::ending::Ending;
 use super::error::{Answered, ApiError};
 use crate::talk::answer::unfinished;
+use crate::talk::ending::Ending;
 use axum::http::StatusCode;
 use elapid::{Engine, Error, Event, Finish, Reason, Refusal, Request, RequestId, Stats};
 use std::collections::BTreeMap;

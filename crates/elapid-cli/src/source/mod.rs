@@ -7,6 +7,8 @@
 //! | `entry.rs`    | a document that stays in its file until it is needed                    |
 //! | `left_out.rs` | what was left out and why, for people and for machines                  |
 //! | `git.rs`      | the last commit of every file                                           |
+//! | `index.rs`    | which pieces of a project belong beside a cursor; `terms.rs`: what it   |
+//! |               | knows of code                                                           |
 //! | `compress.rs` | gzip and zstd, the marks to pass                                        |
 //!
 //! Not here: what makes a file unwanted, what a near copy is, how the split is drawn: the engine's
@@ -15,7 +17,9 @@
 pub mod compress;
 pub mod entry;
 pub mod git;
+pub mod index;
 pub mod left_out;
+mod terms;
 #[cfg(test)]
 mod tests;
 pub mod walk;

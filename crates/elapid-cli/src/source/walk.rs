@@ -350,6 +350,25 @@ fn nothing(path: &Path, left_out: &[LeftOut]) -> Failure {
     Failure::new(problem, "give a directory with text, or the path of one text or .jsonl file")
 }
 
+/// Walks a directory, but not into runs.
+fn entries(root: &Path, is_run: impl Fn(&Path) -> bool + Send + Sync + 'static) -> ignore::Walk {
+    WalkBuilder::new(root)
+        .require_git(false)
+        .add_custom_ignore_filename(".aiignore")
+        .filter_entry(move |entry| entry.depth() == 0 || !is_run(entry.path()))
+        .build()
+}
+
+/// Plain files under a directory with their relative names, as [`collect`] meets them; what they
+/// hold is not looked at.
+pub fn plain_files(root: &Path) -> impl Iterator<Item = (String, Metadata)> {
+    let is_run = |path: &Path| RUN_FILES.into_iter().all(|file| path.join(file).is_file());
+    entries(root, is_run).flatten().filter_map(move |entry| {
+        let facts = entry.metadata().ok().filter(Metadata::is_file)?;
+        Some((relative(root, entry.path()), facts))
+    })
+}
+
 /// What a walk meets.
 struct Tree {
     /// With relative names, by name.
@@ -364,12 +383,7 @@ impl Tree {
             let holds = |file| path.join(file).is_file();
             Some(path) == out.as_deref() || RUN_FILES.into_iter().all(holds)
         };
-        let may_enter = is_run.clone();
-        let entries = WalkBuilder::new(root)
-            .require_git(false)
-            .add_custom_ignore_filename(".aiignore")
-            .filter_entry(move |entry| entry.depth() == 0 || !may_enter(entry.path()))
-            .build();
+        let entries = entries(root, is_run.clone());
         let mut tree = Tree { files: Vec::new(), left_out: Vec::new() };
         let (mut folders, mut visited) = (Vec::new(), HashSet::new());
         let reading = Reading::of("list", "files");
@@ -442,16 +456,21 @@ fn read(name: &str, entry: &DirEntry, walk: &Walk) -> Result<String, Why> {
     if !facts.is_file() {
         return Err(Why::NotPlain);
     }
+    text(name, entry.path(), facts.len(), walk.n_bytes_max)
+}
+
+/// The text of a plain file of so many bytes, or why it is not wanted.
+pub fn text(name: &str, path: &Path, n_bytes: u64, n_bytes_max: u64) -> Result<String, Why> {
     if let Some(reason) = elapid::unwanted_path(name) {
         return Err(Why::Unwanted(reason));
     }
     if is_records(name) {
         return Err(Why::Records);
     }
-    if facts.len() > walk.n_bytes_max {
+    if n_bytes > n_bytes_max {
         return Err(Why::Unwanted(Reason::TooLarge));
     }
-    let bytes = std::fs::read(entry.path()).map_err(|error| unreadable(error.to_string()))?;
+    let bytes = std::fs::read(path).map_err(|error| Why::Unreadable(error.to_string()))?;
     if let Some(reason) = elapid::unwanted_content(name, &bytes) {
         return Err(Why::Unwanted(reason));
     }

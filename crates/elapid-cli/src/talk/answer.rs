@@ -7,6 +7,7 @@ use elapid::{Engine, Event, Finish, Reason, Refusal, Request, Token};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::io::IsTerminal;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -107,6 +108,19 @@ pub fn answer(
     request: Request,
     on_token: &mut dyn FnMut(&Token),
 ) -> Done<Answer> {
+    let mut on_token = |token: &Token| {
+        on_token(token);
+        ControlFlow::Continue(())
+    };
+    answer_until(engine, request, &mut on_token)
+}
+
+/// The same; whoever takes the tokens may end it.
+pub fn answer_until(
+    engine: &mut Engine,
+    request: Request,
+    on_token: &mut dyn FnMut(&Token) -> ControlFlow<()>,
+) -> Done<Answer> {
     N_INTERRUPTS.store(0, Ordering::SeqCst);
     let (mut text, mut ids) = (String::new(), Vec::new());
     let (mut finish, mut is_over) = (unfinished(request.prompt.len()), false);
@@ -115,8 +129,9 @@ pub fn answer(
         Refusal::Bad(error) => Failure::from(error),
         Refusal::Full => Failure::new("the request queue is full", "try again"),
     })?;
+    let mut is_enough = false;
     while !is_over {
-        if N_INTERRUPTS.load(Ordering::SeqCst) > 0 {
+        if is_enough || N_INTERRUPTS.load(Ordering::SeqCst) > 0 {
             engine.cancel(id);
             break;
         }
@@ -128,7 +143,7 @@ pub fn answer(
                     finish.n_tok += 1;
                     ids.push(token.id);
                     text.push_str(&token.text);
-                    on_token(&token);
+                    is_enough |= on_token(&token).is_break();
                 }
                 Event::Done(end) => {
                     text.push_str(&end.text);
@@ -149,6 +164,11 @@ pub fn answer(
 
 /// Signals since the last answer began.
 static N_INTERRUPTS: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether Ctrl-C ended the last answer.
+pub fn is_interrupted() -> bool {
+    N_INTERRUPTS.load(Ordering::SeqCst) > 0
+}
 
 /// The first Ctrl-C ends the answer, the second the process.
 pub fn listen() {

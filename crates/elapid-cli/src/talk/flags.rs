@@ -36,13 +36,13 @@ pub struct ModelFlags {
 }
 
 impl ModelFlags {
-    /// The model at `path`, ready for one conversation.
-    pub fn load(&self, path: &Path) -> Done<Generator> {
+    /// The model at `path` with these adapters, ready for one conversation.
+    pub fn load(&self, path: &Path, adapters: &[AdapterPath]) -> Done<Generator> {
         let (context, cache) = (self.context, self.cache_type);
         let expert_bytes_max = self.expert_memory.map(|n_bytes| n_bytes as usize);
         let settings =
             GeneratorSettings { context, cache, expert_bytes_max, ..GeneratorSettings::default() };
-        load(Model::open(path)?, &self.compute, &settings, &self.adapter)
+        load(Model::open(path)?, &self.compute, &settings, adapters)
     }
 }
 

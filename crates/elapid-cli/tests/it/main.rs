@@ -13,6 +13,7 @@ mod generate;
 mod hostile;
 mod limbic;
 mod load;
+mod project;
 mod replay;
 mod serve;
 mod serve_failures;

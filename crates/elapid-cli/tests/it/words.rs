@@ -8,7 +8,7 @@ use crate::common::{Scratch, elapid, root};
 use std::fmt::Write;
 use std::process::Command;
 
-const COMMANDS: [&str; 17] = [
+const COMMANDS: [&str; 19] = [
     "train",
     "plan",
     "info",
@@ -20,7 +20,9 @@ const COMMANDS: [&str; 17] = [
     "train-tokenizer",
     "generate",
     "chat",
+    "complete",
     "serve",
+    "list",
     "eval",
     "check",
     "bench",
@@ -77,7 +79,7 @@ fn things() -> Scratch {
 }
 
 /// Mistakes by their command lines; `ROOT` is the root of the project.
-const MISTAKES: [&str; 33] = [
+const MISTAKES: [&str; 40] = [
     "info missing.gguf",
     "info notes.txt",
     "info short.gguf",
@@ -92,6 +94,11 @@ const MISTAKES: [&str; 33] = [
     "generate plain -p x --json-schema {",
     "generate plain -p x --adapter empty",
     "chat plain",
+    "complete",
+    "complete notes.txt",
+    "complete missing.rs:1",
+    "complete notes.txt:9 --model plain",
+    "complete notes.txt:1:99 --model plain",
     "tokenize plain --file missing.txt",
     "train",
     "train empty",
@@ -107,6 +114,8 @@ const MISTAKES: [&str; 33] = [
     "quantize plain out --type q8_0",
     "serve plain --host 0.0.0.0",
     "serve plain --allow-origin editor",
+    "serve plain --project missing",
+    "list missing",
     "limbic train notes.txt --out head.safetensors",
     "limbic step weights/model.safetensors --input 1",
     "limbic step missing.safetensors",

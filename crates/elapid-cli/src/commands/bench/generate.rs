@@ -7,6 +7,7 @@
 
 use super::{Bench, best_and_median, command_of, figures_of, numbers, peak_mib, text};
 use crate::report::{Done, line};
+use crate::run;
 use elapid::{GenerateBench, Model};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -71,7 +72,7 @@ fn print(figure: &Value) {
 fn measure(path: &Path, flags: &Bench) -> Done<Value> {
     let begin = Instant::now();
     let device = flags.compute.open()?;
-    let mut bench = GenerateBench::new(Model::open(path)?, &device)?;
+    let mut bench = GenerateBench::new(Model::open(run::usable(path)?)?, &device)?;
     bench.read(&[0])?;
     let first_token_ms = begin.elapsed().as_secs_f64() * 1e3;
     let peak_mb = peak_mib();

@@ -8,10 +8,10 @@
 
 use crate::server::answer::{End, Piece, Shape, probabilities, respond};
 use crate::server::body::{Body, Int, Num, Prompt, Texts};
-use crate::server::ending::Ending;
 use crate::server::error::{Answered, ApiError};
 use crate::server::params::{Defaults, Params, Top};
 use crate::server::{App, N_PROMPTS_MAX};
+use crate::talk::ending::Ending;
 use axum::extract::State;
 use axum::response::Response;
 use elapid::{Reason, Special};

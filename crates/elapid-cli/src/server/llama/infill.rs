@@ -1,37 +1,22 @@
 //! `POST /infill`: what stands between two texts, for editors.
 //!
-//!     REPO project  SEP path  other file ...  SEP path of this file
-//!     PRE prefix SUF suffix MID           or as the family of the model has it
-//!
-//! Tokens of the context are dealt out as follows, whatever a request asks for: a budget that
-//! depended on `n_predict` would give a warm-up (`n_predict: 0`) another prompt than the request
-//! that it warms up for.
-//!
-//! | part    | tokens at most                                                         |
-//! |---------|------------------------------------------------------------------------|
-//! | answer  | an eighth is kept free                                                 |
-//! | suffix  | an eighth, and `n_suffix` (256 where nobody says)                      |
-//! | prefix  | five eighths, and `n_prefix`                                           |
-//! | others  | what is left                                                           |
-//!
-//! Better than llama.cpp: `project` and `filename` name the repository and the file, and the
-//! prompt is part of the prefix when it is cut into tokens.
+//! Its layout and its limits are in `talk/hole.rs`. Better than llama.cpp: `project` and `filename`
+//! name the repository and the file, and the prompt is part of the prefix when it is cut into
+//! tokens. A request without `input_extra` is shown files of the server's project (`nearby.rs`),
+//! unless it says `"project_context": false`.
 
 use super::completion::{Answers, Fields};
-use super::window;
 use crate::server::App;
 use crate::server::body::{Body, Size, at_most};
-use crate::server::ending::Ending;
 use crate::server::error::{Answered, ApiError};
 use crate::server::params::{Defaults, Params};
+use crate::talk::ending::Ending;
+use crate::talk::hole::{self, Others};
 use axum::extract::State;
 use axum::response::Response;
-use elapid::{FimContext, FimFile, Special};
+use elapid::FimFile;
 use serde::Deserialize;
 use std::sync::Arc;
-
-/// Tokens of the suffix where nobody says: they are read anew with every key that is pressed.
-const N_SUFFIX: usize = 256;
 
 const N_FILES_MAX: usize = 1024;
 
@@ -52,6 +37,8 @@ pub struct Hole {
     /// Tokens of prefix and suffix, at most.
     n_prefix: Option<Size>,
     n_suffix: Option<Size>,
+    /// Whether files of the project are shown where `input_extra` has none.
+    project_context: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -82,35 +69,29 @@ impl Hole {
             let words = "this model has no tokens for filling in the middle; use /completion";
             return Err(ApiError::bad(words).with_code("no_fim"));
         };
-        let tokenizer = &*app.tokenizer;
-        let eighth = app.context / 8;
-        let n_suffix = self.n_suffix.map_or(N_SUFFIX, Size::size).min(eighth);
-        let n_prefix = self.n_prefix.map_or(usize::MAX, Size::size).min(5 * eighth);
-        let (suffix, suffix_is_cut) = window::after(tokenizer, self.suffix(), n_suffix)?;
-        let (prefix, prefix_is_cut) = window::before(tokenizer, &self.prefix(), n_prefix)?;
-        let begin = tokenizer.begin();
-        // Marks, and what the parts above may take at most, so that nothing here depends on them.
-        let n_kept = begin.len() + 3 + eighth;
-        let context = FimContext {
-            repo: self.project.as_deref().unwrap_or("project"),
-            path: self.filename.as_deref().unwrap_or("file"),
-            files: self.input_extra.iter().flatten().map(shown).collect(),
-            n_tok_max: app.context.saturating_sub(n_kept + n_suffix + n_prefix),
+        let (prefix, suffix) = (self.prefix(), self.suffix());
+        let is_alone = self.input_extra.as_ref().is_none_or(Vec::is_empty);
+        let picked = match is_alone {
+            true => app.picked(self.filename.as_deref(), [&prefix, suffix], self.project_context),
+            false => None,
         };
-        let mut error = None;
-        let mut encode = |text: &str| {
-            tokenizer.encode(text, Special::Plain).unwrap_or_else(|problem| {
-                error = Some(problem);
-                Vec::new()
-            })
+        let path = picked.as_ref().map(|picked| &picked.path[..]).filter(|path| !path.is_empty());
+        let repo = picked.as_ref().and(app.nearby.as_ref()).map(|nearby| &nearby.repo[..]);
+        let hole = hole::Hole {
+            prefix: &prefix,
+            suffix,
+            n_prefix: self.n_prefix.map(Size::size),
+            n_suffix: self.n_suffix.map(Size::size),
+            repo: self.project.as_deref().or(repo).unwrap_or("project"),
+            path: path.or(self.filename.as_deref()).unwrap_or("file"),
+            files: match &picked {
+                Some(picked) => picked.shown(),
+                None => self.input_extra.iter().flatten().map(shown).collect(),
+            },
+            others: if picked.is_some() { Others::Picked } else { Others::Sent },
         };
-        let context = fim.context(&context, &mut encode);
-        if let Some(error) = error {
-            return Err(error.into());
-        }
-        let laid_out = fim.layout(fim.style, &prefix, &suffix);
-        let ids = [begin, &context, &laid_out].concat();
-        Ok((ids, prefix_is_cut || suffix_is_cut))
+        let laid = hole.prompt(&app.tokenizer, fim, app.context)?;
+        Ok((laid.ids, laid.is_cut))
     }
 
     /// Where the answer ends besides where the model ends it.

@@ -3,7 +3,7 @@
 //! | file            | routes                                                                 |
 //! |-----------------|------------------------------------------------------------------------|
 //! | `completion.rs` | `/completion`                                                          |
-//! | `infill.rs`     | `/infill`; `window.rs`: how much of a file is shown                    |
+//! | `infill.rs`     | `/infill`                                                              |
 //! | `info.rs`       | all others: what watches and helps                                     |
 //!
 //! `id_slot` and `cache_prompt` are passed over: what was read of a prompt is kept by its content,
@@ -12,7 +12,6 @@
 mod completion;
 mod infill;
 mod info;
-mod window;
 
 pub use completion::completion;
 pub use infill::{Hole, infill};

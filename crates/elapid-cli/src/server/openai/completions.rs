@@ -3,11 +3,12 @@
 
 use crate::server::answer::{End, Piece, Shape, event, probabilities, respond};
 use crate::server::body::{Body, Int, Prompt, Size};
-use crate::server::ending::Ending;
 use crate::server::error::{Answered, ApiError};
 use crate::server::params::{Defaults, Params, Top};
 use crate::server::{App, N_PROMPTS_MAX, now_s, tabby};
+use crate::talk::ending::Ending;
 use crate::talk::flags::now;
+use crate::talk::hole::{self, Others};
 use axum::extract::State;
 use axum::response::Response;
 use axum::response::sse::Event;
@@ -33,6 +34,8 @@ struct CompletionFields {
     max_tokens: Option<Size>,
     logprobs: Option<Top>,
     echo: Option<bool>,
+    /// Whether files of the project are shown where there is a suffix.
+    project_context: Option<bool>,
 }
 
 pub async fn completions(State(app): State<Arc<App>>, body: Body) -> Answered<Response> {
@@ -59,7 +62,10 @@ pub async fn completions(State(app): State<Arc<App>>, body: Body) -> Answered<Re
         let ids = prompts.iter().map(|prompt| {
             prompt.check("prompt")?;
             let ids = match &suffix {
-                Some(suffix) => between(&app, prompt, suffix)?,
+                Some(suffix) => {
+                    let ids = between(&app, prompt, suffix)?;
+                    with_files(&app, prompt, suffix, (ids, wanted), fields.project_context)?
+                }
                 None => prompt.ids(&app, "prompt")?,
             };
             let n_max = app.n_max(ids.len(), Some(wanted))?;
@@ -95,6 +101,35 @@ fn between(app: &App, prompt: &Prompt, suffix: &str) -> Answered<Vec<u32>> {
     };
     let laid_out = fim.layout(fim.style, &prefix, &encode(suffix)?);
     Ok([app.tokenizer.begin(), &laid_out].concat())
+}
+
+/// The prompt of a hole with files of the project before it, as far as `n_max` tokens of an answer
+/// leave room for them.
+fn with_files(
+    app: &App,
+    prompt: &Prompt,
+    suffix: &str,
+    (ids, n_max): (Vec<u32>, usize),
+    wanted: Option<bool>,
+) -> Answered<Vec<u32>> {
+    let (Some(fim), Some(nearby), Prompt::Text(prefix)) = (&app.fim, &app.nearby, prompt) else {
+        return Ok(ids);
+    };
+    let Some(picked) = app.picked(None, [prefix, suffix], wanted) else { return Ok(ids) };
+    let hole = hole::Hole {
+        prefix,
+        suffix,
+        n_prefix: None,
+        n_suffix: None,
+        repo: &nearby.repo,
+        path: if picked.path.is_empty() { "file" } else { &picked.path },
+        files: picked.shown(),
+        others: Others::Picked,
+    };
+    let n_left = app.context.saturating_sub(ids.len() + n_max.min(app.context / 8));
+    let (files, _) = hole.picked(&app.tokenizer, fim, n_left.min(hole::n_picked(app.context)))?;
+    let begin = app.tokenizer.begin();
+    Ok([begin, &files, &ids[begin.len()..]].concat())
 }
 
 #[derive(Deserialize)]

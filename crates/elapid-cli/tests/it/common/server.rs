@@ -29,6 +29,11 @@ impl Server {
         command.arg("serve").arg(model).args(["--port", "0", "--json", "--threads", "2"]);
         command.args(flags.split_whitespace()).env("RUST_BACKTRACE", "1");
         command.envs(variables.iter().copied());
+        Server::spawn(command)
+    }
+
+    /// Starts one by its whole command line, which has `--json`.
+    pub fn spawn(mut command: Command) -> Server {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let said = Arc::new(Mutex::new(String::new()));

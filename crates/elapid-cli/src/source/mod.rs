@@ -6,6 +6,7 @@
 //! | `walk.rs`     | paths to documents, and documents to training and held-out ones         |
 //! | `entry.rs`    | a document that stays in its file until it is needed                    |
 //! | `left_out.rs` | what was left out and why, for people and for machines                  |
+//! | `secrets.rs`  | keys, passwords and addresses in a text, and the text without them      |
 //! | `git.rs`      | the last commit of every file                                           |
 //! | `compress.rs` | gzip and zstd, the marks to pass                                        |
 //!
@@ -16,6 +17,7 @@ pub mod compress;
 pub mod entry;
 pub mod git;
 pub mod left_out;
+pub mod secrets;
 #[cfg(test)]
 mod tests;
 pub mod walk;

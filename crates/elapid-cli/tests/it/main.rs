@@ -14,6 +14,7 @@ mod hostile;
 mod limbic;
 mod load;
 mod replay;
+mod secrets;
 mod serve;
 mod serve_failures;
 mod serve_fuzz;

@@ -5,6 +5,8 @@ mod compute;
 mod failpoint;
 mod files;
 mod machine;
+#[allow(dead_code, unused_imports)] // for `adapt` and `verify`
+mod proof;
 mod report;
 mod run;
 mod server;

@@ -13,6 +13,7 @@ mod generate;
 mod hostile;
 mod limbic;
 mod load;
+mod offline;
 mod replay;
 mod secrets;
 mod serve;

@@ -50,7 +50,7 @@ fn a_planted_key_and_address_do_not_reach_the_tokens_and_are_told_by_place() {
     // The vocabulary is made from the same text.
     let vocabulary = std::fs::read_to_string(dir.0.join("run/tokenizer.json")).unwrap();
     assert!(!vocabulary.contains("QZT7") && !vocabulary.contains("first.last"));
-    // Who asks for them gets them; tokens of the first run are not taken for it.
+    // They are learned if that is asked for; tokens of the first run are not taken for it.
     let kept = stderr(&ok(&train("kept", "--steps 1 --keep-secrets"), &dir.0));
     assert!(!kept.contains("taken from there") && !kept.contains("\nsecret "), "{kept}");
     let text = tokens_as_text(&dir.0.join("kept"));

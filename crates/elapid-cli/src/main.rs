@@ -7,6 +7,8 @@ mod failpoint;
 mod files;
 mod machine;
 mod project;
+#[allow(dead_code, unused_imports)] // for `adapt` and `verify`
+mod proof;
 mod report;
 mod run;
 mod server;

@@ -5,7 +5,7 @@ use crate::report::live::progress;
 use crate::report::{Done, between, beyond_trained, count, line};
 use crate::run;
 use crate::source::entry::Entry;
-use crate::source::walk::{Walk, chat_of, collect, divide};
+use crate::source::walk::{Secrets, Walk, chat_of, collect, divide};
 use elapid::{
     Adapter, Comparison, Device, DocScore, Document, Ends, EvalSettings, FimDoc, FimReport,
     FimSettings, Interval, Model, Resampled, Score, Session, SplitBy, Summary, Verdict, compare,
@@ -117,7 +117,8 @@ impl Eval {
 
     fn source(&self, checkpoint: &Model) -> Done<Source> {
         let (template, options) = chat_of(checkpoint)?;
-        let walk = Walk { template, options, ..Walk::default() };
+        // What is only measured is measured as it is.
+        let walk = Walk { template, options, secrets: Secrets::Keep, ..Walk::default() };
         let collected = collect(&self.path, &walk)?;
         let is_records = collected.documents.iter().all(|doc| doc.name.contains(".jsonl:"));
         let noun = if is_records { "record" } else { "file" };
@@ -127,7 +128,7 @@ impl Eval {
         if !self.held_out {
             return Ok(Source { documents: load(collected.documents)?, noun, held_out: None });
         }
-        let divided = divide(collected, HELD_OUT, &walk)?;
+        let divided = divide(collected, HELD_OUT)?;
         if let Some(note) = &divided.note {
             eprintln!("note    {note}");
         }

@@ -12,7 +12,7 @@ use crate::talk::flags::cache_type;
 use clap::ValueEnum;
 use elapid::{Arch, CacheType, LoraForm as Form, LoraSettings, Method, OptimizerKind, Scaling};
 use elapid::{Schedule, Settings, Size};
-use names::{ArchName, MethodName, OptimizerName, QuantName, ScheduleName, SizeName};
+use names::{ArchName, MethodName, OptimizerName, QuantName, ScheduleName, SizeName, named};
 use plan_generate::Asked;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -71,7 +71,7 @@ pub struct Plan {
 }
 
 /// Flags that a run has decided when it is resumed.
-const DECIDED: [&str; 51] = [
+const DECIDED: [&str; 52] = [
     "path",
     "data",
     "eval",
@@ -117,6 +117,7 @@ const DECIDED: [&str; 51] = [
     "projects",
     "config",
     "held_out",
+    "keep_secrets",
     "eval_every",
     "save_every",
     "patience",
@@ -277,6 +278,9 @@ struct Flags {
     /// Fraction of the text held out for evaluation
     #[arg(long, value_name = "X", default_value_t = 0.1)]
     held_out: f64,
+    /// Learn keys, tokens, passwords and e-mail addresses too; by default they are replaced
+    #[arg(long)]
+    keep_secrets: bool,
     /// Steps between evaluations
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     eval_every: Option<u64>,
@@ -298,7 +302,7 @@ struct Flags {
     checkpointing: Checkpointing,
     #[command(flatten)]
     compute: Compute,
-    /// List every file that is skipped
+    /// List every file that is skipped and every secret that is replaced
     #[arg(long)]
     verbose: bool,
     /// Print one JSON object per line
@@ -318,16 +322,6 @@ fn weighted(text: &str) -> Result<(PathBuf, f64), String> {
             Ok((path.into(), positive(weight).map_err(|problem| format!("weight: {problem}"))?))
         }
         _ => Ok((text.into(), 1.0)),
-    }
-}
-
-/// A set to measure on: its name and where it is.
-fn named(text: &str) -> Result<(String, PathBuf), String> {
-    match text.split_once('=') {
-        Some((name, path)) if !name.is_empty() && !name.contains('/') => {
-            Ok((name.into(), path.into()))
-        }
-        _ => Err("write NAME=PATH, with a NAME without `/`".into()),
     }
 }
 
@@ -504,6 +498,7 @@ impl Flags {
             source,
             sources,
             held_out: self.held_out_share()?,
+            keep_secrets: self.keep_secrets,
             evals: self.eval.clone(),
             origin,
             method: self.method_settings(name)?,

@@ -22,6 +22,9 @@ pub struct RunConfig {
     pub sources: Vec<(PathBuf, f64)>,
     /// Share of the files that is held out.
     pub held_out: f64,
+    /// Whether keys, passwords and addresses in the text are learned.
+    #[serde(default)]
+    pub keep_secrets: bool,
     /// What else is measured on: names and paths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evals: Vec<(String, PathBuf)>,

@@ -58,6 +58,9 @@ pub struct Facts {
     pub split: String,
     /// What was left out, by reason.
     pub left_out: Value,
+    /// Secrets and e-mail addresses that were replaced in the documents.
+    #[serde(default)]
+    pub n_exposed: usize,
     /// Bits per byte that `gzip -9` makes of held-out documents, one by one.
     pub gzip: Option<f64>,
     /// Bits per byte that `zstd -19` makes of them, with training ones as a dictionary.

@@ -34,7 +34,7 @@ use crate::report::live::{Live, Output};
 use crate::report::reading::waiting;
 use crate::report::{Done, Failure, beyond_trained, count, line};
 use crate::source::left_out;
-use crate::source::walk::{self, Walk};
+use crate::source::walk::{self, Collected, Secrets, Walk};
 pub use outside::{look, usable};
 
 use config::{Budget, Origin, RunConfig, TeacherConfig};
@@ -180,7 +180,8 @@ fn collect(
     };
     let (template, options) = chat.unwrap_or_default();
     let out = out.map(Path::to_path_buf);
-    let walk = Walk { out, template, options, ..Walk::default() };
+    let secrets = if config.keep_secrets { Secrets::Keep } else { Secrets::Replace };
+    let walk = Walk { out, template, options, secrets, ..Walk::default() };
     let listing = walk::list(&config.sources(), &walk)?;
     let set = |(name, path): &(String, PathBuf)| {
         Ok((name.clone(), walk::list(&[(path.clone(), 1.0)], &walk)?))
@@ -192,19 +193,21 @@ fn collect(
         return Ok(gathered);
     }
     let collected = listing.read(&walk)?;
-    let table = match wishes.verbose {
-        true => left_out::left_out_list(&collected.left_out),
-        false => left_out::left_out_table(&collected.left_out),
+    let Collected { left_out, exposed, .. } = &collected;
+    let (skipped, exposed) = match wishes.verbose {
+        true => (left_out::left_out_list(left_out), left_out::exposed_list(exposed)),
+        false => (left_out::left_out_table(left_out), left_out::exposed_table(exposed)),
     };
-    for text in table.lines() {
-        live.line("skip", text);
-    }
+    skipped.lines().for_each(|text| live.line("skip", text));
+    exposed.lines().for_each(|text| live.line("secret", text));
+    let n_exposed = collected.exposed.len();
     let left_out = left_out::left_out_json(&collected.left_out);
-    let divided = walk::divide(collected, config.held_out, &walk)?;
+    let divided = walk::divide(collected, config.held_out)?;
     if let Some(note) = &divided.note {
         live.line("note", note);
     }
     let mut gathered = Gathered::new(divided, left_out, key, walk)?;
+    gathered.facts.n_exposed = n_exposed;
     choose_vocab(config, &gathered);
     // Before anything else is held: at level 19 it takes more memory than a small model.
     waiting("measure", "gzip and zstd on held-out text, to compare with", || {
@@ -255,6 +258,12 @@ fn set_up(
     let from = match &gathered.same {
         Some(run) => {
             live.line("data", &format!("the same files as in {}: taken from there", run.display()));
+            if gathered.facts.n_exposed > 0 {
+                live.line(
+                    "secret",
+                    &format!("{} replaced, as told then", gathered.facts.n_exposed),
+                );
+            }
             Texts::Run(run)
         }
         None => Texts::Sources(&gathered),

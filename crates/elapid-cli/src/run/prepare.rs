@@ -115,7 +115,7 @@ fn with_config(preset: &Model, own: &Value, context: usize) -> Done<Model> {
 }
 
 /// Changes with what is left out, with the split, and with how texts are encoded.
-const DATA_VERSION: u32 = 1;
+const DATA_VERSION: u32 = 2;
 
 /// What the tokens of a run depend on, as a hash; none where it cannot be told before reading.
 pub fn key(
@@ -134,9 +134,9 @@ pub fn key(
             format!("{} {special:?} {:?}", tokenizer.to_json()?, model.chat_template()?)
         }
     };
-    let (files, held_out) = (listing.key(), config.held_out);
+    let (files, held_out, keep) = (listing.key(), config.held_out, config.keep_secrets);
     let sets: Vec<_> = sets.iter().map(|(name, listing)| (name, listing.key())).collect();
-    let text = format!("{DATA_VERSION} {files} {held_out} {sets:?} {vocabulary}");
+    let text = format!("{DATA_VERSION} {files} {held_out} {keep} {sets:?} {vocabulary}");
     Ok(Some(blake3::hash(text.as_bytes()).to_string()))
 }
 

@@ -2,12 +2,15 @@
 //!
 //! A corpus is larger than memory, its list of entries is not. Each text is read twice: once for
 //! the list (`walk.rs`) and once to be encoded; if it has changed in between, that is an error.
+//! Secrets are replaced both times, unless the walk keeps them: no text leaves here with one.
 //!
 //! Not here: which files are read (`walk.rs`).
 
-use super::walk::Walk;
+use super::secrets::{self, SecretKind};
+use super::walk::{Secrets, Walk};
 use crate::report::n_threads_default;
 use elapid::{Document, Error, Result, Signature};
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -32,6 +35,16 @@ pub struct Entry {
     n_bytes: usize,
     /// BLAKE3 of the text; that of a long one is not known.
     hash: Option<[u8; 32]>,
+}
+
+/// A secret in a document, by place; the value itself is nowhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exposed {
+    /// As of the [`Entry`].
+    pub name: String,
+    /// Line and column, from 1; of a record, which is a line itself, there are none.
+    pub at: Option<(usize, usize)>,
+    pub kind: SecretKind,
 }
 
 /// What lies there.
@@ -62,11 +75,34 @@ fn read(path: &Path, range: &Range<u64>) -> Result<Vec<u8>> {
     read().map_err(|source| Error::Read { path: path.into(), source })
 }
 
+/// A document that was read for the first time.
+pub type Met = (Entry, Signature, Vec<Exposed>);
+
+/// Replaces the secrets of a document that may not be learned; where they were.
+fn clean(document: &mut Document, form: Form, walk: &Walk) -> Vec<Exposed> {
+    let mut list = Vec::new();
+    if walk.secrets == Secrets::Keep {
+        return list;
+    }
+    for part in &mut document.parts {
+        let (text, found) = secrets::redact(&part.text);
+        list.extend(found.into_iter().map(|secret| Exposed {
+            name: document.name.clone(),
+            at: (form == Form::Text).then_some((secret.line, secret.column)),
+            kind: secret.kind,
+        }));
+        if let Cow::Owned(text) = text {
+            part.text = text;
+        }
+    }
+    list
+}
+
 impl Entry {
     /// A text that was just read.
-    pub fn of_text(name: String, path: &Path, text: &str) -> (Entry, Signature) {
+    pub fn of_text(name: String, path: &Path, text: String, walk: &Walk) -> Met {
         let range = 0..text.len() as u64;
-        Entry::new(Document::whole(name, text), Form::Text, path.into(), range)
+        Entry::new(Document::whole(name, text), Form::Text, (path.into(), range), walk)
     }
 
     /// The record of a line; none where that is blank.
@@ -76,24 +112,27 @@ impl Entry {
         start: u64,
         line: &[u8],
         walk: &Walk,
-    ) -> Result<Option<(Entry, Signature)>> {
+    ) -> Result<Option<Met>> {
         let range = start..start + line.len() as u64;
         let document = elapid::document_of_record(name, line, walk.chat())?;
-        Ok(document.map(|document| Entry::new(document, Form::Record, path.clone(), range)))
+        let place = (path.clone(), range);
+        Ok(document.map(|document| Entry::new(document, Form::Record, place, walk)))
     }
 
     fn new(
-        document: Document,
+        mut document: Document,
         form: Form,
-        path: Arc<Path>,
-        range: Range<u64>,
-    ) -> (Entry, Signature) {
+        (path, range): (Arc<Path>, Range<u64>),
+        walk: &Walk,
+    ) -> Met {
+        let exposed = clean(&mut document, form, walk);
         let text = document.text();
         let signature = Signature::new(&text);
         let (n_bytes, hash) = (text.len(), Some(*blake3::hash(text.as_bytes()).as_bytes()));
         drop(text);
         let Document { name, language, .. } = document;
-        (Entry { name, language, weight: 1.0, path, range, form, n_bytes, hash }, signature)
+        let entry = Entry { name, language, weight: 1.0, path, range, form, n_bytes, hash };
+        (entry, signature, exposed)
     }
 
     /// A text of any length, which is not read yet.
@@ -121,6 +160,11 @@ impl Entry {
 
     /// Reads it.
     pub fn load(&self, walk: &Walk) -> Result<Document> {
+        Ok(self.load_and_tell(walk)?.0)
+    }
+
+    /// Reads it, and says which secrets were replaced.
+    pub fn load_and_tell(&self, walk: &Walk) -> Result<(Document, Vec<Exposed>)> {
         let changed = || {
             let problem = format!("{} has changed since it was first read", self.name);
             Error::Input { problem, hint: "start again when nothing writes there".into() }
@@ -134,25 +178,27 @@ impl Entry {
                 Some(Document { language: self.language, ..document })
             }
         };
-        let document = document.ok_or_else(changed)?;
+        let mut document = document.ok_or_else(changed)?;
+        let exposed = clean(&mut document, self.form, walk);
         match self.hash {
             Some(hash) if hash != *blake3::hash(document.text().as_bytes()).as_bytes() => {
                 Err(changed())
             }
-            _ => Ok(document),
+            _ => Ok((document, exposed)),
         }
     }
 
     /// With the last `fraction` of its lines held out: (training, held out). None where there is
     /// nothing to cut.
-    pub fn cut(&self, fraction: f64, walk: &Walk) -> Result<Option<(Entry, Entry)>> {
+    pub fn cut(&self, fraction: f64) -> Result<Option<(Entry, Entry)>> {
         if self.form == Form::Record {
             return Ok(None);
         }
         let n_all = self.range.end - self.range.start;
         let at = match n_all > TEXT_BYTES_MAX {
             true => self.cut_before(self.range.start + ((1.0 - fraction) * n_all as f64) as u64)?,
-            false => match elapid::cut_end(&self.load(walk)?.text(), fraction) {
+            // A place in the file, not in the text that is learned.
+            false => match elapid::cut_end(&String::from_utf8_lossy(&self.bytes()?), fraction) {
                 Some(at) => self.range.start + at as u64,
                 None => return Ok(None),
             },

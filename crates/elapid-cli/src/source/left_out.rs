@@ -3,6 +3,8 @@
 //! Files that ignore files exclude and hidden ones are never visited: a folder among them is one
 //! entry, with nothing known of its size.
 
+use super::entry::Exposed;
+use super::secrets::SecretKind;
 use crate::report::text::bytes;
 use elapid::Unwanted as Reason;
 use serde_json::{Value, json};
@@ -122,6 +124,31 @@ pub fn left_out_list(list: &[LeftOut]) -> String {
         format!("{size:>9}  {name}: {why}\n")
     };
     list.iter().map(line).collect()
+}
+
+/// How many secrets are listed where nobody asks for all.
+const N_EXPOSED: usize = 10;
+
+/// Secrets that were replaced, one line each: where and what, never the value itself.
+pub fn exposed_list(list: &[Exposed]) -> String {
+    let line = |one: &Exposed| {
+        let place = one.at.map_or(String::new(), |(line, column)| format!(":{line}:{column}"));
+        format!("{}{place}  {}\n", printable(&one.name), one.kind.describe())
+    };
+    list.iter().map(line).collect()
+}
+
+/// The first of them, and how many more.
+pub fn exposed_table(list: &[Exposed]) -> String {
+    let (first, rest) = list.split_at(N_EXPOSED.min(list.len()));
+    let mut text = exposed_list(first);
+    if !rest.is_empty() {
+        let n_emails = rest.iter().filter(|one| one.kind == SecretKind::Email).count();
+        let n = rest.len();
+        text +=
+            &format!("and {n} more, {n_emails} of them e-mail addresses; --verbose lists all\n");
+    }
+    text
 }
 
 /// The table for machines: `[{"reason", "n_files", "n_bytes", "examples"}]`.

@@ -6,6 +6,7 @@
 //! | `walk.rs`     | paths to documents, and documents to training and held-out ones         |
 //! | `entry.rs`    | a document that stays in its file until it is needed                    |
 //! | `left_out.rs` | what was left out and why, for people and for machines                  |
+//! | `secrets.rs`  | keys, passwords and addresses in a text, and the text without them      |
 //! | `git.rs`      | the last commit of every file                                           |
 //! | `index.rs`    | which pieces of a project belong beside a cursor; `terms.rs`: what it   |
 //! |               | knows of code                                                           |
@@ -19,6 +20,7 @@ pub mod entry;
 pub mod git;
 pub mod index;
 pub mod left_out;
+pub mod secrets;
 mod terms;
 #[cfg(test)]
 mod tests;

@@ -509,7 +509,7 @@ fn one_file_is_read_whatever_its_size_and_its_end_is_held_out() {
     assert!(collected.documents[0].n_bytes() > 1 << 20);
     let text = |entry: &Entry| entry.load(&Walk::default()).unwrap().text().into_owned();
     let whole = text(&collected.documents[0]);
-    let divided = divide(collected, 0.1, &Walk::default()).unwrap();
+    let divided = divide(collected, 0.1).unwrap();
     assert_eq!(divided.by, SplitBy::End);
     let sides = [text(&divided.train[0]), text(&divided.held_out[0])];
     assert_eq!(sides.concat(), whole);
@@ -518,7 +518,7 @@ fn one_file_is_read_whatever_its_size_and_its_end_is_held_out() {
     // The same for a directory with one file.
     let folder = Folder::new("single-directory");
     folder.write("a.txt", prose(1, 100));
-    assert_eq!(divide(folder.collect(), 0.1, &Walk::default()).unwrap().by, SplitBy::End);
+    assert_eq!(divide(folder.collect(), 0.1).unwrap().by, SplitBy::End);
 }
 
 #[test]
@@ -531,7 +531,7 @@ fn a_long_text_is_several_documents_cut_at_ends_of_lines() {
     let collected = collect(&folder.0.join("long.txt"), &walk).unwrap();
     assert_eq!(names(&collected.documents), ["long.txt"]);
     assert_eq!(collected.documents[0].n_bytes(), whole.len());
-    let divided = divide(collected, 0.1, &walk).unwrap();
+    let divided = divide(collected, 0.1).unwrap();
     assert_eq!(divided.by, SplitBy::End);
     let share = divided.held_out[0].n_bytes() as f64 / whole.len() as f64;
     assert!((share - 0.1).abs() < 0.001, "{share}");
@@ -631,12 +631,7 @@ fn what_cannot_be_learned_is_an_error_that_says_what_to_do() {
     }
     folder.write("one/a.txt", "x");
     let collected = collect(&folder.0.join("one"), &Walk::default()).unwrap();
-    assert!(
-        divide(collected, 0.1, &Walk::default())
-            .unwrap_err()
-            .to_string()
-            .contains("too little text")
-    );
+    assert!(divide(collected, 0.1).unwrap_err().to_string().contains("too little text"));
 }
 
 #[test]
@@ -653,7 +648,7 @@ fn records_lose_exact_copies_only_and_near_ones_stay_on_one_side() {
     let of = Reason::Duplicate { of: "r.jsonl:1".into() };
     assert_eq!(left(&collected, "r.jsonl:2"), &Why::Unwanted(of));
     let pairs: Vec<_> = collected.documents.chunks(2).map(<[Entry]>::to_vec).collect();
-    let divided = divide(collected, 0.5, &Walk::default()).unwrap();
+    let divided = divide(collected, 0.5).unwrap();
     assert_eq!(divided.by, SplitBy::Hash);
     assert_eq!(divided.train.len() + divided.held_out.len(), 80);
     assert!(divided.held_out.len() > 4);
@@ -666,7 +661,7 @@ fn records_lose_exact_copies_only_and_near_ones_stay_on_one_side() {
     let text: String = (0..20).map(|n| line(&format!("{ask} {n}"))).collect();
     folder.write("alike.jsonl", text);
     let collected = collect(&folder.0.join("alike.jsonl"), &Walk::default()).unwrap();
-    let divided = divide(collected, 0.1, &Walk::default()).unwrap();
+    let divided = divide(collected, 0.1).unwrap();
     assert!(!divided.held_out.is_empty() && divided.train.len() > 9);
 }
 
@@ -679,7 +674,7 @@ fn the_newest_files_are_held_out_and_those_not_committed_are_the_newest() {
     history[39].files.insert("b-copy.rs".into(), ("100644", 999));
     let Some(folder) = repository("newest", &history) else { return };
     let held = || {
-        let divided = divide(folder.collect(), 0.1, &Walk::default()).unwrap();
+        let divided = divide(folder.collect(), 0.1).unwrap();
         assert!(divided.by == SplitBy::Date, "{:?}", divided.by);
         divided.held_out.into_iter().map(|document| document.name).collect::<Vec<_>>()
     };
@@ -701,7 +696,7 @@ fn the_newest_files_are_held_out_and_those_not_committed_are_the_newest() {
     assert_eq!(held(), with_new);
     // With most files not committed the dates say little.
     (0..60).for_each(|n| folder.write(&format!("more/{n}.rs"), format!("fn more_{n}() {{}}\n")));
-    assert_eq!(divide(folder.collect(), 0.1, &Walk::default()).unwrap().by, SplitBy::Hash);
+    assert_eq!(divide(folder.collect(), 0.1).unwrap().by, SplitBy::Hash);
 }
 
 #[test]

@@ -18,9 +18,10 @@
 //!
 //! Not here: why a file is unwanted, what a near copy is, how the split is drawn (the engine).
 
-use super::entry::{Entry, Form, each};
+use super::entry::{Entry, Exposed, Form, Met, each};
 use super::git;
 use super::left_out::{LeftOut, Why};
+use super::secrets::SecretKind;
 use crate::report::reading::{Reading, waiting};
 use crate::report::{Done, Failure};
 use elapid::ChatStyle;
@@ -47,12 +48,24 @@ pub struct Walk {
     pub template: Option<ChatTemplate>,
     /// What the template is given besides.
     pub options: ChatOptions,
+    /// What becomes of keys, passwords and addresses in the text.
+    pub secrets: Secrets,
+}
+
+/// What becomes of secrets in a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Secrets {
+    /// They are replaced before anything looks at the text.
+    Replace,
+    /// The text is read as it is.
+    Keep,
 }
 
 impl Default for Walk {
     fn default() -> Self {
         let options = ChatOptions::default();
-        Walk { n_bytes_max: elapid::BYTE_MAX, out: None, template: None, options }
+        let (n_bytes_max, secrets) = (elapid::BYTE_MAX, Secrets::Replace);
+        Walk { n_bytes_max, out: None, template: None, options, secrets }
     }
 }
 
@@ -72,6 +85,8 @@ pub struct Collected {
     pub clusters: Vec<usize>,
     /// What is not to be learned, by name.
     pub left_out: Vec<LeftOut>,
+    /// Secrets that were replaced in the documents: keys before addresses, then by place.
+    pub exposed: Vec<Exposed>,
 }
 
 const HINT: &str = "give a directory, a text file or a .jsonl file";
@@ -155,6 +170,7 @@ impl Listing {
         let n_sources = self.0.len();
         for listed in self.0 {
             let (first, left) = (found.entries.len(), found.left_out.len());
+            let told = found.exposed.len();
             let (path, weight) = (listed.path.clone(), listed.weight);
             let has_prefix = n_sources > 1 && matches!(listed.files, Files::Directory(_));
             found.scan(listed, walk)?;
@@ -171,6 +187,7 @@ impl Listing {
                 (entry.weight, entry.name) = (weight, name(&entry.name));
             }
             found.left_out[left..].iter_mut().for_each(|left| left.name = name(&left.name));
+            found.exposed[told..].iter_mut().for_each(|one| one.name = name(&one.name));
         }
         found.without_copies(walk)
     }
@@ -193,6 +210,7 @@ struct Found {
     entries: Vec<(Entry, Signature)>,
     dates: Vec<Option<i64>>,
     left_out: Vec<LeftOut>,
+    exposed: Vec<Exposed>,
 }
 
 /// Lines of a file that are read at once, in bytes.
@@ -227,10 +245,11 @@ impl Found {
                     let problem = format!("no text to train on: {shown}: {reason}");
                     Err(Failure::new(problem, HINT))
                 }
-                _ => Ok(()),
+                _ => Ok(blocks[idx].load_and_tell(walk)?.1),
             }
         };
-        each(blocks.len(), check).into_iter().collect::<Done<()>>()?;
+        let exposed = each(blocks.len(), check).into_iter().collect::<Done<Vec<_>>>()?;
+        self.exposed.extend(exposed.into_iter().flatten());
         let signature = match blocks.len() {
             1 => Signature::new(&whole.load(walk)?.text()),
             // Not compared with others.
@@ -265,8 +284,8 @@ impl Found {
                 reading.add(line.len());
                 Entry::of_line(&format!("{name}:{number}"), path, *start, line, walk)
             };
-            for entry in each(lines.len(), read) {
-                self.entries.extend(entry?);
+            for met in each(lines.len(), read) {
+                self.extend(met?);
             }
         }
     }
@@ -279,7 +298,7 @@ impl Found {
             let (name, entry) = &files[idx];
             let text = read(name, entry, walk);
             reading.add(text.as_ref().map_or(0, String::len));
-            text.map(|text| Entry::of_text(name.clone(), entry.path(), &text)).map_err(|why| {
+            text.map(|text| Entry::of_text(name.clone(), entry.path(), text, walk)).map_err(|why| {
                 let facts = entry.metadata().ok().filter(|facts| facts.is_file());
                 LeftOut { name: name.clone(), why, n_bytes: facts.map(|facts| facts.len()) }
             })
@@ -289,19 +308,25 @@ impl Found {
         let dates = waiting("dates", "of the last commits of files", || git::dates(root));
         for found in read {
             match found {
-                Ok((entry, signature)) => {
-                    let date = dates.as_ref().and_then(|dates| dates.get(&entry.name));
+                Ok(met) => {
+                    let date = dates.as_ref().and_then(|dates| dates.get(&met.0.name));
                     self.dates.push(date);
-                    self.entries.push((entry, signature));
+                    self.extend(Some(met));
                 }
                 Err(left) => self.left_out.push(left),
             }
         }
     }
 
+    fn extend(&mut self, met: Option<Met>) {
+        let Some((entry, signature, exposed)) = met else { return };
+        self.entries.push((entry, signature));
+        self.exposed.extend(exposed);
+    }
+
     /// Leaves out copies and near copies of earlier files, and exact copies of earlier records.
     fn without_copies(self, walk: &Walk) -> Done<Collected> {
-        let Found { entries, dates, left_out } = self;
+        let Found { entries, dates, left_out, mut exposed } = self;
         let (entries, signatures): (Vec<Entry>, Vec<Signature>) = entries.into_iter().unzip();
         let text =
             |idx: usize| Ok::<_, elapid::Error>(entries[idx].load(walk)?.text().into_owned());
@@ -337,7 +362,14 @@ impl Found {
             clusters.push(cluster);
         }
         left_out.sort_by(|left, right| left.name.cmp(&right.name));
-        Ok(Collected { documents, dates, clusters, left_out })
+        let kept: HashSet<&str> = documents.iter().map(|entry| entry.name.as_str()).collect();
+        // Parts of a long text have its name and a number.
+        exposed.retain(|one| {
+            let whole = one.name.split(" (part ").next().unwrap_or_default();
+            kept.contains(one.name.as_str()) || kept.contains(whole)
+        });
+        exposed.sort_by_key(|one| one.kind == SecretKind::Email);
+        Ok(Collected { documents, dates, clusters, left_out, exposed })
     }
 }
 
@@ -504,7 +536,7 @@ pub struct Divided {
 }
 
 /// Holds out at least `fraction` of the text. Files that are not committed are the newest of all.
-pub fn divide(collected: Collected, fraction: f64, walk: &Walk) -> Done<Divided> {
+pub fn divide(collected: Collected, fraction: f64) -> Done<Divided> {
     let Collected { documents, dates, clusters, .. } = collected;
     let item = |idx: usize| SplitItem {
         name: &documents[idx].name,
@@ -524,7 +556,7 @@ pub fn divide(collected: Collected, fraction: f64, walk: &Walk) -> Done<Divided>
             continue;
         };
         match split.by {
-            SplitBy::End => match entry.cut(split.share, walk)? {
+            SplitBy::End => match entry.cut(split.share)? {
                 Some((first, last)) => {
                     train.push(first);
                     held_out.push(last);

@@ -2,6 +2,7 @@
 
 use clap::ValueEnum;
 use elapid::{Arch, Size};
+use std::path::PathBuf;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MethodName {
@@ -91,5 +92,15 @@ impl From<SizeName> for Size {
 impl From<ArchName> for Arch {
     fn from(name: ArchName) -> Arch {
         Arch::ALL[name as usize]
+    }
+}
+
+/// A set to measure on: its name and where it is.
+pub fn named(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !name.contains('/') => {
+            Ok((name.into(), path.into()))
+        }
+        _ => Err("write NAME=PATH, with a NAME without `/`".into()),
     }
 }

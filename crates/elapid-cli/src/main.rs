@@ -5,6 +5,7 @@ mod compute;
 mod failpoint;
 mod files;
 mod machine;
+mod proof;
 mod report;
 mod run;
 mod server;
@@ -25,6 +26,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Adapt(Box<commands::adapt::Adapt>),
+    Verify(commands::verify::Verify),
     Train(Box<commands::train::Train>),
     Plan(Box<commands::train::Plan>),
     Watch(commands::watch::Watch),
@@ -56,6 +59,8 @@ fn main() -> ExitCode {
     let wants_json = wants_json(&matches);
     let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
     let done = match command {
+        Command::Adapt(args) => args.run(),
+        Command::Verify(args) => args.run(),
         Command::Train(args) => args.run(),
         Command::Plan(args) => args.run(),
         Command::Info(args) => args.run(),

@@ -1,5 +1,6 @@
 //! The commands, one file each: its flags, its help, what it does.
 
+pub mod adapt;
 pub mod bench;
 pub mod chat;
 pub mod check;
@@ -13,4 +14,5 @@ pub mod serve;
 pub mod tokenize;
 pub mod train;
 pub mod train_tokenizer;
+pub mod verify;
 pub mod watch;

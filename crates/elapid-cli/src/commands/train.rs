@@ -8,7 +8,7 @@ use crate::report::{Done, Failure, between, scaled, size};
 use crate::run::config::{Budget, Origin, RunConfig, TeacherConfig};
 use crate::run::{self, Checkpointing, Wishes};
 use crate::talk::flags::cache_type;
-use clap::ValueEnum;
+use clap::{Args, FromArgMatches, ValueEnum};
 use elapid::{Arch, CacheType, LoraForm as Form, LoraSettings, Method, OptimizerKind, Scaling};
 use elapid::{Schedule, Settings, Size};
 use names::{ArchName, MethodName, OptimizerName, QuantName, ScheduleName, SizeName};
@@ -292,7 +292,7 @@ struct Flags {
     json: bool,
 }
 
-fn positive(text: &str) -> Result<f64, String> {
+pub fn positive(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0);
     number.ok_or_else(|| format!("{text} is not a positive number"))
 }
@@ -332,6 +332,15 @@ impl Train {
             None => run::begin(self.flags.config()?, self.out.as_deref(), &self.flags.wishes()?),
         }
     }
+}
+
+/// What `elapid train` with these flags is, for a command that builds on it.
+pub fn run_of(flags: &[String]) -> Done<(RunConfig, Wishes)> {
+    let bug = |error: clap::Error| Failure::new(error.to_string().trim(), "see --help");
+    let command = Flags::augment_args(clap::Command::new("train").no_binary_name(true));
+    let matches = command.try_get_matches_from(flags).map_err(bug)?;
+    let flags = Flags::from_arg_matches(&matches).map_err(bug)?;
+    Ok((flags.config()?, flags.wishes()?))
 }
 
 impl Plan {
@@ -477,6 +486,7 @@ impl Flags {
                 model: run::usable(model)?,
                 quant: (name == MethodName::Qlora)
                     .then(|| self.quant.map_or("auto", QuantName::name).to_string()),
+                adapter: None,
             },
         };
         let fim = self.fim.map(|fim| self.share("fim", fim)).transpose()?;

@@ -69,6 +69,21 @@ impl Entry {
         Entry::new(Document::whole(name, text), Form::Text, path.into(), range)
     }
 
+    /// A text that lies in the middle of a file, which is to be written.
+    pub fn within(name: String, path: &Arc<Path>, start: u64, text: &str) -> (Entry, Signature) {
+        let range = start..start + text.len() as u64;
+        Entry::new(Document::whole(name, text), Form::Text, path.clone(), range)
+    }
+
+    /// BLAKE3 of the text, read where it is not known.
+    pub fn hash(&self, walk: &Walk) -> Result<String> {
+        let hash = match self.hash {
+            Some(hash) => blake3::Hash::from_bytes(hash),
+            None => blake3::hash(self.load(walk)?.text().as_bytes()),
+        };
+        Ok(hash.to_string())
+    }
+
     /// The record of a line; none where that is blank.
     pub fn of_line(
         name: &str,

@@ -7,6 +7,7 @@
 //! | `entry.rs`    | a document that stays in its file until it is needed                    |
 //! | `left_out.rs` | what was left out and why, for people and for machines                  |
 //! | `git.rs`      | the last commit of every file                                           |
+//! | `history.rs`  | the tree as it was, and what was written since                          |
 //! | `compress.rs` | gzip and zstd, the marks to pass                                        |
 //!
 //! Not here: what makes a file unwanted, what a near copy is, how the split is drawn: the engine's
@@ -15,6 +16,7 @@
 pub mod compress;
 pub mod entry;
 pub mod git;
+pub mod history;
 pub mod left_out;
 #[cfg(test)]
 mod tests;

@@ -240,7 +240,7 @@ impl Adapt {
         add("seed", self.seed.to_string());
         match self.steps {
             Some(n) => add("steps", ((n as f64 * share).ceil() as u64).max(1).to_string()),
-            None => add("minutes", minutes.to_string()),
+            None => add("minutes", format!("{minutes:.3}")),
         }
         Ok(flags)
     }

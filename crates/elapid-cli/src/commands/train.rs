@@ -4,16 +4,18 @@ mod names;
 mod plan_generate;
 
 use crate::compute::Compute;
-use crate::report::{Done, Failure, between, scaled, size};
+use crate::report::{Done, Failure, between, size};
 use crate::run::config::{Budget, Origin, RunConfig, TeacherConfig};
 use crate::run::{self, Checkpointing, Wishes};
 use crate::talk::flags::cache_type;
 use clap::{Args, FromArgMatches, ValueEnum};
 use elapid::{Arch, CacheType, LoraForm as Form, LoraSettings, Method, OptimizerKind, Scaling};
 use elapid::{Schedule, Settings, Size};
+pub use names::positive;
 use names::{ArchName, MethodName, OptimizerName, QuantName, ScheduleName, SizeName};
+use names::{amount, named, weighted};
 use plan_generate::Asked;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Train a model on the files under PATH, or fine-tune one, and measure what it learned.
@@ -290,39 +292,6 @@ struct Flags {
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
-}
-
-pub fn positive(text: &str) -> Result<f64, String> {
-    let number = text.parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0);
-    number.ok_or_else(|| format!("{text} is not a positive number"))
-}
-
-/// A path, and after the last `=` how often it is drawn in an epoch.
-fn weighted(text: &str) -> Result<(PathBuf, f64), String> {
-    match text.rsplit_once('=') {
-        Some((path, weight)) if !Path::new(text).exists() => {
-            Ok((path.into(), positive(weight).map_err(|problem| format!("weight: {problem}"))?))
-        }
-        _ => Ok((text.into(), 1.0)),
-    }
-}
-
-/// A set to measure on: its name and where it is.
-fn named(text: &str) -> Result<(String, PathBuf), String> {
-    match text.split_once('=') {
-        Some((name, path)) if !name.is_empty() && !name.contains('/') => {
-            Ok((name.into(), path.into()))
-        }
-        _ => Err("write NAME=PATH, with a NAME without `/`".into()),
-    }
-}
-
-/// Tokens: 500M, 1.5G, 30000.
-fn amount(text: &str) -> Result<u64, String> {
-    scaled(text, |unit| {
-        let place = ["", "k", "m", "g"].iter().position(|name| *name == unit);
-        place.map(|n| 1e3f64.powi(n as i32))
-    })
 }
 
 impl Train {

@@ -9,7 +9,7 @@
 use crate::report::Done;
 use crate::report::live::progress;
 use crate::source::history::New;
-use elapid::{Device, DocScore, Document, EvalSettings, Model, Session};
+use elapid::{Device, DocScore, Document, EvalSettings, Model, Request, Session};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -105,7 +105,7 @@ impl Subject {
 
     /// Whether the rest of the line is right, and the next line too: 1 or 0 each.
     fn lines(&mut self, place: &Place) -> Done<(usize, usize)> {
-        let request = self.session.request(&place.prefix)?;
+        let request = self.ask(place, |session, prefix, _| session.request(prefix))?;
         let want = format!("{}\n{}\n", place.rest, place.next);
         let (n_right, _) = self.write(request, &want)?;
         let is_line = n_right > place.rest.len();
@@ -113,21 +113,42 @@ impl Subject {
     }
 
     fn fill(&mut self, place: &Place) -> Done<usize> {
-        let request = self.session.infill(&place.prefix, &place.suffix)?;
+        let request = self.ask(place, Session::infill)?;
         let want = format!("{}\n", place.rest);
         let (n_right, has_ended) = self.write(request, &want)?;
         let is_exact = n_right == want.len() || n_right == place.rest.len() && has_ended;
         Ok(is_exact.into())
     }
 
+    /// A request with as much of what is around a place as the window holds.
+    fn ask(
+        &mut self,
+        place: &Place,
+        request: impl Fn(&mut Session, &str, &str) -> elapid::Result<Request>,
+    ) -> Done<Request> {
+        let context = self.settings.context;
+        let n_fit = context.saturating_sub(N_ANSWER).max(context / 2);
+        let (mut prefix, mut suffix) = (&*place.prefix, &*place.suffix);
+        loop {
+            let request = request(&mut self.session, prefix, suffix)?;
+            if request.prompt.len() <= n_fit || prefix.len() < 2 {
+                return Ok(request);
+            }
+            prefix = &prefix[prefix.ceil_char_boundary(prefix.len() / 2)..];
+            suffix = &suffix[..suffix.floor_char_boundary(suffix.len() / 2)];
+        }
+    }
+
     /// Bytes of a greedy answer that are right, and whether it ended by itself there. As soon as a
     /// byte is wrong the rest does not matter.
-    fn write(&mut self, request: elapid::Request, want: &str) -> Done<(usize, bool)> {
-        let request = request.max_tokens(N_ANSWER).temperature(0.0);
+    fn write(&mut self, request: Request, want: &str) -> Done<(usize, bool)> {
+        let n_left = self.settings.context.saturating_sub(request.prompt.len());
+        let request = request.max_tokens(N_ANSWER.min(n_left)).temperature(0.0);
         let mut text = String::new();
         for token in self.session.tokens(request)? {
             text.push_str(&token?.text);
-            let n_right = text.bytes().zip(want.bytes()).take_while(|pair| pair.0 == pair.1).count();
+            let n_right =
+                text.bytes().zip(want.bytes()).take_while(|pair| pair.0 == pair.1).count();
             if n_right < text.len() || n_right == want.len() {
                 return Ok((n_right, false));
             }

@@ -123,7 +123,11 @@ impl Check<'_> {
         }
         for (then, now) in then.files.iter().zip(&now.files) {
             let name = &then.name;
-            self.figure(&format!("held_out.files, {name}, before"), then.cost.before, now.cost.before);
+            self.figure(
+                &format!("held_out.files, {name}, before"),
+                then.cost.before,
+                now.cost.before,
+            );
             self.figure(&format!("held_out.files, {name}, after"), then.cost.after, now.cost.after);
         }
         let (old, new) = (then.bits_per_byte, now.bits_per_byte);

@@ -110,9 +110,8 @@ impl Wishes {
 pub fn begin(config: RunConfig, out: Option<&Path>, wishes: &Wishes) -> Done<ExitCode> {
     let begin = Instant::now();
     let dir = claim(out, Path::new("runs"))?;
-    let gather = |config: &mut RunConfig, live: &mut Live| {
-        collect(config, Some(&dir), wishes, live)
-    };
+    let gather =
+        |config: &mut RunConfig, live: &mut Live| collect(config, Some(&dir), wishes, live);
     match prepare_run(&dir, config, wishes, begin, gather) {
         Ok(run) => run.start(),
         Err(failure) => {

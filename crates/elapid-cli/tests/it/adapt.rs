@@ -62,11 +62,11 @@ impl Repository {
     }
 
     /// A dozen files in three commits.
-    fn grow(&mut self) -> String {
+    fn grow(&mut self, n_lines: usize) -> String {
         let mut last = String::new();
         for part in ["alpha", "beta", "gamma"] {
             for n in 0..4 {
-                self.write(&format!("{part}_{n}.rs"), &code(&format!("{part}{n}"), 40));
+                self.write(&format!("{part}_{n}.rs"), &code(&format!("{part}{n}"), n_lines));
             }
             last = self.commit(part);
         }
@@ -109,7 +109,7 @@ fn only_text_that_was_written_later_is_held_out_and_a_certificate_stands_for_eve
     let dir = Scratch::new("adapt-proof");
     let model = base(&dir);
     let mut repository = Repository::new(dir.0.join("project"));
-    let at = repository.grow();
+    let at = repository.grow(60);
     let old: Vec<String> = ["alpha", "beta", "gamma"]
         .iter()
         .flat_map(|part| (0..4).map(move |n| format!("{part}_{n}.rs")))
@@ -118,21 +118,24 @@ fn only_text_that_was_written_later_is_held_out_and_a_certificate_stands_for_eve
     // Lines in the middle of a file, a renamed file, moved text, a new file, a branch.
     let text = repository.read("alpha_0.rs");
     let (first, last) = text.split_at(text.find("pub fn alpha0_20").unwrap());
-    repository.write("alpha_0.rs", &format!("{first}{}{last}", code("delta", 8)));
+    repository.write("alpha_0.rs", &format!("{first}{}{last}", code("delta", 12)));
     repository.commit("lines in the middle");
     repository.git(&["mv", "beta_1.rs", "renamed.rs"]);
     // The first lines of another file.
     repository.write("renamed.rs", &(repository.read("renamed.rs") + &code("alpha1", 12)));
     repository.commit("a renamed file with text of another");
     repository.git(&["checkout", "-q", "-b", "side"]);
-    repository.write("epsilon.rs", &code("epsilon", 24));
-    repository.commit("a new file on a branch");
+    for n in 0..12 {
+        repository.write(&format!("epsilon_{n}.rs"), &code(&format!("epsilon{n}"), 12));
+    }
+    repository.commit("new files on a branch");
     repository.git(&["checkout", "-q", "main"]);
-    repository.write("beta_2.rs", &(repository.read("beta_2.rs") + &code("zeta", 8)));
+    repository.write("beta_2.rs", &(repository.read("beta_2.rs") + &code("zeta", 12)));
     repository.commit("lines at the end");
     repository.git(&["merge", "-q", "--no-ff", "-m", "merge", "side"]);
-    repository.write("draft.rs", &code("draft", 8));
-    let flags = ["adapt", ".", "--model", &model, "--steps", "12", "--lr", "0.01", "--threads", "2"];
+    repository.write("draft.rs", &code("draft", 12));
+    let flags =
+        ["adapt", ".", "--model", &model, "--steps", "12", "--lr", "0.01", "--threads", "2"];
     let output = run(&flags, &repository.dir);
     assert!(output.status.success(), "{}", stderr(&output));
     let out = String::from_utf8(output.stdout).unwrap();
@@ -150,10 +153,12 @@ fn only_text_that_was_written_later_is_held_out_and_a_certificate_stands_for_eve
     // Held out is what came later, where it was written.
     let documents = held_out(&place);
     let files: Vec<&str> = documents.iter().map(|document| &*document.0).collect();
-    for name in ["alpha_0.rs", "beta_2.rs", "epsilon.rs", "draft.rs"] {
-        assert!(files.contains(&name), "{name} of {files:?}");
-    }
-    assert!(!files.contains(&"renamed.rs"), "{files:?}");
+    let expected = |file: &&str| {
+        ["alpha_0.rs", "beta_2.rs", "draft.rs"].contains(file) || file.starts_with("epsilon_")
+    };
+    assert!(files.iter().all(expected), "{files:?}");
+    // Of fifteen files two are set aside for the scale.
+    assert_eq!(files.len(), 13, "{files:?}");
     for (file, scored, read) in &documents {
         let known = |line: &str| old.iter().any(|text| text.contains(line));
         assert!(!long_lines(scored).any(known), "{file}: {scored}");
@@ -213,7 +218,7 @@ fn a_second_time_continues_with_what_changed_and_without_a_change_ends_at_once()
     let dir = Scratch::new("adapt-again");
     let model = base(&dir);
     let mut repository = Repository::new(dir.0.join("project"));
-    repository.grow();
+    repository.grow(40);
     for n in 0..4 {
         let name = format!("gamma_{n}.rs");
         repository.write(&name, &(repository.read(&name) + &code(&format!("later{n}"), 12)));
@@ -234,9 +239,8 @@ fn a_second_time_continues_with_what_changed_and_without_a_change_ends_at_once()
     let output = ok(&flags, &repository.dir);
     assert!(stderr(&output).contains("continues "), "{}", stderr(&output));
     let certificate = json(&repository.dir.join(".elapid/adapt/2/certificate.json"));
-    let [first, second] = [1, 2].map(|n| {
-        json(&repository.dir.join(format!(".elapid/adapt/{n}/certificate.json")))
-    });
+    let [first, second] =
+        [1, 2].map(|n| json(&repository.dir.join(format!(".elapid/adapt/{n}/certificate.json"))));
     let earlier = second["adapter"]["continues"].as_str().unwrap();
     assert!(earlier.ends_with(".elapid/adapt/1"), "{earlier}");
     assert_ne!(first["split"]["commit"], second["split"]["commit"]);

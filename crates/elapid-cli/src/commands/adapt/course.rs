@@ -28,8 +28,9 @@ use std::time::{Duration, Instant};
 const SCORE_SHARE: f64 = 0.05;
 const COMPLETE_SHARE: f64 = 0.03;
 const NEUTRAL_SHARE: f64 = 0.01;
-/// What is left for everything else after training.
+/// What is left for everything else after training, and how much longer the same may take then.
 const REST_SHARE: f64 = 0.02;
+const SLOWER: f64 = 1.25;
 /// Scales that the guard may try after the first.
 const N_SCALES: f64 = 5.0;
 
@@ -78,7 +79,7 @@ impl Task<'_> {
         let (measured, before) = self.before(held_out, aside)?;
         let proof_s = before.again_s + N_SCALES * before.scale_s;
         let total_s = 60.0 * self.minutes;
-        let end_s = (total_s * (1.0 - REST_SHARE) - 1.1 * proof_s).max(0.1 * total_s);
+        let end_s = (total_s * (1.0 - REST_SHARE) - SLOWER * proof_s).max(0.1 * total_s);
         let end = (end_s / 60.0, changed);
         let (config, wishes) = self.args.config(&self.base, self.earlier.as_ref(), end)?;
         // Of the texts of `training`, on the new lines of `measured.documents`: not measured yet.
@@ -230,10 +231,7 @@ impl Task<'_> {
                 version: env!("CARGO_PKG_VERSION").into(),
                 hash: program.unwrap_or_default(),
             },
-            machine: Machine {
-                cpu: machine::cpu().unwrap_or_default(),
-                threads: self.n_threads(),
-            },
+            machine: Machine { cpu: machine::cpu().unwrap_or_default(), threads: self.n_threads() },
             seed: self.args.seed,
             base: crate::proof::certificate::Base {
                 name: name.unwrap_or_default(),
@@ -324,9 +322,8 @@ fn new_lines(document: &Document) -> Document {
 fn shown(path: &Path) -> String {
     let here = std::env::current_dir().and_then(|here| here.canonicalize()).ok();
     let own = path.canonicalize().ok();
-    let short = own.as_deref().zip(here.as_deref()).and_then(|(own, here)| {
-        own.strip_prefix(here).ok()
-    });
+    let short =
+        own.as_deref().zip(here.as_deref()).and_then(|(own, here)| own.strip_prefix(here).ok());
     short.unwrap_or(path).display().to_string()
 }
 

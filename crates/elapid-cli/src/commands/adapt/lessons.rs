@@ -88,12 +88,7 @@ fn by_history(past: History, dir: &Path, walk: &Walk, left_out: Value) -> Done<L
     Lesson::new(training, since, split, (n_near_copies, left_out), walk)
 }
 
-fn at_random(
-    collected: Collected,
-    walk: &Walk,
-    left_out: Value,
-    live: &mut Live,
-) -> Done<Lesson> {
+fn at_random(collected: Collected, walk: &Walk, left_out: Value, live: &mut Live) -> Done<Lesson> {
     let divided = walk::divide(collected, HELD_OUT, walk)?;
     if let Some(note) = &divided.note {
         live.line("note", note);
@@ -121,9 +116,8 @@ impl Lesson {
         let blocks = training.into_iter().map(Entry::blocks);
         let training: Vec<Entry> =
             blocks.collect::<elapid::Result<Vec<_>>>()?.into_iter().flatten().collect();
-        let learned = |entry: &Entry| {
-            Ok(Learned { name: entry.name.clone(), hash: entry.hash(walk)? })
-        };
+        let learned =
+            |entry: &Entry| Ok(Learned { name: entry.name.clone(), hash: entry.hash(walk)? });
         let documents = training.iter().map(learned).collect::<elapid::Result<Vec<_>>>()?;
         let facts = TrainingFacts {
             n_documents: training.len(),

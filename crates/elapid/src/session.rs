@@ -227,8 +227,8 @@ impl Session {
         Ok(Some(FimTraining { rate: batches.fim, spm: batches.spm, tokens }))
     }
 
-    /// Takes what a checkpoint trained, after `adapt` with the same method: all of it with a `share`
-    /// of 1, with less a mean of that and the weights as they are.
+    /// Takes what a checkpoint trained, after `adapt` with the same method: all of it with a
+    /// `share` of 1, with less a mean of that and the weights as they are.
     pub fn restore(&mut self, saved: &Saved, share: f32) -> Result<()> {
         self.generator = None;
         let learner = self.learner(0)?;

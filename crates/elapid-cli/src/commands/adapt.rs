@@ -51,9 +51,9 @@ enum MethodName {
 ///
 /// The model learns the project as it was some commits ago and is measured on what was written
 /// since: new files, and lines added to old ones, each in a context that holds only what was there
-/// before. Without enough history in git a part of the files is held out instead. The result lies in
-/// .elapid/adapt/N of the project, with a certificate that `elapid verify` checks. A second time it
-/// continues with what changed, which is much shorter.
+/// before. Without enough history in git a part of the files is held out instead. The result lies
+/// in .elapid/adapt/N of the project, with a certificate that `elapid verify` checks. A second time
+/// it continues with what changed, which is much shorter.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid adapt --model base.gguf\n  \
     elapid adapt src --model base.gguf --minutes 3\n  \

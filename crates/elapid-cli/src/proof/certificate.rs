@@ -1,4 +1,4 @@
-//! The certificate of an adapted model: what was measured, on what, with what, and hashes of it all.
+//! The certificate of an adapted model: what was measured, on what, with what, and all hashes.
 //!
 //! ```text
 //! certificate.json   the figures; its last line is a hash of all before it

@@ -1,9 +1,9 @@
 //! What a model lost of its general ability, and how far it is taken back for that.
 //!
-//! An adapted model is `base + s (trained - base)` with a scale `s` of 1. Where it is worse than the
-//! base on neutral text by more than `LOSS_MAX`, smaller scales are tried. Of those that stay within
-//! the limit the one is taken that is best on held-out text which the verdict does not use; without
-//! such text the largest.
+//! An adapted model is `base + s (trained - base)` with a scale `s` of 1. Where it is worse than
+//! the base on neutral text by more than `LOSS_MAX`, smaller scales are tried. Of those that stay
+//! within the limit the one is taken that is best on held-out text which the verdict does not use;
+//! without such text the largest.
 
 use crate::files;
 use crate::proof::measure::{Subject, Time, bits_per_byte};
@@ -60,7 +60,7 @@ impl Outcome<'_> {
         let device = Device::cpu(self.n_threads)?;
         let opened = Model::open(self.base)?.with_context(self.context)?;
         let mut session = Session::new(opened, &device)?;
-        // A run may have begun at the result of an earlier one: this is the way back to the base.
+        // Toward the base, also where the run began at the result of an earlier one.
         session.adapt(self.method, None, 0)?;
         session.restore(&Saved::open(self.run.join(TRAINED))?, scale as f32)?;
         session.save(self.place())?;

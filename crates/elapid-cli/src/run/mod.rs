@@ -133,7 +133,7 @@ pub struct Lessons {
 }
 
 /// A run in `dir`, which was claimed, on documents that were gathered; `begin` is when its time
-/// began. Says nothing of its result. Returns how many steps it made; none where it was interrupted.
+/// began. Says nothing of its result. Returns how many steps it made; none if it was interrupted.
 pub fn learn(
     config: RunConfig,
     dir: &Path,

@@ -306,8 +306,8 @@ fn n_learned(document: &Document) -> usize {
     document.parts.iter().filter(|part| part.learned).map(|part| part.text.len()).sum()
 }
 
-/// A document without most of what is before its first new line and behind its last: measured often,
-/// it is to take little time.
+/// A document without most of what is before its first new line and behind its last: it is
+/// measured often.
 fn new_lines(document: &Document) -> Document {
     let mut document = document.clone();
     document.parts.pop_if(|last| !last.learned);

@@ -82,42 +82,35 @@ impl Subject {
     }
 
     /// What it makes of the first of these places, as many as there is time for.
-    pub fn complete(&mut self, places: &[Place], time: Time) -> Done<Completed> {
-        let (begin, mut sum) = (Instant::now(), Completed::default());
+    pub fn complete(&mut self, places: &[Place], time: Time) -> Done<Vec<Hit>> {
+        let (begin, mut hits) = (Instant::now(), Vec::new());
         let has_fim = self.session.tokenizer().fim().is_some();
-        sum.fim = has_fim.then_some(0);
         let mut told = progress("complete", "{human_pos} of {human_len} places");
         for place in places {
             if time.is_over(begin) {
                 break;
             }
-            sum.n_places += 1;
-            let (n_line, n_both) = self.lines(place)?;
-            sum.line += n_line;
-            sum.two_lines += n_both;
-            if let Some(n_exact) = &mut sum.fim {
-                *n_exact += self.fill(place)?;
-            }
-            told(sum.n_places, places.len());
+            let (line, two_lines) = self.lines(place)?;
+            let fim = if has_fim { Some(self.fill(place)?) } else { None };
+            hits.push(Hit { line, two_lines, fim });
+            told(hits.len(), places.len());
         }
-        Ok(sum)
+        Ok(hits)
     }
 
-    /// Whether the rest of the line is right, and the next line too: 1 or 0 each.
-    fn lines(&mut self, place: &Place) -> Done<(usize, usize)> {
+    /// Whether the rest of the line is right, and the next line too.
+    fn lines(&mut self, place: &Place) -> Done<(bool, bool)> {
         let request = self.ask(place, |session, prefix, _| session.request(prefix))?;
         let want = format!("{}\n{}\n", place.rest, place.next);
         let (n_right, _) = self.write(request, &want)?;
-        let is_line = n_right > place.rest.len();
-        Ok((is_line.into(), (n_right == want.len()).into()))
+        Ok((n_right > place.rest.len(), n_right == want.len()))
     }
 
-    fn fill(&mut self, place: &Place) -> Done<usize> {
+    fn fill(&mut self, place: &Place) -> Done<bool> {
         let request = self.ask(place, Session::infill)?;
         let want = format!("{}\n", place.rest);
         let (n_right, has_ended) = self.write(request, &want)?;
-        let is_exact = n_right == want.len() || n_right == place.rest.len() && has_ended;
-        Ok(is_exact.into())
+        Ok(n_right == want.len() || n_right == place.rest.len() && has_ended)
     }
 
     /// A request with as much of what is around a place as the window holds.
@@ -167,6 +160,27 @@ pub struct Completed {
     pub two_lines: usize,
     /// The rest of the line with what is behind in sight, where the model can.
     pub fim: Option<usize>,
+}
+
+/// What was exact at one place.
+#[derive(Clone, Copy, Debug)]
+pub struct Hit {
+    line: bool,
+    two_lines: bool,
+    fim: Option<bool>,
+}
+
+impl Completed {
+    pub fn of(hits: &[Hit]) -> Completed {
+        let count = |is_so: fn(&Hit) -> bool| hits.iter().filter(|hit| is_so(hit)).count();
+        let has_fim = hits.iter().any(|hit| hit.fim.is_some());
+        Completed {
+            n_places: hits.len(),
+            line: count(|hit| hit.line),
+            two_lines: count(|hit| hit.two_lines),
+            fim: has_fim.then(|| count(|hit| hit.fim == Some(true))),
+        }
+    }
 }
 
 /// A place inside of a line.

@@ -97,7 +97,8 @@ impl Check<'_> {
             None => Completed::default(),
             Some(Pair { after, .. }) => {
                 let places = places(documents, self.certificate.seed);
-                subject.complete(&places[..after.n_places.min(places.len())], Time::Any)?
+                let n = after.n_places.min(places.len());
+                Completed::of(&subject.complete(&places[..n], Time::Any)?)
             }
         };
         let neutral = match self.certificate.neutral {

@@ -9,7 +9,8 @@ use super::{Adapt, Base, Earlier};
 use crate::machine;
 use crate::proof::certificate::{self, *};
 use crate::proof::guard::{Guarded, LOSS_MAX, Outcome};
-use crate::proof::measure::{self, Completed, Place, Subject, Time, bits_per_byte, by_file};
+use crate::proof::measure::{self, Completed, Hit, Place, Subject, Time};
+use crate::proof::measure::{bits_per_byte, by_file};
 use crate::proof::neutral;
 use crate::report::live::Live;
 use crate::report::text::duration_exact;
@@ -31,6 +32,8 @@ const NEUTRAL_SHARE: f64 = 0.01;
 /// What is left for everything else after training, and how much longer the same may take then.
 const REST_SHARE: f64 = 0.02;
 const SLOWER: f64 = 1.25;
+/// And for the certificate.
+const WRITE_SHARE: f64 = 0.01;
 /// Scales that the guard may try after the first.
 const N_SCALES: f64 = 5.0;
 
@@ -62,7 +65,7 @@ struct Measured {
 /// How the base measured.
 struct Before {
     scores: Vec<DocScore>,
-    completed: Completed,
+    hits: Vec<Hit>,
     neutral: Option<f64>,
     /// Documents that there was no time for.
     n_not_measured: usize,
@@ -71,12 +74,19 @@ struct Before {
     scale_s: f64,
 }
 
+/// How the result measured.
+struct After {
+    guarded: Guarded,
+    scores: Vec<DocScore>,
+    hits: Vec<Hit>,
+}
+
 impl Task<'_> {
     pub fn run(mut self, lesson: Lesson, walk: Walk) -> Done<ExitCode> {
         let Lesson { training, held_out, split, facts, left_out, changed, .. } = lesson;
         let seed = self.args.seed;
         let (held_out, aside) = measure::set_aside(measure::shuffled(held_out, seed), seed);
-        let (measured, before) = self.before(held_out, aside)?;
+        let (mut measured, mut before) = self.before(held_out, aside)?;
         let proof_s = before.again_s + N_SCALES * before.scale_s;
         let total_s = 60.0 * self.minutes;
         let end_s = (total_s * (1.0 - REST_SHARE) - SLOWER * proof_s).max(0.1 * total_s);
@@ -102,8 +112,9 @@ impl Task<'_> {
             return Ok(ExitCode::from(130));
         };
         let training_s = (self.begin.elapsed() - training_from).as_secs_f64();
-        let (guarded, after) = self.after(&measured, &before, &method)?;
-        let [old, new] = [&before.scores, &after.0].map(|one| by_file(&measured.files, one));
+        let After { guarded, scores, hits } = self.after(&measured, &before, &method)?;
+        self.cut(&mut measured, &mut before, scores.len())?;
+        let [old, new] = [&before.scores, &scores].map(|one| by_file(&measured.files, one));
         let found = compare(&new, &old)?;
         let total_s = self.begin.elapsed().as_secs_f64();
         let times = Times { n_steps, training_s, proof_s: total_s - training_s, total_s };
@@ -117,8 +128,7 @@ impl Task<'_> {
             split,
             training: facts,
             held_out,
-            completion: (before.completed.n_places > 0)
-                .then_some(Pair { before: before.completed, after: after.1 }),
+            completion: completion(&before.hits, &hits),
             ..self.certificate(&result, before.neutral)?
         };
         certificate.write(&self.dir)?;
@@ -148,8 +158,8 @@ impl Task<'_> {
         let documents: Vec<Document> = all.into_iter().take(n).collect();
         let files = held_out.into_iter().take(n).map(|new| new.file).collect();
         let mut places = measure::places(&documents, self.args.seed);
-        let completed = subject.complete(&places, self.time(COMPLETE_SHARE))?;
-        places.truncate(completed.n_places);
+        let hits = subject.complete(&places, self.time(COMPLETE_SHARE))?;
+        places.truncate(hits.len());
         let without_neutral_s = begin.elapsed().as_secs_f64();
         let mut neutral = neutral();
         let on_neutral = subject.score(&neutral, self.time(NEUTRAL_SHARE))?;
@@ -165,7 +175,7 @@ impl Task<'_> {
         let before = Before {
             neutral: (!on_neutral.is_empty()).then(|| bits_per_byte(&on_neutral)),
             scores,
-            completed,
+            hits,
             n_not_measured: n_all - n,
             again_s,
             scale_s,
@@ -178,12 +188,7 @@ impl Task<'_> {
     }
 
     /// Takes the result back where it lost too much elsewhere, and measures it.
-    fn after(
-        &mut self,
-        measured: &Measured,
-        before: &Before,
-        method: &Method,
-    ) -> Done<(Guarded, (Vec<DocScore>, Completed))> {
+    fn after(&mut self, measured: &Measured, before: &Before, method: &Method) -> Done<After> {
         let (base, run, n_threads) = (&self.base.path, &self.dir, self.n_threads());
         let context = RunConfig::read(run)?.context;
         let outcome = Outcome { base, run, method, context, n_threads };
@@ -201,9 +206,39 @@ impl Task<'_> {
         }
         self.live.line("measure", "the model after training, on the same text");
         let mut subject = outcome.open()?;
-        let scores = subject.score(&measured.documents, Time::Any)?;
-        let completed = subject.complete(&measured.places, Time::Any)?;
-        Ok((guarded, (scores, completed)))
+        let scores = subject.score(&measured.documents, self.left())?;
+        let places = match scores.len() == measured.documents.len() {
+            true => &measured.places[..],
+            false => &[],
+        };
+        let hits = subject.complete(places, self.left())?;
+        Ok(After { guarded, scores, hits })
+    }
+
+    /// What is left of the time, but for writing.
+    fn left(&self) -> Time {
+        let end = Duration::from_secs_f64(60.0 * self.minutes * (1.0 - WRITE_SHARE));
+        match self.args.steps {
+            Some(_) => Time::Any,
+            None => Time::Within(end.saturating_sub(self.begin.elapsed())),
+        }
+    }
+
+    /// Leaves of what was measured before as much as there was time for after.
+    fn cut(&self, measured: &mut Measured, before: &mut Before, n: usize) -> Done<()> {
+        if n == measured.documents.len() {
+            return Ok(());
+        }
+        before.n_not_measured += measured.documents.len() - n;
+        before.scores.truncate(n);
+        measured.documents.truncate(n);
+        measured.files.truncate(n);
+        let pairs = measured.files.iter().zip(&measured.documents);
+        let new = |(file, document): (&String, &Document)| {
+            let (file, document) = (file.clone(), document.clone());
+            New { file, document }
+        };
+        certificate::store(&self.dir, &pairs.map(new).collect::<Vec<_>>())
     }
 
     fn n_threads(&self) -> usize {
@@ -299,6 +334,13 @@ struct Found {
     method: Method,
     times: Times,
     n_neutral: usize,
+}
+
+/// Of the places that were asked both times.
+fn completion(before: &[Hit], after: &[Hit]) -> Option<Pair<Completed>> {
+    let n = before.len().min(after.len());
+    let [before, after] = [before, after].map(|hits| Completed::of(&hits[..n]));
+    (n > 0).then_some(Pair { before, after })
 }
 
 /// Bytes that are to be predicted.

@@ -7,7 +7,6 @@ mod failpoint;
 mod files;
 mod machine;
 mod project;
-#[allow(dead_code, unused_imports)] // for `adapt` and `verify`
 mod proof;
 mod report;
 mod run;
@@ -29,6 +28,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Adapt(Box<commands::adapt::Adapt>),
+    Verify(commands::verify::Verify),
     Train(Box<commands::train::Train>),
     Plan(Box<commands::train::Plan>),
     Watch(commands::watch::Watch),
@@ -62,6 +63,8 @@ fn main() -> ExitCode {
     let wants_json = wants_json(&matches);
     let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
     let done = match command {
+        Command::Adapt(args) => args.run(),
+        Command::Verify(args) => args.run(),
         Command::Train(args) => args.run(),
         Command::Plan(args) => args.run(),
         Command::Info(args) => args.run(),

@@ -130,6 +130,7 @@ impl Session {
 
     /// Chooses what is trained: everything, LoRA or DoRA adapters, B and C alone, embeddings.
     /// `quant` stores frozen matrices in blocks of few bits (QLoRA): `nf4`, `q4_0`, `q8_0`, `q4_k`.
+    /// Where the model was opened with an adapter, LoRA continues that one.
     pub fn adapt(&mut self, method: &Method, quant: Option<&str>, seed: u64) -> Result<Coverage> {
         self.learner(seed)?;
         let Learner { model, mut weights, .. } = self.learner.take().expect("it was just made");
@@ -238,11 +239,12 @@ impl Session {
         Ok(Some(FimTraining { rate: batches.fim, spm: batches.spm, tokens }))
     }
 
-    /// Takes what a checkpoint trained, after `adapt` with the same method.
-    pub fn restore(&mut self, saved: &Saved) -> Result<()> {
+    /// Takes what a checkpoint trained, after `adapt` with the same method: all of it with a
+    /// `share` of 1, with less a mean of that and the weights as they are.
+    pub fn restore(&mut self, saved: &Saved, share: f32) -> Result<()> {
         self.generator = None;
         let learner = self.learner(0)?;
-        saved.write_weights(&mut learner.weights)?;
+        saved.write_weights(&mut learner.weights, share)?;
         if let Some(lens) = &learner.lens {
             lens.forward(&mut learner.weights);
         }

@@ -1,6 +1,7 @@
 //! The commands, one file each: its flags, its help, what it does. Here is what those share that
 //! can be given no model: which one they take.
 
+pub mod adapt;
 pub mod bench;
 pub mod chat;
 pub mod check;
@@ -16,6 +17,7 @@ pub mod serve;
 pub mod tokenize;
 pub mod train;
 pub mod train_tokenizer;
+pub mod verify;
 pub mod watch;
 
 use crate::project::{self, Choice, Loadable, Project};

@@ -5,14 +5,16 @@ mod plan_generate;
 
 use crate::compute::Compute;
 use crate::files;
-use crate::report::{Done, Failure, between, scaled, size};
+use crate::report::{Done, Failure, between, size};
 use crate::run::config::{Budget, Origin, RunConfig, TeacherConfig};
 use crate::run::{self, Checkpointing, Wishes};
 use crate::talk::flags::cache_type;
-use clap::ValueEnum;
+use clap::{Args, FromArgMatches, ValueEnum};
 use elapid::{Arch, CacheType, LoraForm as Form, LoraSettings, Method, OptimizerKind, Scaling};
 use elapid::{Schedule, Settings, Size};
-use names::{ArchName, MethodName, OptimizerName, QuantName, ScheduleName, SizeName, named};
+pub use names::positive;
+use names::{ArchName, MethodName, OptimizerName, QuantName, ScheduleName, SizeName};
+use names::{amount, named, weighted};
 use plan_generate::Asked;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -310,29 +312,6 @@ struct Flags {
     json: bool,
 }
 
-fn positive(text: &str) -> Result<f64, String> {
-    let number = text.parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0);
-    number.ok_or_else(|| format!("{text} is not a positive number"))
-}
-
-/// A path, and after the last `=` how often it is drawn in an epoch.
-fn weighted(text: &str) -> Result<(PathBuf, f64), String> {
-    match text.rsplit_once('=') {
-        Some((path, weight)) if !Path::new(text).exists() => {
-            Ok((path.into(), positive(weight).map_err(|problem| format!("weight: {problem}"))?))
-        }
-        _ => Ok((text.into(), 1.0)),
-    }
-}
-
-/// Tokens: 500M, 1.5G, 30000.
-fn amount(text: &str) -> Result<u64, String> {
-    scaled(text, |unit| {
-        let place = ["", "k", "m", "g"].iter().position(|name| *name == unit);
-        place.map(|n| 1e3f64.powi(n as i32))
-    })
-}
-
 impl Train {
     pub fn run(&self) -> Done<ExitCode> {
         match &self.resume {
@@ -340,6 +319,15 @@ impl Train {
             None => run::begin(self.flags.config()?, self.out.as_deref(), &self.flags.wishes()?),
         }
     }
+}
+
+/// What `elapid train` with these flags is, for a command that builds on it.
+pub fn run_of(flags: &[String]) -> Done<(RunConfig, Wishes)> {
+    let bug = |error: clap::Error| Failure::new(error.to_string().trim(), "see --help");
+    let command = Flags::augment_args(clap::Command::new("train").no_binary_name(true));
+    let matches = command.try_get_matches_from(flags).map_err(bug)?;
+    let flags = Flags::from_arg_matches(&matches).map_err(bug)?;
+    Ok((flags.config()?, flags.wishes()?))
 }
 
 impl Plan {
@@ -487,6 +475,7 @@ impl Flags {
                 model: run::usable(model)?,
                 quant: (name == MethodName::Qlora)
                     .then(|| self.quant.map_or("auto", QuantName::name).to_string()),
+                adapter: None,
             },
         };
         let fim = self.fim.map(|fim| self.share("fim", fim)).transpose()?;

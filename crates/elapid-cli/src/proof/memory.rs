@@ -53,7 +53,7 @@ pub struct Probe {
 }
 
 /// What a model made of some probes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Memory {
     pub n_probed: usize,
     /// Completed to the last byte.

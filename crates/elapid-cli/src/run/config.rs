@@ -122,6 +122,9 @@ pub enum Origin {
         model: PathBuf,
         /// The blocks its matrices are held in, other than as stored.
         quant: Option<String>,
+        /// An adapter of it that is continued.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        adapter: Option<PathBuf>,
     },
 }
 

@@ -14,7 +14,7 @@ use crate::report::{Done, Failure};
 use crate::source::compress;
 use crate::source::entry::{Entry, sample, some};
 use crate::source::walk::{Divided, Walk};
-use elapid::{Corpus, Encoded, Tokenizer};
+use elapid::{Corpus, Document, Encoded, Tokenizer};
 use elapid::{Package, PackageFile as OutFile, SharedBytes};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -22,11 +22,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// What a run is to learn from and to be measured on, still in its files.
+#[derive(Default)]
 pub struct Gathered {
     pub training: Vec<Entry>,
     pub held_out: Vec<Entry>,
     /// Documents of sets that are measured on besides, named by `name_in_set`.
     pub sets: Vec<Entry>,
+    /// Held-out documents that are no text in a file: some of their parts are only read.
+    pub in_parts: Vec<Document>,
     pub facts: Facts,
     /// How they are read.
     pub walk: Walk,
@@ -119,7 +122,7 @@ impl Gathered {
             key,
             ..Facts::default()
         };
-        Ok(Gathered { training, held_out, sets: Vec::new(), facts, walk, same: None })
+        Ok(Gathered { training, held_out, facts, walk, ..Gathered::default() })
     }
 
     /// Those of a run beside this one that has the same key.
@@ -132,8 +135,8 @@ impl Gathered {
             // A configuration is written last: all else is there.
             let is_same = facts.key.as_deref() == Some(key) && dir.join("config.json").exists();
             let walk = Walk { out: walk.out.clone(), ..Walk::default() };
-            let [training, held_out, sets] = [(); 3].map(|()| Vec::new());
-            is_same.then_some(Gathered { training, held_out, sets, facts, walk, same: Some(dir) })
+            let gathered = Gathered { facts, walk, same: Some(dir), ..Gathered::default() };
+            is_same.then_some(gathered)
         })
     }
 
@@ -180,11 +183,16 @@ impl Gathered {
         let item = |(idx, entry): (usize, &Entry)| {
             (entry.n_bytes(), (idx < n_training).then_some(entry.weight))
         };
-        let items: Vec<(usize, Option<f64>)> = entries.iter().enumerate().map(item).collect();
-        let reading = Reading::new("encode", Some(entries.len()));
+        let in_parts = self.in_parts.iter().map(|document| (document.n_bytes(), None));
+        let items: Vec<(usize, Option<f64>)> =
+            entries.iter().enumerate().map(item).chain(in_parts).collect();
+        let reading = Reading::new("encode", Some(items.len()));
         let document = |idx: usize| {
-            let document = entries[idx].load(&self.walk)?;
-            reading.add(entries[idx].n_bytes());
+            let document = match entries.get(idx) {
+                Some(entry) => entry.load(&self.walk)?,
+                None => self.in_parts[idx - entries.len()].clone(),
+            };
+            reading.add(items[idx].0);
             Ok(document)
         };
         let Some(dir) = &self.walk.out else {

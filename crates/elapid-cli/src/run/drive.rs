@@ -51,6 +51,16 @@ pub struct Run {
     pub live: Live,
     /// When the command was started.
     pub begin: Instant,
+    pub purpose: Purpose,
+}
+
+/// What comes after the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Nothing: it says how it went.
+    Train,
+    /// A proof: that will say it. The trained weights are kept for it.
+    Adapt,
 }
 
 /// The least share of the highest rate that a run given another end starts its rest with.

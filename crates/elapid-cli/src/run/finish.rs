@@ -2,7 +2,7 @@
 
 use super::config::Budget;
 use super::data::{Set, name_in_set};
-use super::drive::Run;
+use super::drive::{Purpose, Run};
 use super::outside::export_name;
 use super::record::Spent;
 use super::write_json;
@@ -14,7 +14,7 @@ use crate::report::page;
 use crate::report::samples::{self, Sample};
 use crate::report::{Done, Failure, mebibytes};
 use elapid::Special;
-use elapid::{Comparison, DocScore, compare};
+use elapid::{Comparison, DocScore, Extent, compare};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -154,12 +154,17 @@ pub fn finish(
     write_json(&run.dir.join(SUMMARY), &summary)?;
     let report = ReportData::gather(&run.dir, summary.clone())?;
     files::write_bytes(&run.dir.join(page::FILE), page::html(&report)?.as_bytes())?;
-    say(run, &summary, taken);
+    match run.purpose {
+        Purpose::Train => say(run, &summary, taken),
+        Purpose::Adapt => keep_weights(run)?,
+    }
     // From here on the record alone says how long it was.
     run.config.budget = Budget::Steps(run.config.settings.end());
     run.config.write(&run.dir)?;
-    run.live.line("model", &format!("{}", place.display()));
-    run.live.line("report", &format!("{}", run.dir.join(page::FILE).display()));
+    if run.purpose == Purpose::Train {
+        run.live.line("model", &format!("{}", place.display()));
+        run.live.line("report", &format!("{}", run.dir.join(page::FILE).display()));
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -169,6 +174,17 @@ pub fn export(run: &Run) -> Done<std::path::PathBuf> {
     let dir = run.dir.join(export_name(&run.config.method));
     prepared.session.save_from(&prepared.training, &dir)?;
     Ok(dir)
+}
+
+/// The trained weights of a whole model, which may have to be brought nearer to those before.
+pub const TRAINED: &str = "trained.elapid";
+
+fn keep_weights(run: &Run) -> Done<()> {
+    if export_name(&run.config.method) == "model" {
+        let capture = run.prepared.training.capture(Extent::Weights, &json!({}));
+        capture.save(run.dir.join(TRAINED))?;
+    }
+    Ok(())
 }
 
 fn fact(name: &str, value: impl ToString) -> Fact {

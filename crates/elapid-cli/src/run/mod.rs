@@ -33,18 +33,22 @@ use crate::files;
 use crate::report::live::{Live, Output};
 use crate::report::reading::waiting;
 use crate::report::{Done, Failure, beyond_trained, count, line};
+use crate::source::entry::Entry;
 use crate::source::left_out;
 use crate::source::walk::{self, Collected, Secrets, Walk};
-pub use outside::{look, usable};
+pub use finish::TRAINED;
+pub use outside::{export_name, look, usable};
 
 use config::{Budget, Origin, RunConfig, TeacherConfig};
-use data::{Data, Gathered};
+use data::{Data, Facts, Gathered};
+use drive::Purpose;
 use elapid::Device;
+use elapid::Document;
 use elapid::Model;
 use elapid::Size;
 use plan::Plan;
 use prepare::{Prepared, Texts};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -97,7 +101,7 @@ impl Wishes {
         self.compute.open()
     }
 
-    fn live(&self) -> Live {
+    pub fn live(&self) -> Live {
         Live::new(if self.json { Output::json() } else { Output::for_people() })
     }
 }
@@ -105,39 +109,85 @@ impl Wishes {
 /// `elapid train PATH`.
 pub fn begin(config: RunConfig, out: Option<&Path>, wishes: &Wishes) -> Done<ExitCode> {
     let begin = Instant::now();
-    let dir = claim(out)?;
-    let run = prepare_run(dir.clone(), config, wishes, begin);
-    match run {
+    let dir = claim(out, Path::new("runs"))?;
+    let gather =
+        |config: &mut RunConfig, live: &mut Live| collect(config, Some(&dir), wishes, live);
+    match prepare_run(&dir, config, wishes, begin, gather) {
         Ok(run) => run.start(),
         Err(failure) => {
-            // Only what this run has written; a directory with anything else in it stays.
-            Data::remove(&dir);
-            let _ = std::fs::remove_file(dir.join(".gitignore"));
-            let _ = std::fs::remove_dir(&dir);
+            give_back(&dir);
             Err(failure)
         }
     }
 }
 
+/// What a run is given to learn from.
+pub struct Lessons {
+    pub training: Vec<Entry>,
+    /// What is measured on while it learns.
+    pub measured: Vec<Document>,
+    /// How that was chosen, in words.
+    pub split: String,
+    pub left_out: Value,
+    pub walk: Walk,
+}
+
+/// A run in `dir`, which was claimed, on documents that were gathered; `begin` is when its time
+/// began. Says nothing of its result. Returns how many steps it made; none if it was interrupted.
+pub fn learn(
+    config: RunConfig,
+    dir: &Path,
+    wishes: &Wishes,
+    begin: Instant,
+    lessons: Lessons,
+) -> Done<Option<u64>> {
+    let Lessons { training, measured, split, left_out, walk } = lessons;
+    let run = prepare_run(dir, config, wishes, begin, |_, _| {
+        let facts = Facts {
+            split,
+            left_out,
+            n_training: training.len(),
+            n_bytes: training.iter().map(Entry::n_bytes).sum(),
+            n_held_out: measured.len(),
+            ..Facts::default()
+        };
+        Ok(Gathered { training, in_parts: measured, facts, walk, ..Gathered::default() })
+    })?;
+    drive::Run { purpose: Purpose::Adapt, ..run }.start()?;
+    let summary = dir.join(finish::SUMMARY);
+    let end = || RunConfig::read(dir).map(|config| config.settings.end());
+    summary.exists().then(end).transpose()
+}
+
+/// Takes back what a run that did not come to its first step has written; a directory with anything
+/// else in it stays.
+pub fn give_back(dir: &Path) {
+    Data::remove(dir);
+    let _ = std::fs::remove_file(dir.join(".gitignore"));
+    let _ = std::fs::remove_dir(dir);
+}
+
 /// Everything before the first step.
 fn prepare_run(
-    dir: PathBuf,
+    dir: &Path,
     mut config: RunConfig,
     wishes: &Wishes,
     begin: Instant,
+    gather: impl FnOnce(&mut RunConfig, &mut Live) -> Done<Gathered>,
 ) -> Done<drive::Run> {
     let mut live = wishes.live();
-    let gathered = collect(&mut config, Some(&dir), wishes, &mut live)?;
+    let gathered = gather(&mut config, &mut live)?;
     let device = wishes.device()?;
     config.place = Some(wishes.compute.place(&device));
     let (data, mut prepared, plan) =
-        set_up(&mut config, gathered, (&device, &dir), wishes, &mut live)?;
-    prepare::keep_texts(prepared.session.model(), &config, &dir)?;
+        set_up(&mut config, gathered, (&device, dir), wishes, &mut live)?;
+    prepare::keep_texts(prepared.session.model(), &config, dir)?;
     write_json(&dir.join("plan.json"), &plan)?;
     prepared.follow(&config);
     // Last: a directory with a configuration can be resumed.
-    config.write(&dir)?;
-    Ok(drive::Run { dir, config, data, plan, prepared, device, live, begin })
+    config.write(dir)?;
+    let (dir, purpose) = (dir.to_path_buf(), Purpose::Train);
+    Ok(drive::Run { dir, config, data, plan, prepared, device, live, begin, purpose })
 }
 
 /// `elapid train --resume RUN`.
@@ -150,8 +200,9 @@ pub fn resume(dir: &Path, wishes: &Wishes) -> Done<ExitCode> {
     let device = wishes.compute.open_again(config.place.as_ref())?;
     let opened = prepare::open(&config, Texts::Run(dir))?;
     let prepared = prepare::prepare(&config, &data, opened, &device)?;
-    let dir = dir.into();
-    drive::Run { dir, config, data, plan, prepared, device, live, begin }.resume(wishes.budget)
+    let (dir, purpose) = (dir.into(), Purpose::Train);
+    drive::Run { dir, config, data, plan, prepared, device, live, begin, purpose }
+        .resume(wishes.budget)
 }
 
 /// `elapid plan PATH`.
@@ -345,9 +396,9 @@ fn say_model(
     Ok(())
 }
 
-/// A directory of its own: the one asked for, new or empty, or the first of runs/1, runs/2, ...
+/// A directory of its own: the one asked for, new or empty, or the first of PARENT/1, PARENT/2, ...
 /// It is made at once, so that no two runs take the same.
-fn claim(out: Option<&Path>) -> Done<PathBuf> {
+pub fn claim(out: Option<&Path>, parent: &Path) -> Done<PathBuf> {
     let dir = match out {
         Some(dir) => {
             files::make_directory(dir)?;
@@ -363,7 +414,6 @@ fn claim(out: Option<&Path>) -> Done<PathBuf> {
             dir.to_path_buf()
         }
         None => {
-            let parent = Path::new("runs");
             files::make_directory(parent)?;
             let mut names = (1u32..).map(|n| parent.join(n.to_string()));
             let fresh = names.find_map(|path| match std::fs::create_dir(&path) {
@@ -382,13 +432,13 @@ fn claim(out: Option<&Path>) -> Done<PathBuf> {
     Ok(dir)
 }
 
-fn write_json(path: &Path, value: &impl serde::Serialize) -> Done<()> {
+pub fn write_json(path: &Path, value: &impl serde::Serialize) -> Done<()> {
     let json = serde_json::to_vec_pretty(value)
         .map_err(|error| Failure::new(error, "this is a bug in Elapid"))?;
     Ok(files::write_bytes(path, &json)?)
 }
 
-fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Done<T> {
+pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Done<T> {
     serde_json::from_str(&files::read_text(path)?).map_err(|error| {
         let hint = "the run may come from another version of Elapid";
         Failure::new(format!("{}: {error}", path.display()), hint)

@@ -40,7 +40,7 @@ pub fn usable(path: &Path) -> Done<PathBuf> {
         let device = Device::cpu(n_threads_default())?;
         let (mut session, _) =
             prepare::session(&config, prepare::open(&config, Texts::Run(path))?, &device)?;
-        session.restore(&saved)?;
+        session.restore(&saved, 1.0)?;
         session.save(&place)?;
         write_json(&mark, &step)?;
     }

@@ -174,8 +174,11 @@ impl Opened {
 /// Opens or makes the model.
 pub fn open(config: &RunConfig, from: Texts<'_>) -> Done<Opened> {
     match &config.origin {
-        Origin::Base { model, .. } => {
+        Origin::Base { model, adapter, .. } => {
             let mut model = Model::open(model)?;
+            if let Some(adapter) = adapter {
+                model = model.with_adapter(adapter);
+            }
             if config.method == Method::Full {
                 model = model.with_context(config.context)?;
             }

@@ -79,7 +79,7 @@ fn read(path: &Path, range: &Range<u64>) -> Result<Vec<u8>> {
 pub type Met = (Entry, Signature, Vec<Exposed>);
 
 /// Replaces the secrets of a document that may not be learned; where they were.
-fn clean(document: &mut Document, form: Form, walk: &Walk) -> Vec<Exposed> {
+pub fn clean(document: &mut Document, form: Form, walk: &Walk) -> Vec<Exposed> {
     let mut list = Vec::new();
     if walk.secrets == Secrets::Keep {
         return list;
@@ -103,6 +103,29 @@ impl Entry {
     pub fn of_text(name: String, path: &Path, text: String, walk: &Walk) -> Met {
         let range = 0..text.len() as u64;
         Entry::new(Document::whole(name, text), Form::Text, (path.into(), range), walk)
+    }
+
+    /// A text that lies in the middle of a file, which is to be written.
+    pub fn within(
+        name: String,
+        path: &Arc<Path>,
+        start: u64,
+        text: &str,
+        walk: &Walk,
+    ) -> (Entry, Signature) {
+        let range = start..start + text.len() as u64;
+        let document = Document::whole(name, text);
+        let (entry, signature, _) = Entry::new(document, Form::Text, (path.clone(), range), walk);
+        (entry, signature)
+    }
+
+    /// BLAKE3 of the text, read where it is not known.
+    pub fn hash(&self, walk: &Walk) -> Result<String> {
+        let hash = match self.hash {
+            Some(hash) => blake3::Hash::from_bytes(hash),
+            None => blake3::hash(self.load(walk)?.text().as_bytes()),
+        };
+        Ok(hash.to_string())
     }
 
     /// The record of a line; none where that is blank.

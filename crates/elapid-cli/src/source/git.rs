@@ -7,7 +7,7 @@
 //! Not here: renames (a renamed file is new), the index, files changed since the last commit.
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Read, Take};
+use std::io::{BufRead, BufReader, Read, Take, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
@@ -118,25 +118,57 @@ fn read_log(log: Records, prefix: &[u8], entries: &mut HashMap<Vec<u8>, Entry>) 
     oldest
 }
 
+/// Git in `directory`: it fetches nothing, runs nothing that the settings of the repository name,
+/// and writes nothing.
+fn command(directory: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new("git");
+    command.args(["--no-pager", "-c", "core.fsmonitor=false", "-C"]).arg(directory).args(args);
+    ELSEWHERE.iter().for_each(|name| {
+        command.env_remove(name);
+    });
+    command.envs([("GIT_OPTIONAL_LOCKS", "0"), ("GIT_NO_LAZY_FETCH", "1")]);
+    command.env("GIT_ALLOW_PROTOCOL", "");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+}
+
+/// The contents of blobs, in this order; an empty one where git has it not. None where git fails.
+pub(super) fn blobs(directory: &Path, ids: &[String]) -> Option<Vec<Vec<u8>>> {
+    let mut child =
+        command(directory, &["cat-file", "--batch"]).stdin(Stdio::piped()).spawn().ok()?;
+    let (mut input, output) = (child.stdin.take()?, child.stdout.take()?);
+    let lines: String = ids.iter().map(|id| format!("{id}\n")).collect();
+    // Both ends at once: git answers while it is asked, and a full pipe would stop it.
+    let asking = std::thread::spawn(move || input.write_all(lines.as_bytes()));
+    let read = || {
+        let mut output = BufReader::new(output.take(N_BYTE_MAX));
+        let mut read_one = |_| {
+            // `ID blob SIZE`, the content and a line break; or `ID missing`.
+            let mut head = String::new();
+            output.read_line(&mut head).ok().filter(|n| *n > 0)?;
+            let Some(size) = head.split_whitespace().nth(2) else { return Some(Vec::new()) };
+            let (size, mut bytes) = (size.parse::<u64>().ok()?, Vec::new());
+            output.by_ref().take(size + 1).read_to_end(&mut bytes).ok()?;
+            (bytes.pop() == Some(b'\n') && bytes.len() as u64 == size).then_some(bytes)
+        };
+        ids.iter().map(&mut read_one).collect()
+    };
+    let found = read();
+    let _ = child.kill();
+    let _ = child.wait();
+    let _ = asking.join();
+    found
+}
+
 /// What a git command prints, in pieces that end with a zero byte.
-struct Records {
+pub(super) struct Records {
     child: Child,
     output: BufReader<Take<ChildStdout>>,
 }
 
 impl Records {
-    /// Starts git in `directory`: it fetches nothing, runs nothing that the settings of the
-    /// repository name, and writes nothing.
-    fn of_git(directory: &Path, args: &[&str]) -> Option<Records> {
-        let mut command = Command::new("git");
-        command.args(["--no-pager", "-c", "core.fsmonitor=false", "-C"]).arg(directory).args(args);
-        ELSEWHERE.iter().for_each(|name| {
-            command.env_remove(name);
-        });
-        command.envs([("GIT_OPTIONAL_LOCKS", "0"), ("GIT_NO_LAZY_FETCH", "1")]);
-        command.env("GIT_ALLOW_PROTOCOL", "");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().ok()?;
+    pub(super) fn of_git(directory: &Path, args: &[&str]) -> Option<Records> {
+        let mut child = command(directory, args).spawn().ok()?;
         let output = BufReader::new(child.stdout.take()?.take(N_BYTE_MAX));
         Some(Records { child, output })
     }

@@ -10,6 +10,7 @@
 //! | `git.rs`      | the last commit of every file                                           |
 //! | `index.rs`    | which pieces of a project belong beside a cursor; `terms.rs`: what it   |
 //! |               | knows of code                                                           |
+//! | `history.rs`  | the tree as it was, and what was written since                          |
 //! | `compress.rs` | gzip and zstd, the marks to pass                                        |
 //!
 //! Not here: what makes a file unwanted, what a near copy is, how the split is drawn: the engine's
@@ -18,6 +19,7 @@
 pub mod compress;
 pub mod entry;
 pub mod git;
+pub mod history;
 pub mod index;
 pub mod left_out;
 pub mod secrets;

@@ -503,10 +503,44 @@ pub fn text(name: &str, path: &Path, n_bytes: u64, n_bytes_max: u64) -> Result<S
         return Err(Why::Unwanted(Reason::TooLarge));
     }
     let bytes = std::fs::read(path).map_err(|error| Why::Unreadable(error.to_string()))?;
+    text_of(name, bytes)
+}
+
+/// The text of a file of a directory that is to be learned, or why it is not.
+pub(super) fn text_of(name: &str, bytes: Vec<u8>) -> Result<String, Why> {
+    if is_records(name) {
+        return Err(Why::Records);
+    }
+    if bytes.len() as u64 > elapid::BYTE_MAX {
+        return Err(Why::Unwanted(Reason::TooLarge));
+    }
     if let Some(reason) = elapid::unwanted_content(name, &bytes) {
         return Err(Why::Unwanted(reason));
     }
     String::from_utf8(bytes).map_err(|_| Why::Unwanted(Reason::NotUtf8))
+}
+
+/// Entries without copies and near copies of earlier ones.
+pub fn without_copies(entries: Vec<(Entry, Signature)>, walk: &Walk) -> Done<Vec<Entry>> {
+    let dates = vec![None; entries.len()];
+    let found = Found { entries, dates, left_out: Vec::new(), exposed: Vec::new() };
+    Ok(found.without_copies(walk)?.documents)
+}
+
+/// Entries without near copies of these texts.
+pub fn without_near(entries: Vec<Entry>, texts: &[String], walk: &Walk) -> Done<Vec<Entry>> {
+    let n = texts.len();
+    let text = |idx: usize| match texts.get(idx) {
+        Some(text) => Ok::<_, elapid::Error>(text.clone()),
+        None => Ok(entries[idx - n].load(walk)?.text().into_owned()),
+    };
+    let signatures = each(n + entries.len(), |idx| Ok(Signature::new(&text(idx)?)));
+    let signatures = signatures.into_iter().collect::<Done<Vec<_>>>()?;
+    let what = format!("{} documents with {n} held-out texts, for copies", entries.len());
+    let alike = waiting("compare", &what, || elapid::near_copies(&signatures, &text))?;
+    // The first of a cluster is a held-out text, if one is in it.
+    let pairs = entries.into_iter().zip(alike.into_iter().skip(n));
+    Ok(pairs.filter(|(_, (cluster, _))| *cluster >= n).map(|(entry, _)| entry).collect())
 }
 
 /// How a model's conversations are written: its template, and the tokens that it may name.

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod adapt;
 mod adapters;
 mod check;
 mod common;

@@ -8,7 +8,9 @@ use crate::common::{Scratch, elapid, root};
 use std::fmt::Write;
 use std::process::Command;
 
-const COMMANDS: [&str; 19] = [
+const COMMANDS: [&str; 21] = [
+    "adapt",
+    "verify",
     "train",
     "plan",
     "info",

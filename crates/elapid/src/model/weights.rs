@@ -409,6 +409,11 @@ impl Weights {
         hasher.finalize().to_hex().to_string()
     }
 
+    /// What the product of an adapter's halves is multiplied by, if the matrix has one.
+    pub fn adapter_factor(&self, id: ParamId) -> Option<f32> {
+        self.params[id.0].adapter.as_ref().map(|ids| ids.scale)
+    }
+
     /// The adapter of a matrix, if it has one, on the CPU: as files have it.
     pub fn adapter_of(&self, id: ParamId) -> Option<AdapterTensors> {
         let ids = self.params[id.0].adapter.as_ref()?;

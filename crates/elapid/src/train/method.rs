@@ -223,6 +223,10 @@ fn targets(settings: &LoraSettings, model: &Model, weights: &Weights) -> Result<
 const STREAM: u64 = 1 << 40;
 
 fn lora(settings: &LoraSettings, model: &Model, weights: &mut Weights, seed: u64) -> Result<()> {
+    let factors: Vec<f32> = weights.ids().filter_map(|id| weights.adapter_factor(id)).collect();
+    if !factors.is_empty() {
+        return continue_lora(settings, weights, &factors);
+    }
     let ids = targets(settings, model, weights)?;
     let mut modules = Vec::with_capacity(ids.len());
     for &id in &ids {
@@ -251,6 +255,21 @@ fn lora(settings: &LoraSettings, model: &Model, weights: &mut Weights, seed: u64
         for (&id, module) in ids.iter().zip(&lora.modules) {
             weights.add_magnitude(id, module.magnitude_name()?, None);
         }
+    }
+    weights.set_dropout(settings.dropout);
+    train_adapters(weights, |_| true);
+    Ok(())
+}
+
+/// Trains the adapter that the model was opened with. It is written with these settings again: they
+/// must be its own.
+fn continue_lora(settings: &LoraSettings, weights: &mut Weights, factors: &[f32]) -> Result<()> {
+    let rank = settings.rank as f64;
+    let root = if settings.scaling == Scaling::RsLora { rank.sqrt() } else { rank };
+    let factor = (settings.alpha / root) as f32;
+    if let Some(other) = factors.iter().find(|other| **other != factor) {
+        let problem = format!("the adapter has a factor of {other}, the settings say {factor}");
+        return Err(Error::input(problem, "continue it with the rank and alpha that it has"));
     }
     weights.set_dropout(settings.dropout);
     train_adapters(weights, |_| true);

@@ -135,13 +135,13 @@ impl Saved {
 
     /// Puts back the trained parameters alone.
     pub fn restore_weights(&self, training: &mut Training) -> Result<()> {
-        self.write_weights(&mut training.trainer.weights)?;
+        self.write_weights(&mut training.trainer.weights, 1.0)?;
         training.trainer.refresh();
         Ok(())
     }
 
-    /// Writes the trained parameters into `weights`.
-    pub(crate) fn write_weights(&self, weights: &mut Weights) -> Result<()> {
+    /// Moves the trained parameters of `weights` by this share of the way to those that are saved.
+    pub(crate) fn write_weights(&self, weights: &mut Weights, share: f32) -> Result<()> {
         for id in weights.trained() {
             let name = format!("p.{}", weights.name(id));
             let saved = self.tensor(weights, &name)?;
@@ -151,7 +151,13 @@ impl Saved {
                 let (got, want) = (saved.shape().to_vec(), want.to_vec());
                 return Err(Error::WrongShape { name, file, got, want });
             }
-            weights.tensor_mut(id).write_f32(&saved.to_vec());
+            let mut numbers = saved.to_vec();
+            if share != 1.0 {
+                let old = weights.tensor(id).to_f32().to_vec();
+                let pairs = numbers.iter_mut().zip(old);
+                pairs.for_each(|(new, old)| *new = old + share * (*new - old));
+            }
+            weights.tensor_mut(id).write_f32(&numbers);
         }
         Ok(())
     }

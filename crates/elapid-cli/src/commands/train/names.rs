@@ -1,8 +1,9 @@
 //! What flags of a run may be.
 
+use crate::report::scaled;
 use clap::ValueEnum;
 use elapid::{Arch, Size};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MethodName {
@@ -95,6 +96,21 @@ impl From<ArchName> for Arch {
     }
 }
 
+pub fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0);
+    number.ok_or_else(|| format!("{text} is not a positive number"))
+}
+
+/// A path, and after the last `=` how often it is drawn in an epoch.
+pub fn weighted(text: &str) -> Result<(PathBuf, f64), String> {
+    match text.rsplit_once('=') {
+        Some((path, weight)) if !Path::new(text).exists() => {
+            Ok((path.into(), positive(weight).map_err(|problem| format!("weight: {problem}"))?))
+        }
+        _ => Ok((text.into(), 1.0)),
+    }
+}
+
 /// A set to measure on: its name and where it is.
 pub fn named(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
@@ -103,4 +119,12 @@ pub fn named(text: &str) -> Result<(String, PathBuf), String> {
         }
         _ => Err("write NAME=PATH, with a NAME without `/`".into()),
     }
+}
+
+/// Tokens: 500M, 1.5G, 30000.
+pub fn amount(text: &str) -> Result<u64, String> {
+    scaled(text, |unit| {
+        let place = ["", "k", "m", "g"].iter().position(|name| *name == unit);
+        place.map(|n| 1e3f64.powi(n as i32))
+    })
 }

@@ -152,8 +152,9 @@ impl Ngram {
         model
     }
 
+    #[cfg(test)]
     /// Bits that a text costs; what it reads of the text is forgotten afterwards.
-    pub fn bits(&mut self, text: &str) -> f64 {
+    fn bits(&mut self, text: &str) -> f64 {
         self.bits_in(text.as_bytes(), std::slice::from_ref(&(0..text.len())))
     }
 

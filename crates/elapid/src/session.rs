@@ -3,6 +3,9 @@
 //! A session is a few calls of the modules below it. `Generator` takes over where several requests
 //! run at once, `Training` where a program wants its own loop.
 
+#[cfg(feature = "fs")]
+mod paths;
+
 use crate::data::corpus::Corpus;
 use crate::data::fim_training::FimTraining;
 use crate::data::pack::{LoadSettings, Loader, Order};
@@ -16,7 +19,6 @@ use crate::generate::engine::{Event, Reason, Refusal, Request, RequestId, Token}
 use crate::generate::generator::{Generator, GeneratorSettings};
 use crate::model::checkpoint::Checkpoint;
 use crate::model::config::preset::{Arch, Size};
-use crate::model::save::{Form, Save};
 use crate::model::weights::Weights;
 use crate::model::{ForwardOptions, Model};
 use crate::tensor::device::Device;
@@ -26,13 +28,11 @@ use crate::train::lens::Lens;
 use crate::train::method::{self, Coverage, Method};
 use crate::train::optim::{Optimizer, OptimizerKind};
 use crate::train::scratch::{self, Shape};
-use crate::train::state::{Capture, Extent, Saved};
+use crate::train::state::Saved;
 use crate::train::teacher::Teacher;
 use crate::train::{self, Outcome, Settings, Trainer, Training};
-use serde_json::Value;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::sync::Arc;
 
 /// A model on a device: it learns, writes, chats, embeds and measures.
@@ -92,11 +92,6 @@ pub struct Snapshot {
 }
 
 impl Session {
-    /// Opens a model by its path; see `Model::open`.
-    pub fn open(path: impl AsRef<Path>, device: &Device) -> Result<Session> {
-        Session::new(Checkpoint::open(path)?, device)
-    }
-
     /// A session with an open model.
     pub fn new(model: Checkpoint, device: &Device) -> Result<Session> {
         let tokenizer = Arc::new(scratch::tokenizer_of(&model)?);
@@ -287,31 +282,6 @@ impl Session {
         done
     }
 
-    /// Writes what was trained: an adapter as a PEFT directory (or `.gguf`), otherwise the model as
-    /// a `.gguf` file, an `.elapid` package, or a directory for transformers.
-    pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        self.learner(0)?;
-        let learner = self.learner.as_ref().expect("it was just made");
-        self.save_weights(&learner.weights, path.as_ref())
-    }
-
-    /// The same in the middle of a training.
-    pub fn save_from(&self, training: &Training, path: impl AsRef<Path>) -> Result<()> {
-        self.save_weights(&training.trainer.weights, path.as_ref())
-    }
-
-    fn save_weights(&self, weights: &Weights, path: &Path) -> Result<()> {
-        if let Some(mut lora) = self.method.as_ref().and_then(|it| method::adapter(it, weights)) {
-            lora.base = lora.base.or(self.model.is_stored().then(|| self.model.name().to_string()));
-            lora.save(path, Some(&self.model))?;
-            return Ok(());
-        }
-        let weights = weights.to(&weights.device().host_device());
-        let (form, on_bytes) = (Form::from(path), &mut |_, _| {});
-        Save { path, form, mix: None, on_bytes }.write(&self.model, &weights)?;
-        Ok(())
-    }
-
     /// What makes the model answer: engine, chat template, adapters.
     pub fn generator(&mut self) -> Result<&mut Generator> {
         if self.generator.is_none() {
@@ -435,9 +405,8 @@ impl Session {
 /// The weights of a model, with the adapter that it was opened by.
 fn stored_weights(model: &Checkpoint, device: &Device) -> Result<Weights> {
     let mut weights = model.weights(device)?;
-    if let Some(path) = model.adapter_path() {
-        let adapter = crate::model::adapter::Adapter::open(path)?;
-        adapter.read(Some(model), device)?.attach(&mut weights)?;
+    if let Some(lora) = model.own_adapter(device)? {
+        lora.attach(&mut weights)?;
     }
     Ok(weights)
 }
@@ -526,34 +495,5 @@ impl Training {
         let teacher = Teacher::new((model, weights), &tokenizer, &self.loader, &self.settings)?;
         self.trainer.teacher = Some(teacher);
         Ok(hash)
-    }
-
-    /// Writes a checkpoint that [`Training::resume`] continues from to the bit; `extra` is the
-    /// caller's and comes back with it.
-    pub fn save(&self, path: impl AsRef<Path>, extra: &Value) -> Result<()> {
-        self.capture(Extent::Run, extra).save(path)
-    }
-
-    /// Continues from a checkpoint that the same model, data and settings wrote.
-    pub fn resume(&mut self, path: impl AsRef<Path>) -> Result<Saved> {
-        let saved = Saved::open(path)?;
-        saved.restore(self)?;
-        Ok(saved)
-    }
-}
-
-impl Capture {
-    /// Writes it as a checkpoint.
-    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        crate::files::disk::write(path.as_ref(), |sink| self.write_to(sink))?;
-        Ok(())
-    }
-}
-
-impl Saved {
-    /// Reads and verifies a checkpoint.
-    pub fn open(path: impl AsRef<Path>) -> Result<Saved> {
-        let path = path.as_ref();
-        Saved::parse(&path.display().to_string(), crate::files::disk::map(path)?)
     }
 }

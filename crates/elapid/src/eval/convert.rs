@@ -81,8 +81,8 @@ impl Checkpoint {
             return Err(Error::input(problem, "choose another name"));
         }
         let mut weights = self.weights(device)?;
-        if let Some(adapter) = self.adapter_path() {
-            Adapter::open(adapter)?.read(Some(self), device)?.merge_into(&mut weights)?;
+        if let Some(adapter) = self.own_adapter(device)? {
+            adapter.merge_into(&mut weights)?;
         }
         let n_bytes = device.run(|| save.write(self, &weights))?;
         let written = Checkpoint::open(save.path)?;

@@ -1,19 +1,22 @@
 //! A model that is ready to answer: engine, chat template, fill-in-the-middle tokens, and the
 //! sampling that its files suggest.
 
+#[cfg(feature = "fs")]
+mod paths;
+
 use super::engine::{Engine, EngineSettings, Request};
 use super::sample::Sampling;
 use crate::error::{Error, Result};
 use crate::files::gguf::Gguf;
+use crate::model::Model;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::info::ModelInfo;
 use crate::model::state::CacheType;
-use crate::model::{Model, adapter::Adapter};
 use crate::tensor::device::Device;
 use crate::text::chat::{ChatOptions, ChatTemplate, Message};
 use crate::text::fim::FimTokens;
 use crate::text::tokenizer::{Special, Tokenizer};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Tokens of context where neither the model nor the caller says.
@@ -126,10 +129,9 @@ impl Generator {
             Some(bytes_max) => base.weights_paged(device, bytes_max)?,
             None => base.weights_as_stored(device)?,
         };
-        let mut generator = Generator::with_weights(base, weights, settings)?;
-        if let Some(path) = generator.base.adapter_path().map(Path::to_path_buf) {
-            generator.add_adapter(path, 1.0)?;
-        }
+        let generator = Generator::with_weights(base, weights, settings)?;
+        #[cfg(feature = "fs")]
+        let generator = generator.with_own_adapter()?;
         Ok(generator)
     }
 
@@ -163,17 +165,6 @@ impl Generator {
             info: base.info()?,
             base,
         })
-    }
-
-    /// Puts an adapter on the model, beside those that are there; its number.
-    pub fn add_adapter(&mut self, path: impl AsRef<Path>, scale: f32) -> Result<usize> {
-        let path = path.as_ref();
-        let lora = Adapter::open(path)?.read(Some(&self.base), self.engine.device())?;
-        let name = unique_name(path, &self.adapters);
-        let number = self.engine.add_adapter(&name, lora)?;
-        assert_eq!(number, self.adapters.len(), "adapters are numbered as they come");
-        self.adapters.push(LoadedAdapter { name, path: path.into(), scale });
-        Ok(number)
     }
 
     /// A request with the sampling that the model's files suggest, its end tokens, and its
@@ -288,33 +279,4 @@ fn suggested(checkpoint: &Checkpoint) -> Result<Suggested> {
         min_p: share("min_p"),
         repeat_penalty: number("repetition_penalty", "penalty_repeat").filter(|x| *x > 0.0),
     })
-}
-
-/// `a1` of `runs/a1`, of `runs/a1/adapter` and of `a1.gguf`; `a1-2` where `a1` is taken.
-fn unique_name(path: &Path, taken: &[LoadedAdapter]) -> String {
-    let last = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
-    let full = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    let mut name = last(&full).unwrap_or_else(|| "adapter".into());
-    if name == "adapter" {
-        name = full.parent().and_then(last).unwrap_or(name);
-    }
-    let name = name.strip_suffix(".gguf").unwrap_or(&name).to_string();
-    let is_taken = |name: &str| taken.iter().any(|adapter| adapter.name == name);
-    let mut candidates = (2..).map(|n| format!("{name}-{n}"));
-    match is_taken(&name) {
-        false => name,
-        true => candidates.find(|name| !is_taken(name)).expect("names do not run out"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_adapters_are_unique() {
-        let named = |name: &str| LoadedAdapter { name: name.into(), path: "x".into(), scale: 1.0 };
-        assert_eq!(unique_name(Path::new("runs/a1/adapter"), &[]), "a1");
-        assert_eq!(unique_name(Path::new("a1.gguf"), &[named("a1"), named("a1-2")]), "a1-3");
-    }
 }

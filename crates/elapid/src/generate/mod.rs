@@ -12,7 +12,6 @@
 
 pub mod decoder;
 pub mod engine;
-#[cfg(feature = "fs")]
 pub mod generator;
 pub mod sample;
 

@@ -10,8 +10,11 @@ use crate::files::package::Unchecked;
 use crate::files::safetensors::SafeTensors;
 use crate::files::{Apart, Lookup, TensorFile, torch};
 use crate::model::Model;
+#[cfg(feature = "fs")]
+use crate::model::adapter::Adapter;
 use crate::model::config::Config;
 use crate::model::config::gguf as gguf_config;
+use crate::model::lora::Lora;
 use crate::model::pages::Paging;
 use crate::model::params;
 use crate::model::place::Place;
@@ -227,6 +230,16 @@ impl Checkpoint {
             Some(bytes) => vocab::object(name, (**bytes).as_ref()),
             None => Ok(serde_json::Map::new()),
         }
+    }
+
+    /// The adapter that it was opened by.
+    #[cfg_attr(not(feature = "fs"), expect(unused_variables))]
+    pub(crate) fn own_adapter(&self, device: &Device) -> Result<Option<Lora>> {
+        #[cfg(feature = "fs")]
+        if let Some(path) = &self.adapter {
+            return Adapter::open(path)?.read(Some(self), device).map(Some);
+        }
+        Ok(None)
     }
 
     /// Its weights, for training: where they are and as they are stored, rows in their places.

@@ -12,8 +12,7 @@
 //! | snapshots   | a recurrent state behind every 128 tokens of the prompt, within their limit |
 //! | activations | of 128 tokens, as prompts are read: estimated from the widths of the layers |
 //!
-//! Not counted: code that is paged in while it computes, and holes that the heap of the C library
-//! keeps between buffers that are not from the pool; with long prompts these can be large.
+//! Not counted: code that is paged in while it computes.
 
 use crate::compute::Compute;
 use crate::machine;

@@ -39,7 +39,7 @@ pub(super) fn way<'a>(mut maps: impl Iterator<Item = (&'a Linear, usize)>) -> Wa
 
 /// The results of several maps: all of them at once where there are few tokens.
 pub(super) fn quick(x: &Tensor, parts: &[Part], way: Way) -> Vec<Tensor> {
-    let inputs = Forms::new(x, parts);
+    let inputs = Forms::new(x, parts, way);
     let mut list = match way {
         Way::Few => few(parts, &inputs),
         Way::Many => parts.iter().map(|part| many(part, &inputs)).collect(),
@@ -59,13 +59,18 @@ struct Forms<'a> {
 }
 
 impl<'a> Forms<'a> {
-    fn new(x: &'a Tensor, parts: &[Part]) -> Forms<'a> {
+    fn new(x: &'a Tensor, parts: &[Part], way: Way) -> Forms<'a> {
         let (_, d_in) = x.dims2();
         let is_wanted = |&rounding: &Rounding| {
             parts.iter().any(|part| rounding_of(part.linear) == Some(rounding))
         };
         let wanted = [Rounding::Groups, Rounding::Eights].into_iter().filter(is_wanted);
-        let form = |rounding| (rounding, Rounded::new(x.f32(), d_in, rounding));
+        let pool = x.device().expect_cpu().pool();
+        let round = match way {
+            Way::Few => Rounded::few,
+            Way::Many => Rounded::new,
+        };
+        let form = |rounding| (rounding, round(pool, x.f32(), d_in, rounding));
         Forms { x, rounded: wanted.map(form).collect() }
     }
 

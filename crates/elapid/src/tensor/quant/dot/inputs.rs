@@ -7,10 +7,12 @@
 
 use super::super::BlockType;
 use super::Inputs;
+use crate::tensor::cpu::{Buffer, Pool};
+use bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
 use std::ops::Range;
 
 /// 32 inputs, and what products need to know of them.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub struct Group {
     pub(super) q: [i8; 32],
@@ -19,11 +21,10 @@ pub struct Group {
     /// `d sum q`: all of it in the first lane, or four numbers to a lane.
     pub(super) sums: [f32; 8],
     pub(super) scale: f32,
+    unused: [u32; 7],
 }
 
 impl Group {
-    pub const ZERO: Group = Group { q: [0; 32], negated: [0; 8], sums: [0.0; 8], scale: 0.0 };
-
     /// The numbers after rounding.
     pub fn decode(&self, out: &mut [f32; 32]) {
         out.iter_mut().zip(&self.q).for_each(|(y, q)| *y = self.scale * f32::from(*q));
@@ -31,7 +32,7 @@ impl Group {
 }
 
 /// Two groups of an input, for vectors of twice the width. An odd last one stands beside zeros.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub struct Pair {
     pub(super) q: [i8; 64],
@@ -43,10 +44,8 @@ pub struct Pair {
 }
 
 impl Pair {
-    const ZERO: Pair = Pair { q: [0; 64], negated: [0; 16], sums: [0.0; 16], scales: [0.0; 16] };
-
     fn new(groups: &[Group]) -> Pair {
-        let mut pair = Pair::ZERO;
+        let mut pair = Pair::zeroed();
         for (idx, group) in groups.iter().enumerate() {
             pair.q[idx * 32..][..32].copy_from_slice(&group.q);
             pair.sums[idx * 8..][..8].copy_from_slice(&group.sums);
@@ -57,32 +56,44 @@ impl Pair {
     }
 }
 
-/// Rounded inputs: (n_tok, d_in).
+/// Rounded inputs: (n_tok, d_in). From the pool: the heap of the C library does not reuse aligned
+/// memory well, and grew by the size of the KV cache where a long prompt was read.
 pub struct Rounded {
     per_tok: usize,
-    groups: Vec<Group>,
-    /// Where the machine has a use for them.
-    pairs: Vec<Pair>,
+    groups: Buffer,
+    pairs: Option<Buffer>,
 }
 
 impl Rounded {
     /// Rounds rows of `d_in` numbers, which are whole groups.
-    pub fn new(x: &[f32], d_in: usize, rounding: Rounding) -> Rounded {
-        let mut groups = vec![Group::ZERO; x.len() / 32];
-        rounding.round(x, d_in, &mut groups);
-        let per_tok = d_in / 32;
-        let pairs = match super::Set::best().has_strips() {
-            true => groups.chunks(per_tok).flat_map(|x| x.chunks(2).map(Pair::new)).collect(),
-            false => Vec::new(),
-        };
-        Rounded { per_tok, groups, pairs }
+    pub fn new(pool: &Pool, x: &[f32], d_in: usize, rounding: Rounding) -> Rounded {
+        let mut groups = pool.take(x.len() / 32 * size_of::<Group>());
+        rounding.round(x, d_in, cast_slice_mut(groups.bytes_mut()));
+        Rounded { per_tok: d_in / 32, groups, pairs: None }
+    }
+
+    /// Those for few tokens: in pairs as well, where the machine has a use for them.
+    pub fn few(pool: &Pool, x: &[f32], d_in: usize, rounding: Rounding) -> Rounded {
+        let mut rounded = Rounded::new(pool, x, d_in, rounding);
+        if super::Set::best().has_strips() && d_in > 0 {
+            let per_tok = rounded.per_tok;
+            let mut pairs = pool.take(x.len() / d_in * per_tok.div_ceil(2) * size_of::<Pair>());
+            let of_tok = cast_slice(rounded.groups.bytes()).chunks(per_tok);
+            let made = of_tok.flat_map(|groups| groups.chunks(2).map(Pair::new));
+            cast_slice_mut(pairs.bytes_mut()).iter_mut().zip(made).for_each(|(to, it)| *to = it);
+            rounded.pairs = Some(pairs);
+        }
+        rounded
     }
 
     /// Those of some tokens.
     pub fn of(&self, tokens: &Range<usize>) -> Inputs<'_> {
         let range = |per_tok: usize| tokens.start * per_tok..tokens.end * per_tok;
-        let pairs = if self.pairs.is_empty() { 0..0 } else { range(self.per_tok.div_ceil(2)) };
-        Inputs::Rounded(&self.groups[range(self.per_tok)], &self.pairs[pairs])
+        let pairs: &[Pair] = match &self.pairs {
+            Some(pairs) => &cast_slice(pairs.bytes())[range(self.per_tok.div_ceil(2))],
+            None => &[],
+        };
+        Inputs::Rounded(&cast_slice(self.groups.bytes())[range(self.per_tok)], pairs)
     }
 }
 

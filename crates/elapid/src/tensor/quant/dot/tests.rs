@@ -1,6 +1,7 @@
 //! Products on blocks against their twin in f64, on every instruction set of the machine.
 
 use super::*;
+use crate::tensor::cpu::Pool;
 use crate::tensor::rng::Rng;
 
 fn numbers(n: usize, seed: u64) -> Vec<f32> {
@@ -60,7 +61,7 @@ fn products_on_blocks_are_those_of_the_decoded_numbers_on_every_instruction_set(
         for n_tok in [1, 2, 4, 7] {
             let x = numbers(n_tok * d_in, 2);
             let rounding = Rounding::of(block).unwrap();
-            let rounded = Rounded::new(&x, d_in, rounding);
+            let rounded = Rounded::few(&Pool::default(), &x, d_in, rounding);
             let x = rounded_numbers(&rounded, n_tok);
             for set in Set::all() {
                 let mut y = vec![f32::NAN; 5 * n_tok];
@@ -99,7 +100,7 @@ fn a_product_does_not_depend_on_the_inputs_beside_it() {
     for (block, d_in) in cases() {
         let (bytes, _) = matrix(block, 3, d_in);
         let x = numbers(9 * d_in, 2);
-        let rounded = Rounded::new(&x, d_in, Rounding::of(block).unwrap());
+        let rounded = Rounded::few(&Pool::default(), &x, d_in, Rounding::of(block).unwrap());
         for set in Set::all() {
             let rows = Rows::Blocks(block, &bytes);
             let mut together = vec![0.0; 3 * 9];
@@ -125,7 +126,7 @@ fn strips_give_the_same_products_also_of_the_last_few_rows() {
         for (n_row, n_tok) in [(16, 19), (5, 8)] {
             let (bytes, w) = matrix(block, n_row, d_in);
             let x = numbers(n_tok * d_in, 2);
-            let rounded = Rounded::new(&x, d_in, Rounding::of(block).unwrap());
+            let rounded = Rounded::few(&Pool::default(), &x, d_in, Rounding::of(block).unwrap());
             let x = rounded_numbers(&rounded, n_tok);
             let Inputs::Rounded(groups, _) = rounded.of(&(0..n_tok)) else { panic!("rounded") };
             let mut y = vec![f32::NAN; n_tok * N_ROW];
@@ -175,7 +176,7 @@ fn rounding_keeps_zeros_and_extremes_and_errs_by_half_a_step_at_most() {
     x[..32].fill(0.0);
     x[300] = -9.5;
     for rounding in [Rounding::Groups, Rounding::Eights] {
-        let y = rounded_numbers(&Rounded::new(&x, 512, rounding), 1);
+        let y = rounded_numbers(&Rounded::few(&Pool::default(), &x, 512, rounding), 1);
         assert!(y[..32].iter().all(|y| *y == 0.0));
         assert!((y[300] + 9.5).abs() < 0.005, "{rounding:?}: {}", y[300]);
         let per_scale = if rounding == Rounding::Groups { 32 } else { 256 };
@@ -186,4 +187,16 @@ fn rounding_keeps_zeros_and_extremes_and_errs_by_half_a_step_at_most() {
             assert!(worst <= 0.5 * step + 127.0 * step / 2048.0, "{rounding:?}: {worst} {step}");
         }
     }
+}
+
+#[test]
+fn rounded_inputs_return_to_the_pool() {
+    let (pool, x) = (Pool::default(), numbers(40 * 512, 5));
+    for _ in 0..3 {
+        Rounded::new(&pool, &x, 512, Rounding::Groups);
+        Rounded::few(&pool, &x, 512, Rounding::Eights);
+    }
+    let usage = pool.usage();
+    let n_kinds = 1 + usize::from(Set::best().has_strips());
+    assert_eq!((usage.n_alloc, usage.live), (n_kinds, 0));
 }

@@ -4,7 +4,6 @@ mod names;
 mod plan_generate;
 
 use crate::compute::Compute;
-use crate::files;
 use crate::report::{Done, Failure, between, size};
 use crate::run::config::{Budget, Origin, RunConfig, TeacherConfig};
 use crate::run::{self, Checkpointing, Wishes};
@@ -14,9 +13,9 @@ use elapid::{Arch, CacheType, LoraForm as Form, LoraSettings, Method, OptimizerK
 use elapid::{Schedule, Settings, Size};
 pub use names::positive;
 use names::{ArchName, MethodName, OptimizerName, QuantName, ScheduleName, SizeName};
-use names::{amount, named, weighted};
+use names::{DEFAULT_FIM, DEFAULT_PROJECT, amount, named, read_config, weighted};
 use plan_generate::Asked;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Train a model on the files under PATH, or fine-tune one, and measure what it learned.
@@ -595,20 +594,4 @@ impl Flags {
             ..default
         }
     }
-}
-
-/// Fraction of the text of a new model that is rearranged for fill-in-the-middle.
-const DEFAULT_FIM: f64 = 0.25;
-
-/// Fraction of it that is shown after other files of its project.
-const DEFAULT_PROJECT: f64 = 0.5;
-
-/// The config.json of a new model.
-fn read_config(path: &Path) -> Done<serde_json::Value> {
-    let value = serde_json::from_str(&files::read_text(path)?);
-    let value = value.ok().filter(serde_json::Value::is_object).ok_or_else(|| {
-        let problem = format!("{} is not a JSON object", path.display());
-        Failure::new(problem, "give the config.json of a model")
-    });
-    value
 }

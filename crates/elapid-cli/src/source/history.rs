@@ -19,12 +19,13 @@
 //!
 //! Not here: which files are wanted (`walk.rs`), near copies of whole files (the engine).
 
-use super::entry::Entry;
+use super::entry::{Entry, each};
 use super::git::{Records, blobs, head};
 use super::left_out::Why;
 use super::walk::{Collected, Walk, text_of};
 use crate::report::Done;
-use elapid::{Document, Part};
+use crate::report::reading::waiting;
+use elapid::{Document, Part, Signature};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
@@ -358,7 +359,7 @@ pub fn store(
     before: &[(String, String)],
     path: &Path,
     walk: &Walk,
-) -> Done<Vec<(Entry, elapid::Signature)>> {
+) -> Done<Vec<(Entry, Signature)>> {
     let (place, mut start) = (path.into(), 0);
     let entry = |(name, text): &(String, String)| {
         let entry = Entry::within(name.clone(), &place, start, text, walk);
@@ -368,6 +369,22 @@ pub fn store(
     let entries = before.iter().map(entry).collect();
     crate::files::write(path, |sink| before.iter().try_for_each(|file| sink(file.1.as_bytes())))?;
     Ok(entries)
+}
+
+/// Entries without near copies of these texts.
+pub fn without_near(entries: Vec<Entry>, texts: &[String], walk: &Walk) -> Done<Vec<Entry>> {
+    let n = texts.len();
+    let text = |idx: usize| match texts.get(idx) {
+        Some(text) => Ok::<_, elapid::Error>(text.clone()),
+        None => Ok(entries[idx - n].load(walk)?.text().into_owned()),
+    };
+    let signatures = each(n + entries.len(), |idx| Ok(Signature::new(&text(idx)?)));
+    let signatures = signatures.into_iter().collect::<Done<Vec<_>>>()?;
+    let what = format!("{} documents with {n} held-out texts, for copies", entries.len());
+    let alike = waiting("compare", &what, || elapid::near_copies(&signatures, &text))?;
+    // The first of a cluster is a held-out text, if one is in it.
+    let pairs = entries.into_iter().zip(alike.into_iter().skip(n));
+    Ok(pairs.filter(|(_, (cluster, _))| *cluster >= n).map(|(entry, _)| entry).collect())
 }
 
 #[cfg(test)]

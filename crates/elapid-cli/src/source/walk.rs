@@ -527,22 +527,6 @@ pub fn without_copies(entries: Vec<(Entry, Signature)>, walk: &Walk) -> Done<Vec
     Ok(found.without_copies(walk)?.documents)
 }
 
-/// Entries without near copies of these texts.
-pub fn without_near(entries: Vec<Entry>, texts: &[String], walk: &Walk) -> Done<Vec<Entry>> {
-    let n = texts.len();
-    let text = |idx: usize| match texts.get(idx) {
-        Some(text) => Ok::<_, elapid::Error>(text.clone()),
-        None => Ok(entries[idx - n].load(walk)?.text().into_owned()),
-    };
-    let signatures = each(n + entries.len(), |idx| Ok(Signature::new(&text(idx)?)));
-    let signatures = signatures.into_iter().collect::<Done<Vec<_>>>()?;
-    let what = format!("{} documents with {n} held-out texts, for copies", entries.len());
-    let alike = waiting("compare", &what, || elapid::near_copies(&signatures, &text))?;
-    // The first of a cluster is a held-out text, if one is in it.
-    let pairs = entries.into_iter().zip(alike.into_iter().skip(n));
-    Ok(pairs.filter(|(_, (cluster, _))| *cluster >= n).map(|(entry, _)| entry).collect())
-}
-
 /// How a model's conversations are written: its template, and the tokens that it may name.
 pub fn chat_of(checkpoint: &Model) -> Done<(Option<ChatTemplate>, ChatOptions)> {
     let template: Option<String> = checkpoint.chat_template()?;

@@ -12,8 +12,8 @@
 //! suffix MID prefix middle`. A family without MID (Codestral) has SPM only. `end` is the family's
 //! own end of a middle where it has one.
 //!
-//! In half of the changed pieces the second cut is where the line of the first ends, or one to three
-//! lines further: what an editor asks for is a few lines at most.
+//! In half of the changed pieces the second cut is where the line of the first ends, or one to
+//! three lines further: what an editor asks for is a few lines at most.
 //!
 //! Cuts are between characters, not tokens: the cursor of a person stands anywhere, and a model
 //! that saw only ends of tokens cannot continue half a word. So prefix, middle and suffix are

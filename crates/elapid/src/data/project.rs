@@ -1,7 +1,7 @@
 //! Files of one project in one sequence, each under its path, as `/infill` shows them to a model:
 //!
 //! ```text
-//! [begin] REPO project \n  SEP path \n text  SEP path \n PRE prefix SUF suffix MID middle [end] ...
+//! [begin] REPO project \n SEP path \n text SEP path \n PRE prefix SUF suffix MID middle [end] ...
 //! ```
 //!
 //! So a model learns to use what stands in neighbouring files, and that a path says something

@@ -25,7 +25,6 @@ use crate::train::state::{Extent, Saved};
 use crate::train::{Outcome, Settings, StepSettings, Trainer, Training};
 use serde_json::json;
 use std::sync::Arc;
-
 const TEXT: &str = include_str!("train.rs");
 
 /// A tiny model of an architecture, with a vocabulary of the text.

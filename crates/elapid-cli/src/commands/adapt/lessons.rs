@@ -81,7 +81,7 @@ fn by_history(past: History, dir: &Path, walk: &Walk, left_out: Value) -> Done<L
     let training = walk::without_copies(training, walk)?;
     let n_all = training.len();
     let texts: Vec<String> = since.iter().map(|new| new_text(&new.document)).collect();
-    let training = walk::without_near(training, &texts, walk)?;
+    let training = history::without_near(training, &texts, walk)?;
     let n_near_copies = n_all - training.len();
     let files: HashSet<&str> = since.iter().map(|new| &*new.file).collect();
     let n_bytes: usize = texts.iter().map(String::len).sum();

@@ -1,6 +1,7 @@
 //! What flags of a run may be.
 
-use crate::report::scaled;
+use crate::files;
+use crate::report::{Done, Failure, scaled};
 use clap::ValueEnum;
 use elapid::{Arch, Size};
 use std::path::{Path, PathBuf};
@@ -128,3 +129,17 @@ pub fn amount(text: &str) -> Result<u64, String> {
         place.map(|n| 1e3f64.powi(n as i32))
     })
 }
+
+/// The config.json of a new model.
+pub fn read_config(path: &Path) -> Done<serde_json::Value> {
+    let value = serde_json::from_str(&files::read_text(path)?);
+    value.ok().filter(serde_json::Value::is_object).ok_or_else(|| {
+        let problem = format!("{} is not a JSON object", path.display());
+        Failure::new(problem, "give the config.json of a model")
+    })
+}
+
+/// Fraction of the text of a new model that is rearranged for fill-in-the-middle.
+pub const DEFAULT_FIM: f64 = 0.25;
+/// Fraction of it that is shown after other files of its project.
+pub const DEFAULT_PROJECT: f64 = 0.5;

@@ -503,7 +503,7 @@ pub fn text(name: &str, path: &Path, n_bytes: u64, n_bytes_max: u64) -> Result<S
         return Err(Why::Unwanted(Reason::TooLarge));
     }
     let bytes = std::fs::read(path).map_err(|error| Why::Unreadable(error.to_string()))?;
-    text_of(name, bytes)
+    content(name, bytes)
 }
 
 /// The text of a file of a directory that is to be learned, or why it is not.
@@ -514,6 +514,10 @@ pub(super) fn text_of(name: &str, bytes: Vec<u8>) -> Result<String, Why> {
     if bytes.len() as u64 > elapid::BYTE_MAX {
         return Err(Why::Unwanted(Reason::TooLarge));
     }
+    content(name, bytes)
+}
+
+fn content(name: &str, bytes: Vec<u8>) -> Result<String, Why> {
     if let Some(reason) = elapid::unwanted_content(name, &bytes) {
         return Err(Why::Unwanted(reason));
     }

@@ -445,6 +445,7 @@ fn read(name: &str, entry: &DirEntry, walk: &Walk) -> Result<String, Why> {
     if let Some(reason) = elapid::unwanted_path(name) {
         return Err(Why::Unwanted(reason));
     }
+    // Neither is read for nothing.
     if is_records(name) {
         return Err(Why::Records);
     }
@@ -452,15 +453,15 @@ fn read(name: &str, entry: &DirEntry, walk: &Walk) -> Result<String, Why> {
         return Err(Why::Unwanted(Reason::TooLarge));
     }
     let bytes = std::fs::read(entry.path()).map_err(|error| unreadable(error.to_string()))?;
-    text_of(name, bytes)
+    text_of(name, bytes, walk)
 }
 
 /// The text of a file of a directory that is to be learned, or why it is not.
-pub(super) fn text_of(name: &str, bytes: Vec<u8>) -> Result<String, Why> {
+pub(super) fn text_of(name: &str, bytes: Vec<u8>, walk: &Walk) -> Result<String, Why> {
     if is_records(name) {
         return Err(Why::Records);
     }
-    if bytes.len() as u64 > elapid::BYTE_MAX {
+    if bytes.len() as u64 > walk.n_bytes_max {
         return Err(Why::Unwanted(Reason::TooLarge));
     }
     if let Some(reason) = elapid::unwanted_content(name, &bytes) {

@@ -44,7 +44,7 @@ const LINE_LETTERS: usize = 8;
 const BEFORE_BYTES: usize = 4096;
 const BEHIND_BYTES: usize = 1024;
 /// Bytes of a document: a long one says little that its beginning does not.
-const DOCUMENT_BYTES: usize = 16 << 10;
+const DOCUMENT_BYTES: usize = 8 << 10;
 
 /// A repository before and after a commit.
 pub struct History {

@@ -21,7 +21,7 @@ const CONTEXT: usize = 1024;
 
 /// Documents that are measured whatever time it takes, and how many at once.
 const N_DOCUMENTS_MIN: usize = 8;
-const N_TOGETHER: usize = 8;
+const N_TOGETHER: usize = 4;
 
 /// Places to complete, and of one document.
 const N_PLACES: usize = 60;

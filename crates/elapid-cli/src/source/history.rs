@@ -45,7 +45,7 @@ const LINE_LETTERS: usize = 8;
 const BEFORE_BYTES: usize = 4096;
 const BEHIND_BYTES: usize = 1024;
 /// Bytes of a document: a long one says little that its beginning does not.
-const DOCUMENT_BYTES: usize = 16 << 10;
+const DOCUMENT_BYTES: usize = 8 << 10;
 
 /// A repository before and after a commit.
 pub struct History {
@@ -70,7 +70,7 @@ pub struct New {
 /// The history of the directory `root`, whose files as they are now were `collected`. None where
 /// there is none, or too little of it.
 pub fn history(root: &Path, collected: &Collected, walk: &Walk) -> Done<Option<History>> {
-    let repository = Repository { root, wanted: Wanted::new(collected) };
+    let repository = Repository { root, walk, wanted: Wanted::new(collected) };
     let Some((commit, head)) = repository.choose() else { return Ok(None) };
     let Some(before) = repository.tree(&commit) else { return Ok(None) };
     let Some(changes) = repository.changes(&commit) else { return Ok(None) };
@@ -119,6 +119,7 @@ impl Wanted {
 
 struct Repository<'a> {
     root: &'a Path,
+    walk: &'a Walk,
     wanted: Wanted,
 }
 
@@ -201,7 +202,9 @@ impl Repository<'_> {
         let texts = blobs(self.root, &ids)?.into_iter();
         let pairs = paths.into_iter().zip(texts);
         let mut list: Vec<(String, String)> = pairs
-            .filter_map(|(path, bytes)| text_of(&path, bytes).ok().map(|text| (path, text)))
+            .filter_map(|(path, bytes)| {
+                text_of(&path, bytes, self.walk).ok().map(|text| (path, text))
+            })
             .collect();
         list.sort();
         Some(list)
@@ -237,7 +240,7 @@ impl Repository<'_> {
         let change = |(file, commit): (String, String)| {
             let (old, new) = (texts.next()?, texts.next()?);
             let old = String::from_utf8(old).unwrap_or_default();
-            Some(Change { new: text_of(&file, new).ok()?, old, file, commit })
+            Some(Change { new: text_of(&file, new, self.walk).ok()?, old, file, commit })
         };
         Some(list.into_iter().filter_map(change).collect())
     }

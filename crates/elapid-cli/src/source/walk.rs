@@ -496,6 +496,7 @@ pub fn text(name: &str, path: &Path, n_bytes: u64, n_bytes_max: u64) -> Result<S
     if let Some(reason) = elapid::unwanted_path(name) {
         return Err(Why::Unwanted(reason));
     }
+    // Neither is read for nothing.
     if is_records(name) {
         return Err(Why::Records);
     }
@@ -507,11 +508,11 @@ pub fn text(name: &str, path: &Path, n_bytes: u64, n_bytes_max: u64) -> Result<S
 }
 
 /// The text of a file of a directory that is to be learned, or why it is not.
-pub(super) fn text_of(name: &str, bytes: Vec<u8>) -> Result<String, Why> {
+pub(super) fn text_of(name: &str, bytes: Vec<u8>, walk: &Walk) -> Result<String, Why> {
     if is_records(name) {
         return Err(Why::Records);
     }
-    if bytes.len() as u64 > elapid::BYTE_MAX {
+    if bytes.len() as u64 > walk.n_bytes_max {
         return Err(Why::Unwanted(Reason::TooLarge));
     }
     content(name, bytes)

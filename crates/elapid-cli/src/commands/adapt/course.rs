@@ -6,6 +6,7 @@
 
 use super::lessons::{Lesson, TREE};
 use super::{Adapt, Base, Earlier};
+use crate::base;
 use crate::machine;
 use crate::proof::certificate::{self, *};
 use crate::proof::guard::{Guarded, LOSS_MAX, Outcome};
@@ -282,7 +283,11 @@ impl Task<'_> {
         let Found { found, guarded, method, times, n_neutral } = result;
         let model = export_name(method);
         let path = &self.base.path;
-        let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+        let name = match (&self.args.model, path.is_dir()) {
+            (None, _) => Some(base::NAME.as_ref()),
+            (_, true) => path.file_name(),
+            (_, false) => path.file_stem(),
+        };
         let name = name.map(|name| name.to_string_lossy().into_owned());
         let program = std::env::current_exe().ok().and_then(|path| certificate::hash(&path).ok());
         let neutral = neutral.zip(guarded.neutral).map(|(before, after)| Neutral {

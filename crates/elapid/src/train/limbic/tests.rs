@@ -134,7 +134,7 @@ fn devices_train_the_same_head() {
         let weights = limbic.weights.ids().flat_map(|id| limbic.weights.tensor(id).to_vec());
         (loss, weights.collect::<Vec<_>>())
     };
-    // Twelve steps; and a hundred, after which bf16 has the same loss by way of other weights.
+    // Twelve steps; and a hundred, after which weights in bf16 have gone their own ways.
     for (n_epochs, share) in [(3, 0.1), (25, 1.0)] {
         let (want_loss, want) = train(&cpu(1), n_epochs);
         for (device, tolerance) in devices() {

@@ -21,6 +21,7 @@ const NO_NETWORK: &str = "ip link set lo up && exec \"$@\"";
 const SCRIPT: &str = r#"
 set -eu
 $1 "$2" train src --out run --steps 3 $3
+$1 "$2" adapt src --model run --steps 2 --threads 2 || [ $? = 3 ]
 $1 "$2" serve model --port 0 --json --threads 2 >said 2>log &
 server=$!
 trap 'kill $server' EXIT

@@ -239,6 +239,10 @@ fn hybrid(d_model: usize, n_layer: usize) -> Value {
         "mamba_n_heads": 2 * d_model / 64, "mamba_n_groups": 1, "mamba_chunk_size": 64,
         "mamba_conv_bias": true, "mamba_proj_bias": false, "attention_bias": false,
         "mlp_bias": false, "partial_rotary_factor": 1.0,
+        // Transformers 5 turns half of each head unless it is told here.
+        "rope_parameters": {
+            "rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 1.0,
+        },
     })
 }
 

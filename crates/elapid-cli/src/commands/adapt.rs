@@ -244,6 +244,8 @@ impl Adapt {
         add("fim", if fim.is_some() { FIM } else { 0.0 }.to_string());
         let has_sep = fim.is_some_and(|fim| fim.sep.is_some());
         add("project", if has_sep { PROJECT } else { 0.0 }.to_string());
+        // While the rate is constant noise hides what was learned: the loss falls at the end.
+        add("patience", "0".into());
         add("seed", self.seed.to_string());
         match self.steps {
             Some(n) => add("steps", ((n as f64 * share).ceil() as u64).max(1).to_string()),

@@ -14,6 +14,10 @@ pub const NAME: &str = "elapid-code";
 
 static BYTES: &[u8] = include_bytes!("../../../models/elapid-code.gguf");
 
+/// Texts that the shipped model wrote by itself (`lab/base/replay`), each behind `SEP path \n`.
+static REPLAY: &str = include_str!("../../../models/replay.txt");
+const SEP: &str = "<|file_sep|>";
+
 /// The model at a path. The word `elapid-code` is the shipped one, unless there is such a file.
 pub fn resolve(path: &Path) -> Done<Cow<'_, Path>> {
     match path == Path::new(NAME) && !path.exists() {
@@ -25,6 +29,13 @@ pub fn resolve(path: &Path) -> Done<Cow<'_, Path>> {
 /// The file name of the shipped model in any cache directory.
 pub fn file_name() -> String {
     format!("{NAME}-{}.gguf", &blake3::hash(BYTES).to_hex()[..12])
+}
+
+/// What the shipped model writes when nobody asks for anything, by path: read again in training,
+/// it keeps what the model knew.
+pub fn replay() -> Vec<(String, String)> {
+    let texts = REPLAY.split(SEP).filter_map(|text| text.split_once('\n'));
+    texts.map(|(path, text)| (path.to_string(), text.to_string())).collect()
 }
 
 /// The shipped model as a file, written where it is not there yet.
@@ -64,6 +75,19 @@ fn cache_directory(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf
 mod tests {
     use super::*;
     use crate::report::scratch;
+
+    #[test]
+    fn the_replayed_texts_are_of_many_languages_and_none_is_a_secret() {
+        let texts = replay();
+        let languages: std::collections::BTreeSet<&str> =
+            texts.iter().map(|(path, _)| elapid::language_of_path(path)).collect();
+        assert!(texts.len() > 100 && languages.len() >= 15, "{} {languages:?}", texts.len());
+        for (path, text) in texts {
+            assert!(text.len() > 100 && !text.contains("<|"), "{path}");
+            let found = crate::source::secrets::find(&text);
+            assert!(found.is_empty(), "{path}: {found:?}");
+        }
+    }
 
     #[test]
     fn the_file_is_written_once_and_again_where_a_byte_of_it_changed() {

@@ -14,7 +14,7 @@ use crate::report::{Done, Failure, between};
 use crate::run::config::{Origin, RunConfig};
 use crate::run::{self, Wishes};
 use crate::source::walk::{Secrets, Walk, chat_of};
-use elapid::{Adapter, Method, Model};
+use elapid::{Adapter, Method, Model, Schedule};
 use lessons::Told;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -36,6 +36,16 @@ const FIM: f64 = 0.25;
 
 /// Share of the text that is shown after other files of the project, where the model knows how.
 const PROJECT: f64 = 0.5;
+
+/// Tokens of a step: one row, where the model reads so many at once. Short rows cost general
+/// ability (decision 0039).
+const CONTEXT: usize = 2048;
+
+/// Passes over the text at most.
+const EPOCHS: f64 = 3.0;
+
+/// Share of the steps in which the rate falls: while it is high, general ability is lost.
+const DECAY: f64 = 0.8;
 
 /// How often documents are drawn that an earlier run has learned, beside changed ones.
 const OLD_WEIGHT: f64 = 0.1;
@@ -140,7 +150,9 @@ impl Adapt {
         let dir = run::claim(None, &root.join(".elapid/adapt"))?;
         let place = Place { path, root, dir: dir.clone() };
         let done = self.run_in(place, base, walk, live, begin);
-        let _ = std::fs::remove_file(dir.join(lessons::TREE));
+        for name in [lessons::TREE, lessons::REPLAY] {
+            let _ = std::fs::remove_file(dir.join(name));
+        }
         if !dir.join("config.json").exists() {
             let _ = std::fs::remove_file(dir.join(certificate::HELD_OUT));
             run::give_back(&dir);
@@ -244,12 +256,16 @@ impl Adapt {
         add("fim", if fim.is_some() { FIM } else { 0.0 }.to_string());
         let has_sep = fim.is_some_and(|fim| fim.sep.is_some());
         add("project", if has_sep { PROJECT } else { 0.0 }.to_string());
-        // While the rate is constant noise hides what was learned: the loss falls at the end.
-        add("patience", "0".into());
+        let n_ctx = base.model.info()?.n_ctx.unwrap_or(CONTEXT).min(CONTEXT);
+        add("context", n_ctx.to_string());
+        add("batch", (CONTEXT / n_ctx.max(1)).to_string());
         add("seed", self.seed.to_string());
         match self.steps {
             Some(n) => add("steps", ((n as f64 * share).ceil() as u64).max(1).to_string()),
-            None => add("minutes", format!("{minutes:.3}")),
+            None => {
+                add("minutes", format!("{minutes:.3}"));
+                add("epochs", EPOCHS.to_string());
+            }
         }
         if self.keep_secrets {
             flags.push("--keep-secrets".into());
@@ -267,6 +283,7 @@ impl Adapt {
         let (mut config, mut wishes) = run_of(&self.flags(base, end)?)?;
         wishes.compute = self.compute.clone();
         (wishes.verbose, wishes.json) = (self.verbose, self.json);
+        config.settings.schedule = Schedule::Wsd { decay: DECAY };
         if let Some(Earlier { dir, certificate }) = earlier {
             let place = dir.join(&certificate.model);
             let Origin::Base { model, adapter, .. } = &mut config.origin else {

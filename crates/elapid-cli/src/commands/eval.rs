@@ -22,7 +22,8 @@ use std::process::ExitCode;
 #[command(after_help = "Examples:\n  elapid eval model.gguf notes.txt\n  \
     elapid eval SmolLM2-135M src --context 256 --files\n  \
     elapid eval runs/a1 . --held-out --compare runs/a0\n  \
-    elapid eval base src --adapter runs/lora --compare base --fim 4\n\n\
+    elapid eval base src --adapter runs/lora --compare base --fim 4\n  \
+    elapid eval .elapid/adapt/1 .elapid/adapt/1/held-out.jsonl --compare SmolLM2-135M.gguf\n\n\
     With --compare the exit code is 0 when MODEL is better than OTHER, 3 when it is not or when \
     there is too little text to tell.")]
 pub struct Eval {

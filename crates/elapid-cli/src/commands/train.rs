@@ -6,7 +6,7 @@ mod plan_generate;
 use crate::compute::Compute;
 use crate::report::{Done, Failure, between, size};
 use crate::run::config::{Budget, Origin, RunConfig, TeacherConfig};
-use crate::run::{self, Checkpointing, Wishes};
+use crate::run::{self, Checkpointing, Wishes, pace::DECAY};
 use crate::talk::flags::cache_type;
 use clap::{Args, FromArgMatches, ValueEnum};
 use elapid::{Arch, CacheType, LoraForm as Form, LoraSettings, Method, OptimizerKind, Scaling};
@@ -189,6 +189,9 @@ struct Flags {
     /// Tokens to train on, instead of --steps
     #[arg(long, value_name = "N", conflicts_with_all = ["steps", "minutes"], value_parser = amount)]
     tokens: Option<u64>,
+    /// End after N passes over the text, if that is sooner
+    #[arg(long, value_name = "N", value_parser = positive)]
+    epochs: Option<f64>,
     /// Random seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -353,6 +356,7 @@ impl Flags {
             eval_every: self.eval_every,
             save_every: self.save_every,
             n_warmup: self.warmup,
+            n_epochs: self.epochs,
             memory: self.memory,
             compute: self.compute.clone(),
             verbose: self.verbose,
@@ -573,12 +577,11 @@ impl Flags {
             lr_min: self.lr_min.unwrap_or(default.lr_min),
             n_warmup: self.warmup.unwrap_or(default.n_warmup),
             schedule: match self.schedule {
-                Some(ScheduleName::Cosine) => Schedule::Cosine,
                 Some(ScheduleName::Constant) => Schedule::Constant,
-                Some(ScheduleName::Wsd) => Schedule::Wsd { decay: 0.2 },
+                Some(ScheduleName::Cosine) => Schedule::Cosine,
+                None if self.steps.or(self.tokens).is_some() => Schedule::Cosine,
                 // One that can be ended at any time.
-                None if self.steps.or(self.tokens).is_none() => Schedule::Wsd { decay: 0.2 },
-                None => Schedule::Cosine,
+                _ => Schedule::Wsd { decay: DECAY },
             },
             turns: Vec::new(),
             short_rows: None,

@@ -14,7 +14,7 @@ use crate::report::{Done, Failure};
 use crate::source::compress;
 use crate::source::entry::{Entry, sample, some};
 use crate::source::walk::{Divided, Walk};
-use elapid::{Corpus, Document, Encoded, Tokenizer};
+use elapid::{Corpus, Encoded, Tokenizer};
 use elapid::{Package, PackageFile as OutFile, SharedBytes};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -28,8 +28,6 @@ pub struct Gathered {
     pub held_out: Vec<Entry>,
     /// Documents of sets that are measured on besides, named by `name_in_set`.
     pub sets: Vec<Entry>,
-    /// Held-out documents that are no text in a file: some of their parts are only read.
-    pub in_parts: Vec<Document>,
     pub facts: Facts,
     /// How they are read.
     pub walk: Walk,
@@ -183,15 +181,10 @@ impl Gathered {
         let item = |(idx, entry): (usize, &Entry)| {
             (entry.n_bytes(), (idx < n_training).then_some(entry.weight))
         };
-        let in_parts = self.in_parts.iter().map(|document| (document.n_bytes(), None));
-        let items: Vec<(usize, Option<f64>)> =
-            entries.iter().enumerate().map(item).chain(in_parts).collect();
+        let items: Vec<(usize, Option<f64>)> = entries.iter().enumerate().map(item).collect();
         let reading = Reading::new("encode", Some(items.len()));
         let document = |idx: usize| {
-            let document = match entries.get(idx) {
-                Some(entry) => entry.load(&self.walk)?,
-                None => self.in_parts[idx - entries.len()].clone(),
-            };
+            let document = entries[idx].load(&self.walk)?;
             reading.add(items[idx].0);
             Ok(document)
         };

@@ -12,7 +12,7 @@ use super::config::{Budget, RunConfig};
 use super::data::Data;
 use super::finish;
 use super::interrupt::{is_interrupted, listen};
-use super::pace::Pace;
+use super::pace::{self, Pace};
 use super::plan::Plan;
 use super::prepare::Prepared;
 use super::record::{Best, Watch, watch_of};
@@ -27,8 +27,8 @@ use elapid::Device;
 use elapid::Encoded;
 use elapid::Outcome;
 use elapid::Saved;
-use elapid::Settings;
 use elapid::{DocScore, EvalSettings, Score};
+use elapid::{Schedule, Settings};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -247,7 +247,11 @@ impl Run {
 
     fn run(mut self, mut state: Loop) -> Done<ExitCode> {
         if let Budget::Minutes(minutes) = self.config.budget {
-            let mut pace = Pace::new(60.0 * minutes, state.watch.around_s);
+            let decay = match self.config.settings.schedule {
+                Schedule::Wsd { decay } => decay,
+                _ => pace::DECAY,
+            };
+            let mut pace = Pace::new(60.0 * minutes, state.watch.around_s, decay);
             pace.hear(state.elapsed(), self.prepared.training.progress().step);
             state.pace = Some(pace);
         }

@@ -21,7 +21,7 @@ mod drive;
 mod finish;
 mod interrupt;
 mod outside;
-mod pace;
+pub mod pace;
 pub mod plan;
 mod prepare;
 mod record;
@@ -43,7 +43,6 @@ use config::{Budget, Origin, RunConfig, TeacherConfig};
 use data::{Data, Facts, Gathered};
 use drive::Purpose;
 use elapid::Device;
-use elapid::Document;
 use elapid::Model;
 use elapid::Size;
 use plan::Plan;
@@ -86,6 +85,8 @@ pub struct Wishes {
     pub save_every: Option<u64>,
     /// Steps over which the rate rises.
     pub n_warmup: Option<u64>,
+    /// Passes over the text at most.
+    pub n_epochs: Option<f64>,
     /// Bytes to stay within.
     pub memory: Option<u64>,
     /// Device and threads.
@@ -124,16 +125,13 @@ pub fn begin(config: RunConfig, out: Option<&Path>, wishes: &Wishes) -> Done<Exi
 /// What a run is given to learn from.
 pub struct Lessons {
     pub training: Vec<Entry>,
-    /// What is measured on while it learns.
-    pub measured: Vec<Document>,
-    /// How that was chosen, in words.
-    pub split: String,
     pub left_out: Value,
     pub walk: Walk,
 }
 
 /// A run in `dir`, which was claimed, on documents that were gathered; `begin` is when its time
-/// began. Says nothing of its result. Returns how many steps it made; none if it was interrupted.
+/// began. Measures nothing and says nothing of its result: the caller does. Returns how many steps
+/// it made; none if it was interrupted.
 pub fn learn(
     config: RunConfig,
     dir: &Path,
@@ -141,17 +139,16 @@ pub fn learn(
     begin: Instant,
     lessons: Lessons,
 ) -> Done<Option<u64>> {
-    let Lessons { training, measured, split, left_out, walk } = lessons;
+    let Lessons { training, left_out, walk } = lessons;
     let run = prepare_run(dir, config, wishes, begin, |_, _| {
         let facts = Facts {
-            split,
+            split: "in this run".into(),
             left_out,
             n_training: training.len(),
             n_bytes: training.iter().map(Entry::n_bytes).sum(),
-            n_held_out: measured.len(),
             ..Facts::default()
         };
-        Ok(Gathered { training, in_parts: measured, facts, walk, ..Gathered::default() })
+        Ok(Gathered { training, facts, walk, ..Gathered::default() })
     })?;
     drive::Run { purpose: Purpose::Adapt, ..run }.start()?;
     let summary = dir.join(finish::SUMMARY);

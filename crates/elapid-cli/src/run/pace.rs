@@ -1,6 +1,6 @@
 //! A run whose budget is time: when the learning rate begins to fall, and which step is the last.
 //!
-//! The rate stays up until a fifth of the time is left. Then the number of steps that still fit is
+//! The rate stays up until a share of the time is left. Then the number of steps that still fit is
 //! decided, and the rate falls in a line to its end. Should the machine become slower or faster
 //! meanwhile, the end is moved. Time for measuring and saving afterwards is set aside: what the
 //! same took before the first step.
@@ -11,8 +11,8 @@
 
 use std::collections::VecDeque;
 
-/// Share of the time in which the rate falls.
-const FALL_SHARE: f64 = 0.2;
+/// Share of the time in which the rate falls, where nobody says.
+pub const DECAY: f64 = 0.2;
 /// Share of the time that a prediction of the end may be off before the end is moved.
 const TOLERANCE: f64 = 0.01;
 /// Share of the time that the pace is measured over.
@@ -24,6 +24,8 @@ pub struct Pace {
     budget_s: f64,
     /// When the last step has to be finished.
     target_s: f64,
+    /// Share of the time in which the rate falls.
+    decay: f64,
     /// (seconds, step), the oldest just before the window.
     marks: VecDeque<(f64, u64)>,
     /// When the end was last decided.
@@ -32,10 +34,10 @@ pub struct Pace {
 
 impl Pace {
     /// For a run that has so many seconds, about `after_s` of them for what comes after its last
-    /// step.
-    pub fn new(budget_s: f64, after_s: f64) -> Pace {
+    /// step, and whose rate falls in the share `decay` of the time.
+    pub fn new(budget_s: f64, after_s: f64, decay: f64) -> Pace {
         let target_s = (0.99 * budget_s - 1.1 * after_s).max(0.1 * budget_s);
-        Pace { budget_s, target_s, marks: VecDeque::new(), decided_s: 0.0 }
+        Pace { budget_s, target_s, decay, marks: VecDeque::new(), decided_s: 0.0 }
     }
 
     /// Hears that `step` steps are made after `now_s` seconds of the run.
@@ -69,7 +71,7 @@ impl Pace {
         let n_fitting = self.n_fitting()?;
         let tolerance_s = TOLERANCE * self.budget_s;
         let is_due = match end {
-            None => self.target_s - now_s <= FALL_SHARE * self.target_s,
+            None => self.target_s - now_s <= self.decay * self.target_s,
             Some(end) => {
                 let off_s = n_fitting.abs_diff(end) as f64 * self.step_s()?;
                 off_s > tolerance_s && now_s - self.decided_s > tolerance_s
@@ -88,7 +90,7 @@ mod tests {
 
     /// Drives a run whose step k takes `step_s(k)`; when it ends, and how often it was decided.
     fn drive(budget_s: f64, after_s: f64, step_s: impl Fn(u64, f64) -> f64) -> (f64, u64, u32) {
-        let mut pace = Pace::new(budget_s, after_s);
+        let mut pace = Pace::new(budget_s, after_s, 0.2);
         let (mut now_s, mut step, mut end, mut n_decided) = (0.0, 0, None, 0);
         pace.hear(now_s, step);
         while end.is_none_or(|end| step < end) {
@@ -130,7 +132,7 @@ mod tests {
     fn one_step_longer_than_all_the_time_is_the_only_one() {
         let (_, n_steps, _) = drive(10.0, 1.0, |_, _| 60.0);
         assert_eq!(n_steps, 1);
-        let mut late = Pace::new(10.0, 1.0);
+        let mut late = Pace::new(10.0, 1.0, 0.2);
         late.hear(30.0, 7);
         assert_eq!(late.decide(None), Some(7));
         assert_eq!(late.decide(Some(7)), None);

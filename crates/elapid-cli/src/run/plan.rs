@@ -341,12 +341,15 @@ fn schedule(config: &mut RunConfig, prepared: &Prepared, wishes: &Wishes, plan: 
     let n_lists = 1 + usize::from(!prepared.sets.is_empty());
     let measured = |n_tok: usize| (n_lists * n_tok).min(n_held);
     let share = |share: f64, n_tok: f64| ((share * 1.5 * n_tok) as usize).clamp(1024, 1 << 24);
+    let n_epoch = prepared.training.n_tok_epoch() as f64 / step_tok;
+    let n_most = wishes.n_epochs.map_or(u64::MAX, |n| ((n * n_epoch).ceil() as u64).max(1));
     let (n_steps, is_open) = match config.budget {
-        Budget::Steps(n) => (n, false),
-        Budget::Tokens(n) => (n.div_ceil(plan.n_tok as u64), false),
+        Budget::Steps(n) => (n.min(n_most), false),
+        Budget::Tokens(n) => (n.div_ceil(plan.n_tok as u64).min(n_most), false),
         Budget::Minutes(minutes) => {
             let steps_s = 60.0 * minutes * (1.0 - EVAL_SHARE - 2.0 * FINAL_SHARE);
-            (((steps_s / plan.step_s) as u64).max(1), true)
+            let n_fitting = ((steps_s / plan.step_s) as u64).max(1);
+            (n_fitting.min(n_most), n_fitting <= n_most)
         }
     };
     // From here on by counts alone: what is measured when must not depend on how fast the machine

@@ -1,10 +1,11 @@
-//! JSONL: one record to a line, in one of three forms.
+//! JSONL: one record to a line, in one of four forms.
 //!
 //! | record                                            | learned                              |
 //! |---------------------------------------------------|--------------------------------------|
 //! | `{"text": ".."}`                                  | all of it                            |
 //! | `{"prompt": "..", "completion": ".."}`            | the completion                       |
 //! | `{"messages": [{"role": "..", "content": ".."}]}` | what the assistant says, and its end |
+//! | `{"parts": [{"text": "..", "scored": true}]}`     | the parts that are scored            |
 //!
 //! Other keys are left alone, but `tools`, which a chat template may show. Blank lines are skipped.
 //!
@@ -28,6 +29,13 @@ use crate::text::chat::{ChatOptions, ChatTemplate, Message};
 use serde_json::{Map, Value};
 use std::sync::LazyLock;
 
+/// A part of a record, as `elapid adapt` stores held-out text.
+#[derive(serde::Deserialize)]
+struct Scored {
+    text: String,
+    scored: bool,
+}
+
 /// How conversations are rendered.
 #[derive(Debug, Clone, Copy)]
 pub struct ChatStyle<'a> {
@@ -42,8 +50,9 @@ const CHATML: &str = "{% for message in messages %}\
     {% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-const HINT: &str = "a line is {\"text\": ..}, {\"prompt\": .., \"completion\": ..} or \
-                    {\"messages\": [{\"role\": .., \"content\": ..}]}";
+const HINT: &str = "a line is {\"text\": ..}, {\"prompt\": .., \"completion\": ..}, \
+                    {\"messages\": [{\"role\": .., \"content\": ..}]} or \
+                    {\"parts\": [{\"text\": .., \"scored\": ..}]}";
 
 /// Reads a line; `name` is that of the document, `file.jsonl:12`, for errors too. None where the
 /// line is blank.
@@ -74,17 +83,25 @@ static PLAIN: LazyLock<ChatTemplate> = LazyLock::new(|| {
 impl ChatStyle<'_> {
     fn document(&self, name: String, mut record: Map<String, Value>) -> Result<Document> {
         let has = |key: &str| record.contains_key(key);
-        let forms = [has("text"), has("prompt") && has("completion"), has("messages")];
+        let has_pair = has("prompt") && has("completion");
+        let forms = [has("text"), has_pair, has("messages"), has("parts")];
         let part = |text: String, learned: bool| -> Part { Part { text, learned, special: false } };
         let (language, parts) = match forms {
-            [true, false, false] => ("text", vec![part(string(&name, &mut record, "text")?, true)]),
-            [false, true, false] => {
+            [true, false, false, false] => {
+                ("text", vec![part(string(&name, &mut record, "text")?, true)])
+            }
+            [false, true, false, false] => {
                 let prompt = string(&name, &mut record, "prompt")?;
                 let completion = string(&name, &mut record, "completion")?;
                 ("text", vec![part(prompt, false), part(completion, true)])
             }
-            [false, false, true] => ("chat", self.conversation(&name, record)?),
-            [false, false, false] => {
+            [false, false, true, false] => ("chat", self.conversation(&name, record)?),
+            [false, false, false, true] => {
+                let list: Vec<Scored> = serde_json::from_value(record["parts"].take())
+                    .map_err(|error| Error::format(&name, format!("`parts`: {error}"), HINT))?;
+                ("text", list.into_iter().map(|it| part(it.text, it.scored)).collect())
+            }
+            [false, false, false, false] => {
                 let problem = match (has("prompt"), has("completion")) {
                     (true, _) => "`completion` is missing beside `prompt`".to_string(),
                     (_, true) => "`prompt` is missing beside `completion`".to_string(),
@@ -258,6 +275,23 @@ mod tests {
         assert_eq!(parts(&list[1]), [("no?", false), ("yes", true)]);
         assert!(list.iter().all(|document| document.parts.iter().all(|part| !part.special)));
         assert_eq!(read("\n").unwrap(), []);
+    }
+
+    #[test]
+    fn of_parts_those_that_are_scored_are_learned_and_wrong_ones_are_refused() {
+        let line = r#"{"file": "a.rs", "parts": [{"text": "old\n", "scored": false},
+            {"text": "new\n", "scored": true}]}"#;
+        let list = read(&line.replace('\n', " ")).unwrap();
+        assert_eq!(parts(&list[0]), [("old\n", false), ("new\n", true)]);
+        for (line, word) in [
+            (r#"{"parts": 3}"#, "`parts`: invalid type"),
+            (r#"{"parts": [{"text": "a"}]}"#, "missing field `scored`"),
+            (r#"{"parts": [{"text": "a", "scored": false}]}"#, "nothing to learn"),
+            (r#"{"text": "a", "parts": []}"#, "more than one form"),
+        ] {
+            let error = read(line).unwrap_err().to_string();
+            assert!(error.contains(word), "{line}: {error}");
+        }
     }
 
     const TALK: &str = r#"{"messages": [{"role": "system", "content": "Be brief."},

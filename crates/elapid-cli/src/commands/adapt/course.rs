@@ -4,12 +4,12 @@
 //! takes a bounded share and is cut to it; afterwards the same takes as long, so the end of
 //! training is known.
 
-use super::lessons::{Lesson, TREE};
+use super::lessons::{Lesson, REPLAY, TREE};
 use super::{Adapt, Base, Earlier};
 use crate::base;
 use crate::machine;
 use crate::proof::certificate::{self, *};
-use crate::proof::guard::{Guarded, LOSS_MAX, Outcome};
+use crate::proof::guard::{Guarded, On, Outcome};
 use crate::proof::measure::{self, Completed, Hit, Place, Subject, Time};
 use crate::proof::measure::{bits_per_byte, by_file};
 use crate::proof::memory::{self, Memory, N_PROBES, Probe};
@@ -21,7 +21,7 @@ use crate::report::{Done, line};
 use crate::run::config::RunConfig;
 use crate::run::{self, Lessons, TRAINED, export_name};
 use crate::source::entry::Entry;
-use crate::source::history::New;
+use crate::source::history::{self, New};
 use crate::source::walk::Walk;
 use elapid::{Comparison, DocScore, Document, Method, Verdict, compare};
 use serde_json::json;
@@ -30,9 +30,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 /// Shares of the time that measuring before training may take, and the same after it.
-const SCORE_SHARE: f64 = 0.05;
+const SCORE_SHARE: f64 = 0.08;
 const COMPLETE_SHARE: f64 = 0.03;
 const NEUTRAL_SHARE: f64 = 0.01;
+const ASIDE_SHARE: f64 = 0.01;
 /// What is left for everything else after training, and how much longer the same may take then.
 const REST_SHARE: f64 = 0.02;
 const SLOWER: f64 = 1.25;
@@ -41,13 +42,11 @@ const WRITE_SHARE: f64 = 0.01;
 /// Share of the time in which an n-gram model may read the project, and bytes a second.
 const NGRAM_SHARE: f64 = 0.01;
 const NGRAM_RATE: f64 = 1e6;
-/// Scales that the guard may try after the first.
-const N_SCALES: f64 = 5.0;
+/// Share of the training text that the shipped model wrote itself: against forgetting.
+const REPLAY_SHARE: f64 = 0.25;
 
-/// Context of new lines that are measured while training.
-const ASIDE_CONTEXT_BYTES: usize = 512;
-/// Less new text than this is no reason to stop training.
-const ASIDE_BYTES_MIN: usize = 2048;
+/// Scales that the guard tries, about.
+const N_SCALES: f64 = 3.0;
 
 pub struct Task<'a> {
     pub args: &'a Adapt,
@@ -76,6 +75,7 @@ struct Before {
     hits: Vec<Hit>,
     memory: Memory,
     neutral: Option<f64>,
+    aside: Option<f64>,
     /// Documents that there was no time for.
     n_not_measured: usize,
     /// Seconds that the same takes after training, and one scale of the guard.
@@ -103,18 +103,12 @@ impl Task<'_> {
         let end_s = (total_s * (1.0 - REST_SHARE) - SLOWER * proof_s).max(0.1 * total_s);
         let end = (end_s / 60.0, changed);
         let (config, wishes) = self.args.config(&self.base, self.earlier.as_ref(), end)?;
-        let n_new: usize = measured.aside.iter().map(n_learned).sum();
-        let measured_on = match n_new < ASIDE_BYTES_MIN {
-            true => Vec::new(),
-            false => measured.aside.iter().map(new_lines).collect(),
-        };
-        let lessons = Lessons {
-            training,
-            measured: measured_on,
-            split: "set aside for decisions in training; the proof uses others".into(),
-            left_out,
-            walk: Walk { out: Some(self.dir.clone()), ..walk },
-        };
+        let mut training = training;
+        if self.args.model.is_none() {
+            training.extend(self.replay(&training, &walk)?);
+        }
+        let walk = Walk { out: Some(self.dir.clone()), ..walk };
+        let lessons = Lessons { training, left_out, walk };
         let method = config.method.clone();
         let training_from = self.begin.elapsed();
         let Some(n_steps) = run::learn(config, &self.dir, &wishes, self.begin, lessons)? else {
@@ -162,6 +156,19 @@ impl Task<'_> {
         Ok(texts)
     }
 
+    /// Texts of the shipped model's own, a share of all that is read.
+    fn replay(&self, training: &[Entry], walk: &Walk) -> Done<Vec<Entry>> {
+        let texts = base::replay();
+        let entries = history::store(&texts, &self.dir.join(REPLAY), walk)?;
+        let n_bytes = |entry: &Entry| entry.n_bytes() as f64;
+        let n_own: f64 = training.iter().map(|entry| entry.weight * n_bytes(entry)).sum();
+        let n: f64 = entries.iter().map(|pair| n_bytes(&pair.0)).sum();
+        let weight = REPLAY_SHARE / (1.0 - REPLAY_SHARE) * n_own / n.max(1.0);
+        let mut entries: Vec<Entry> = entries.into_iter().map(|pair| pair.0).collect();
+        entries.iter_mut().for_each(|entry| entry.weight = weight);
+        Ok(entries)
+    }
+
     fn time(&self, share: f64) -> Time {
         match self.args.steps {
             Some(_) => Time::Any,
@@ -181,7 +188,6 @@ impl Task<'_> {
         let begin = Instant::now();
         let all: Vec<Document> = held_out.iter().map(|new| new.document.clone()).collect();
         let scores = subject.score(&all, self.time(SCORE_SHARE))?;
-        let score_s = begin.elapsed().as_secs_f64();
         let (n, n_all) = (scores.len(), all.len());
         certificate::store(&self.dir, &held_out[..n])?;
         let documents: Vec<Document> = all.into_iter().take(n).collect();
@@ -191,26 +197,23 @@ impl Task<'_> {
         places.truncate(hits.len());
         let probes = memory::choose(texts, N_PROBES, self.args.seed);
         let memory = subject.memory(&probes)?;
-        let without_neutral_s = begin.elapsed().as_secs_f64();
+        let again_s = begin.elapsed().as_secs_f64();
         let mut neutral = neutral();
         let on_neutral = subject.score(&neutral, self.time(NEUTRAL_SHARE))?;
         neutral.truncate(on_neutral.len());
-        let again_s = begin.elapsed().as_secs_f64();
-        let aside: Vec<Document> = aside.into_iter().map(|new| new.document).collect();
-        let n_bytes = |list: &[Document]| list.iter().map(Document::n_bytes).sum::<usize>() as f64;
-        let aside_s = score_s * n_bytes(&aside) / n_bytes(&documents).max(1.0);
-        let scale_s = match neutral.is_empty() {
-            true => 0.0,
-            false => again_s - without_neutral_s + aside_s,
-        };
+        let mut aside: Vec<Document> = aside.into_iter().map(|new| new.document).collect();
+        let on_aside = subject.score(&aside, self.time(ASIDE_SHARE))?;
+        aside.truncate(on_aside.len());
+        let bits = |scores: &[DocScore]| (!scores.is_empty()).then(|| bits_per_byte(scores));
         let before = Before {
-            neutral: (!on_neutral.is_empty()).then(|| bits_per_byte(&on_neutral)),
+            neutral: bits(&on_neutral),
+            aside: bits(&on_aside),
             scores,
             hits,
             memory,
             n_not_measured: n_all - n,
             again_s,
-            scale_s,
+            scale_s: begin.elapsed().as_secs_f64() - again_s,
         };
         if before.n_not_measured > 0 {
             let text = format!("{n} of {n_all} held-out documents, to stay within the time");
@@ -224,17 +227,12 @@ impl Task<'_> {
         let (base, run, n_threads) = (&self.base.path, &self.dir, self.n_threads());
         let context = RunConfig::read(run)?.context;
         let outcome = Outcome { base, run, method, context, n_threads };
-        let guarded = match before.neutral {
-            Some(bits) => outcome.guard(&measured.neutral, bits, &measured.aside)?,
-            None => Guarded { scale: 1.0, neutral: None },
-        };
-        if guarded.scale != 1.0 {
-            let text = format!(
-                "scaled by {}: at full scale neutral text is predicted worse by more than {}%",
-                guarded.scale,
-                100.0 * LOSS_MAX
-            );
-            self.live.line("guard", &text);
+        let on = |documents, before| On { documents, before };
+        let neutral = before.neutral.map(|bits| on(&measured.neutral, bits));
+        let aside = before.aside.map(|bits| on(&measured.aside, bits));
+        let guarded = outcome.guard(neutral, aside)?;
+        if let Some(why) = &guarded.why {
+            self.live.line("guard", &format!("scaled by {:.2}: {why}", guarded.scale));
         }
         self.live.line("measure", "the model after training, on the same text");
         let mut subject = outcome.open()?;
@@ -330,7 +328,7 @@ impl Task<'_> {
 
     /// Removes what only training needed. The empty folder of checkpoints marks a run.
     fn clean(&self) {
-        for name in [TRAINED, TREE, "tokens.bin", "data.elapid"] {
+        for name in [TRAINED, TREE, REPLAY, "tokens.bin", "data.elapid"] {
             let _ = std::fs::remove_file(self.dir.join(name));
         }
         let entries = std::fs::read_dir(self.dir.join("checkpoints")).into_iter().flatten();
@@ -398,23 +396,6 @@ fn completion(before: &[Hit], after: &[Hit]) -> Option<Pair<Completed>> {
     let n = before.len().min(after.len());
     let [before, after] = [before, after].map(|hits| Completed::of(&hits[..n]));
     (n > 0).then_some(Pair { before, after })
-}
-
-/// Bytes that are to be predicted.
-fn n_learned(document: &Document) -> usize {
-    document.parts.iter().filter(|part| part.learned).map(|part| part.text.len()).sum()
-}
-
-/// A document without most of what is before its first new line and behind its last: it is
-/// measured often.
-fn new_lines(document: &Document) -> Document {
-    let mut document = document.clone();
-    document.parts.pop_if(|last| !last.learned);
-    if let Some(first) = document.parts.first_mut().filter(|first| !first.learned) {
-        let from = first.text.len().saturating_sub(ASIDE_CONTEXT_BYTES);
-        first.text.drain(..first.text.ceil_char_boundary(from));
-    }
-    document
 }
 
 /// A path as short as it can be told from here.

@@ -19,6 +19,8 @@ const HELD_OUT: f64 = 0.1;
 
 /// The texts of an older tree, until they are encoded.
 pub const TREE: &str = "tree.txt";
+/// Texts that are read again, until they are encoded.
+pub const REPLAY: &str = "replay.txt";
 
 pub struct Lesson {
     pub training: Vec<Entry>,

@@ -1,16 +1,18 @@
 //! The body of a request: JSON that is read into structs, so that an error names the field and says
 //! what it should hold.
 //!
-//! `null` is the same as absent: clients write both. Fields that are not known are passed over.
+//! `null` is the same as absent: clients write both. What no struct of a route reads is refused by
+//! `fields.rs`.
 
 use super::App;
 use super::error::{Answered, ApiError};
+use super::fields;
 use axum::body::{Body as HttpBody, HttpBody as _};
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use elapid::Special;
 use serde::de::{Deserialize, Deserializer, Error as _};
-use serde_json::{Number, Value};
+use serde_json::{Map, Number, Value};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_stream::StreamExt;
@@ -41,8 +43,18 @@ impl FromRequest<Arc<App>> for Body {
 }
 
 impl Body {
+    /// A request of another API, translated.
+    pub fn of(map: Map<String, Value>) -> Body {
+        Body(Value::Object(map))
+    }
+
     pub fn has(&self, name: &str) -> bool {
         self.0.get(name).is_some_and(|value| !value.is_null())
+    }
+
+    /// Refuses fields that say something and are in none of these lists.
+    pub fn refuse_others(&self, known: &[&[&str]]) -> Answered<()> {
+        self.0.as_object().map_or(Ok(()), |map| fields::refuse_others(map, known))
     }
 
     /// The fields of an object that `T` knows.

@@ -21,6 +21,7 @@ pub type Top = Int<0, 20>;
 pub enum Defaults {
     Openai,
     Llama,
+    Ollama,
     Infill,
 }
 
@@ -48,6 +49,7 @@ pub struct Common {
     regex: Option<String>,
     grammar: Option<String>,
     response_format: Option<ResponseFormat>,
+    samplers: Option<Vec<String>>,
 }
 
 /// `{"15043": -100}` of OpenAI; `[[15043, 1.5], ["text", false]]` of llama.cpp.
@@ -109,6 +111,11 @@ impl Params {
         adapters: Vec<(usize, f32)>,
     ) -> Answered<Params> {
         let sampling = sampling(app, &common, defaults)?;
+        let sampling = match &common.samplers {
+            Some(names) if sampling.temperature > 0.0 => chain(names, sampling)?,
+            // The likeliest token stays the likeliest.
+            _ => sampling,
+        };
         let mut logit_bias = bias(app, common.logit_bias)?;
         let mut stop_tokens = app.tokenizer.eog().to_vec();
         if common.ignore_eos == Some(true) {
@@ -176,6 +183,9 @@ fn sampling(app: &App, common: &Common, defaults: Defaults) -> Answered<Sampling
         // The model's own distribution.
         Defaults::Openai => Sampling { temperature: 1.0, ..Sampling::greedy() },
         Defaults::Llama => Sampling::default(),
+        Defaults::Ollama => {
+            Sampling { top_p: 0.9, min_p: 0.0, repeat_penalty: 1.1, ..Sampling::default() }
+        }
         // Whoever completes code wants the likeliest text, and the same each time.
         Defaults::Infill => Sampling { temperature: 0.0, min_p: 0.0, ..Sampling::default() },
     };
@@ -196,12 +206,58 @@ fn sampling(app: &App, common: &Common, defaults: Defaults) -> Answered<Sampling
         // A share of nothing leaves the likeliest token.
         top_p: common.top_p.map_or(default.top_p, |p| p.0 as f32).max(f32::MIN_POSITIVE),
         min_p: common.min_p.map_or(default.min_p, |p| p.0 as f32),
-        repeat_penalty: repeat_penalty.map_or(1.0, |it| it.0 as f32),
+        repeat_penalty: repeat_penalty.map_or(default.repeat_penalty, |it| it.0 as f32),
         frequency_penalty: common.frequency_penalty.map_or(0.0, |it| it.0 as f32),
         presence_penalty: common.presence_penalty.map_or(0.0, |it| it.0 as f32),
         n_penalized,
         seed: seed(common.seed.as_ref())?,
     })
+}
+
+/// Samplers in the order in which they act here.
+const CHAIN: [&str; 5] = ["penalties", "temperature", "top_k", "top_p", "min_p"];
+
+/// Without the samplers that are not in this list of llama.cpp's, which must have our order where
+/// the order changes anything.
+fn chain(names: &[String], sampling: Sampling) -> Answered<Sampling> {
+    const NAME: &str = "samplers";
+    let has = |name: &str| names.iter().any(|it| it == name);
+    let plain = Sampling { temperature: 1.0, seed: sampling.seed, ..Sampling::greedy() };
+    let mut kept = Sampling { n_penalized: sampling.n_penalized, ..plain };
+    if has("penalties") {
+        kept.repeat_penalty = sampling.repeat_penalty;
+        kept.frequency_penalty = sampling.frequency_penalty;
+        kept.presence_penalty = sampling.presence_penalty;
+    }
+    kept.temperature = if has("temperature") { sampling.temperature } else { 1.0 };
+    kept.top_k = sampling.top_k.filter(|_| has("top_k"));
+    kept.top_p = if has("top_p") { sampling.top_p } else { 1.0 };
+    kept.min_p = if has("min_p") { sampling.min_p } else { 0.0 };
+    let acts = |name: &str| match name {
+        "temperature" => kept.temperature != 1.0,
+        "top_k" => kept.top_k.is_some(),
+        "top_p" => kept.top_p < 1.0,
+        "min_p" => kept.min_p > 0.0,
+        _ => Sampling { temperature: 1.0, top_k: None, top_p: 1.0, min_p: 0.0, ..kept } != plain,
+    };
+    let mut places = Vec::new();
+    for name in names {
+        match CHAIN.iter().position(|known| known == name) {
+            Some(place) if acts(name) => places.push(place),
+            Some(_) => {}
+            // Off, or its own field was refused.
+            None if ["dry", "xtc", "typ_p", "top_n_sigma"].contains(&&name[..]) => {}
+            None => {
+                let words = format!("`{name}` is not known here; known: {}", CHAIN.join(", "));
+                return Err(ApiError::field(NAME, words));
+            }
+        }
+    }
+    if !places.is_sorted() {
+        let words = format!("the order here is {}; others need `temperature: 0`", CHAIN.join(", "));
+        return Err(ApiError::field(NAME, words));
+    }
+    Ok(kept)
 }
 
 /// The seed that was given, or another each time.

@@ -310,7 +310,7 @@ fn adapters_are_models_of_their_own_and_have_scales() {
     let w = world("serve-adapters");
     let dir = w.model.join("../style");
     write_adapter(&dir);
-    let flags = format!("--alias base --adapter {}=0.5", dir.display());
+    let flags = format!("--alias base --strict-model --adapter {}=0.5", dir.display());
     let server = Server::start(&w.model, &flags);
     let client = Client::new(&server);
     let ids: Vec<Value> = client.get("/v1/models").json()["data"].as_array().unwrap().clone();

@@ -5,6 +5,7 @@
 //! | `listen.rs`   | connections, signals, the end                                          |
 //! | `security.rs` | who may ask                                                            |
 //! | `body.rs`     | the body of a request; `params.rs`: fields that all routes share       |
+//! | `gbnf.rs`     | grammars of llama.cpp                                                  |
 //! | `fields.rs`   | fields that nobody reads are refused                                   |
 //! | `chat.rs`     | the one request behind every chat; `tools.rs`: calls in its answer     |
 //! | `worker.rs`   | the one thread that owns the engine                                    |
@@ -26,6 +27,7 @@ mod body;
 mod chat;
 mod error;
 mod fields;
+mod gbnf;
 pub mod listen;
 mod llama;
 mod log;

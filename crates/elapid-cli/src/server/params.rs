@@ -4,6 +4,7 @@
 use super::App;
 use super::body::{Int, Num, Texts, whole};
 use super::error::{Answered, ApiError};
+use super::gbnf;
 use elapid::{Constraint, Request, Sampling, Special};
 use serde::Deserialize;
 use serde_json::{Map, Number, Value, json};
@@ -313,13 +314,12 @@ fn bias(app: &App, bias: Option<Bias>) -> Answered<Vec<(u32, f32)>> {
     Ok(list)
 }
 
+/// Lark of llguidance by its first word, else GBNF of llama.cpp.
 fn grammar(grammar: String) -> Answered<Constraint> {
-    if grammar.trim_start().starts_with("%llguidance") {
-        return Ok(Constraint::Lark(grammar));
+    match grammar.trim_start().starts_with("%llguidance") {
+        true => Ok(Constraint::Lark(grammar)),
+        false => Ok(Constraint::Lark(gbnf::to_lark(&grammar)?)),
     }
-    let words = "GBNF is not supported; give `json_schema`, `regex`, or a Lark grammar that starts \
-                 with `%llguidance {}`";
-    Err(ApiError::field("grammar", words))
 }
 
 fn response_format(format: ResponseFormat) -> Answered<Option<Constraint>> {

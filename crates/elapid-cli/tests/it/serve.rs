@@ -207,9 +207,6 @@ fn answers_keep_to_a_schema_and_to_stops() {
     assert_eq!((&cut["stop_type"], &cut["stopping_word"]), (&json!("word"), &json!(stop)));
     let end = content.find(&stop).unwrap();
     assert_eq!(cut["content"], content[..end]);
-    let answer = client.post("/completion", &json!({"prompt": "a", "grammar": "root ::= \"a\""}));
-    assert_eq!(answer.status, 400);
-    assert!(words(&answer.json()).contains("GBNF"));
 }
 
 #[test]

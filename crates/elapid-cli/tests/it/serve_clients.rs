@@ -474,3 +474,93 @@ fn a_response_of_openai_has_items_whole_and_as_events() {
         assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(param)));
     }
 }
+
+#[test]
+fn grammars_of_llama_cpp_are_kept_to() {
+    let w = world("clients-gbnf");
+    let server = Server::start(&w.model, "");
+    let client = Client::new(&server);
+    let ask = |grammar: &str, seed: u64| {
+        let body = json!({"prompt": "let a", "grammar": grammar, "n_predict": 400, "seed": seed});
+        good(client.post("/completion", &body))
+    };
+    let said = |grammar: &str, seed: u64| {
+        let answer = ask(grammar, seed);
+        assert_eq!(answer["stop_type"], "eos", "{grammar} {answer}");
+        answer["content"].as_str().unwrap().to_string()
+    };
+    let json = r#"
+        # Objects, lists and short words.
+        root ::= object
+        value ::= object | list | word | ("true" | "false") ws
+        object ::= "{" ws (word ":" ws value){0,1} "}" ws
+        list ::= "[" ws ( value ("," ws value)? )? "]" ws
+        word ::= "\"" [a-z]{1,3} "\"" ws
+        ws ::= | " "
+    "#;
+    for seed in 0..8 {
+        assert!(["yes", "no"].contains(&&said("root ::= \"yes\" | \"no\"", seed)[..]));
+        let list = said("root ::= item item\nitem ::= \"- \" [a-z]{1,4} \"\\n\"", seed);
+        assert!(list.lines().count() == 2 && list.lines().all(|line| line.starts_with("- ")));
+        let date = said("root ::= [0-9]{4} \"-\" [01] [0-9] (\"T\" [0-9]{2})?", seed);
+        assert!(date.len() >= 7 && date.as_bytes()[4] == b'-', "{date}");
+        let nested = said("root ::= \"(\" (root | [a-c]) \")\"", seed);
+        let n_open = nested.matches('(').count();
+        assert_eq!(nested.matches(')').count(), n_open);
+        let text = ask(json, seed);
+        if text["stop_type"] == "eos" {
+            let text = text["content"].as_str().unwrap();
+            assert!(serde_json::from_str::<Value>(text).unwrap().is_object(), "{text}");
+        }
+    }
+    let answer = client.post("/completion", &json!({"prompt": "a", "grammar": "root ::= nobody"}));
+    assert_eq!(answer.status, 400);
+    let answer = answer.json();
+    assert_eq!(answer["error"]["param"], "grammar");
+    assert!(words(&answer).contains("there is no rule `nobody`"));
+}
+
+#[test]
+fn a_prompt_that_is_given_back_has_its_log_probabilities() {
+    let w = world("clients-echo");
+    let server = Server::start(&w.model, "");
+    let client = Client::new(&server);
+    let prompt = "let mut count = buffer.find(7);\n".repeat(20);
+    let ids = good(client.post("/tokenize", &json!({"content": prompt})))["tokens"].clone();
+    assert!(ids.as_array().unwrap().len() > 128, "more than a piece");
+    let body = json!({"prompt": ids, "n_predict": 8, "temperature": 0, "return_tokens": true,
+        "n_probs": 2});
+    let answer = good(client.post("/completion", &body));
+    let all: Vec<Value> = [&ids, &answer["tokens"]]
+        .into_iter()
+        .flat_map(|it| it.as_array().unwrap().clone())
+        .collect();
+    let body = json!({"prompt": all, "max_tokens": 0, "echo": true, "logprobs": 2});
+    for _ in 0..2 {
+        // The second time a snapshot is there, which has no logits.
+        let whole = good(client.post("/v1/completions", &body));
+        let found = &whole["choices"][0]["logprobs"];
+        let scores = found["token_logprobs"].as_array().unwrap();
+        assert_eq!((scores.len(), &scores[0]), (all.len(), &Value::Null));
+        assert_eq!(found["top_logprobs"][0], Value::Null);
+        let want = answer["completion_probabilities"].as_array().unwrap();
+        for (got, want) in scores[scores.len() - 8..].iter().zip(want) {
+            let (got, want) = (got.as_f64().unwrap(), want["logprob"].as_f64().unwrap());
+            assert!((got - want).abs() < 1e-3, "{got} {want}");
+        }
+        let text = whole["choices"][0]["text"].as_str().unwrap();
+        let last = found["tokens"].as_array().unwrap().last().unwrap().as_str().unwrap();
+        let offset = found["text_offset"].as_array().unwrap().last().unwrap();
+        assert_eq!(*offset, text.chars().count() - last.chars().count());
+        let stream = joined(body.clone(), json!({"stream": true, "max_tokens": 3}));
+        let events: Vec<Value> = client.post("/v1/completions", &stream).events().collect();
+        let parts = |key: &str| -> Vec<Value> {
+            let lists = events.iter().filter_map(|it| it["choices"][0]["logprobs"][key].as_array());
+            lists.flatten().cloned().collect()
+        };
+        assert_eq!(parts("token_logprobs").len(), all.len() + 3);
+        assert_eq!(parts("token_logprobs")[..all.len()], scores[..]);
+        assert_eq!(parts("text_offset")[..all.len()], found["text_offset"].as_array().unwrap()[..]);
+        assert_eq!(parts("text_offset")[all.len()], text.chars().count());
+    }
+}

@@ -47,8 +47,11 @@ pub async fn completions(State(app): State<Arc<App>>, body: Body) -> Answered<Re
     let mut params = Params::new(&app, body.read()?, Defaults::Openai, adapters)?;
     let echo = fields.echo == Some(true);
     if echo && fields.logprobs.is_some() {
-        let words = "does not work with `logprobs`: those of a prompt are not kept; omit one";
-        return Err(ApiError::field("echo", words));
+        if fields.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
+            let words = "does not work with `logprobs` and `suffix`; omit one of them";
+            return Err(ApiError::field("echo", words));
+        }
+        params.request.scores_prompt = true;
     }
     params.request.n_top = fields.logprobs.map_or(0, Top::size);
     let prompt = fields.prompt.ok_or_else(|| ApiError::missing("prompt"))?;
@@ -353,7 +356,11 @@ impl Shape for Answers {
 
     fn piece(&mut self, idx: usize, piece: &Piece) -> Vec<Value> {
         let offset = self.offsets[idx];
-        self.offsets[idx] += piece.text.chars().count();
+        // A prompt that is given back has tokens, and its text was sent before.
+        self.offsets[idx] += match self.with_logprobs && !self.echoes.is_empty() {
+            true => piece.tokens.iter().map(|it| spelled(&self.app.tokenizer, it.id).1).sum(),
+            false => piece.text.chars().count(),
+        };
         let parts = self.parsers[idx].push(&piece.text);
         let mut logprobs = self.logprobs(&piece.tokens, offset);
         let mut chunks = self.parts(idx, parts, &mut logprobs);
@@ -390,21 +397,28 @@ impl Shape for Answers {
     }
 }
 
-/// `logprobs` of a completion; `offset` is where its first token begins, in characters.
+/// A token as text, and its characters.
+fn spelled(tokenizer: &Tokenizer, id: u32) -> (String, usize) {
+    let text = String::from_utf8_lossy(&tokenizer.bytes(id).unwrap_or_default()).into_owned();
+    let n_chars = text.chars().count();
+    (text, n_chars)
+}
+
+/// `logprobs` of a completion; `offset` is where its first token begins, in characters. The first
+/// token of a prompt that is given back has none.
 fn of_completion(tokenizer: &Tokenizer, tokens: &[Token], mut offset: usize) -> Value {
-    let spelled =
-        |id: u32| String::from_utf8_lossy(&tokenizer.bytes(id).unwrap_or_default()).into_owned();
     let finite = |logprob: f32| if logprob.is_finite() { logprob } else { NEVER };
     let (mut texts, mut own, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
     for token in tokens {
-        let text = spelled(token.id);
+        let (text, n_chars) = spelled(tokenizer, token.id);
         offsets.push(offset);
-        offset += text.chars().count();
+        offset += n_chars;
         texts.push(text);
-        own.push(finite(token.logprob));
+        let is_known = !token.logprob.is_nan();
+        own.push(is_known.then(|| finite(token.logprob)));
         let top = token.top.iter();
-        let top = top.map(|&(id, logprob)| (spelled(id), json!(finite(logprob))));
-        tops.push(top.collect::<Map<_, _>>());
+        let top = top.map(|&(id, logprob)| (spelled(tokenizer, id).0, json!(finite(logprob))));
+        tops.push(is_known.then(|| top.collect::<Map<_, _>>()));
     }
     json!({
         "tokens": texts, "token_logprobs": own, "top_logprobs": tops, "text_offset": offsets,

@@ -89,6 +89,9 @@ pub struct Int<const LOW: i64, const HIGH: i64>(pub i64);
 /// A number of things, at most as many as u32 counts.
 pub type Size = Int<0, { u32::MAX as i64 }>;
 
+/// The same; below zero is as many as there is room for.
+pub type Limit = Int<-2, { u32::MAX as i64 }>;
+
 impl<'de, const LOW: i64, const HIGH: i64> Deserialize<'de> for Int<LOW, HIGH> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let number = Number::deserialize(deserializer)?;
@@ -99,6 +102,11 @@ impl<'de, const LOW: i64, const HIGH: i64> Deserialize<'de> for Int<LOW, HIGH> {
 }
 
 impl<const LOW: i64, const HIGH: i64> Int<LOW, HIGH> {
+    /// It, unless it is below zero.
+    pub fn limit(self) -> Option<usize> {
+        usize::try_from(self.0).ok()
+    }
+
     /// It, zero where it is below.
     pub fn size(self) -> usize {
         usize::try_from(self.0).unwrap_or(0)
@@ -115,6 +123,16 @@ impl<'de, const LOW: i64, const HIGH: i64> Deserialize<'de> for Num<LOW, HIGH> {
         within.map(Num).ok_or_else(|| {
             D::Error::custom(format_args!("{number} is not a number from {LOW} to {HIGH}"))
         })
+    }
+}
+
+/// A time in milliseconds.
+pub type Ms = Num<-1, 1_000_000_000>;
+
+impl Ms {
+    /// It, where it is more than zero.
+    pub fn time(self) -> Option<Duration> {
+        (self.0 > 0.0).then(|| Duration::from_secs_f64(self.0 / 1e3))
     }
 }
 

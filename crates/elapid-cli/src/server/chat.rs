@@ -3,7 +3,7 @@
 
 use super::App;
 use super::answer::{Shape, respond};
-use super::body::{Body, Size};
+use super::body::{Body, Limit, Ms};
 use super::error::{Answered, ApiError};
 use super::fields::names;
 use super::params::{Common, Defaults, Params};
@@ -20,8 +20,11 @@ const N_MESSAGES_MAX: usize = 4096;
 #[derive(Deserialize)]
 struct Fields {
     model: Option<String>,
-    max_completion_tokens: Option<Size>,
-    max_tokens: Option<Size>,
+    max_completion_tokens: Option<Limit>,
+    max_tokens: Option<Limit>,
+    /// As llama.cpp calls it, and how long an answer may take.
+    n_predict: Option<Limit>,
+    t_max_predict_ms: Option<Ms>,
 }
 
 /// A request of any API, ready for the engine.
@@ -58,9 +61,11 @@ impl Ready {
         if prompt.is_empty() {
             return Err(ApiError::field("messages", "the template makes an empty prompt of them"));
         }
-        let wanted = fields.max_completion_tokens.or(fields.max_tokens).map(Size::size);
-        let n_max = app.n_max(prompt.len(), wanted)?;
-        Ok(Ready { model, params, prompt, n_max, parser, ending: Ending::default() })
+        let wanted = fields.max_completion_tokens.or(fields.max_tokens).or(fields.n_predict);
+        let n_max = app.n_max(prompt.len(), wanted.and_then(Limit::limit))?;
+        let mut ending = Ending::default();
+        ending.time_max = fields.t_max_predict_ms.and_then(Ms::time);
+        Ok(Ready { model, params, prompt, n_max, parser, ending })
     }
 
     /// Hands it in, and responds with its one answer.

@@ -8,7 +8,7 @@
 //! Not here: pulling, copying and deleting models; `template` and `context`.
 
 use super::answer::{End, Piece, Shape, Wire};
-use super::body::{Body, Prompt, Size};
+use super::body::{Body, Limit, Prompt, Size};
 use super::chat::Ready;
 use super::error::{Answered, ApiError, Dialect};
 use super::fields::names;
@@ -140,8 +140,6 @@ fn translated(mut map: Map<String, Value>) -> Answered<Map<String, Value>> {
         Some(Value::Object(options)) => {
             for (key, value) in options {
                 match &key[..] {
-                    // Less than zero is as many as there is room for.
-                    "num_predict" if value.as_f64().is_some_and(|n| n < 0.0) => {}
                     "num_predict" => _ = map.insert("max_tokens".into(), value),
                     key if RESOURCES.contains(&key) => {}
                     key => _ = map.insert(key.into(), value),
@@ -184,7 +182,7 @@ struct Generate {
     suffix: Option<String>,
     system: Option<String>,
     raw: Option<bool>,
-    max_tokens: Option<Size>,
+    max_tokens: Option<Limit>,
 }
 
 pub async fn generate(State(app): State<Arc<App>>, body: Body) -> Answered<Response> {
@@ -206,7 +204,7 @@ pub async fn generate(State(app): State<Arc<App>>, body: Body) -> Answered<Respo
         }
         body.refuse_others(&[names::<Generate>(), names::<Common>()])?;
         let (model, adapters) = app.choose(fields.model.as_deref())?;
-        let wanted = fields.max_tokens.map(Size::size);
+        let wanted = fields.max_tokens.and_then(Limit::limit);
         plain(&app, &body, (&prompt, &suffix), (model, adapters, wanted)).await?
     } else {
         ["prompt", "suffix", "system", "raw"].iter().for_each(|name| _ = map.remove(*name));

@@ -50,7 +50,7 @@ pub struct Common {
     regex: Option<String>,
     grammar: Option<String>,
     response_format: Option<ResponseFormat>,
-    samplers: Option<Vec<String>>,
+    samplers: Option<Texts>,
 }
 
 /// `{"15043": -100}` of OpenAI; `[[15043, 1.5], ["text", false]]` of llama.cpp.
@@ -112,7 +112,7 @@ impl Params {
         adapters: Vec<(usize, f32)>,
     ) -> Answered<Params> {
         let sampling = sampling(app, &common, defaults)?;
-        let sampling = match &common.samplers {
+        let sampling = match common.samplers {
             Some(names) if sampling.temperature > 0.0 => chain(names, sampling)?,
             // The likeliest token stays the likeliest.
             _ => sampling,
@@ -212,53 +212,74 @@ fn sampling(app: &App, common: &Common, defaults: Defaults) -> Answered<Sampling
         presence_penalty: common.presence_penalty.map_or(0.0, |it| it.0 as f32),
         n_penalized,
         seed: seed(common.seed.as_ref())?,
+        cuts_first: false,
     })
 }
 
-/// Samplers in the order in which they act here.
-const CHAIN: [&str; 5] = ["penalties", "temperature", "top_k", "top_p", "min_p"];
+/// Samplers, by llama.cpp's letter and name, in the order in which they act here; the temperature
+/// may come last too. Those after it have fields of their own, which must be off.
+const CHAIN: [(char, &str); 9] = [
+    ('e', "penalties"),
+    ('t', "temperature"),
+    ('k', "top_k"),
+    ('p', "top_p"),
+    ('m', "min_p"),
+    ('d', "dry"),
+    ('s', "top_n_sigma"),
+    ('y', "typ_p"),
+    ('x', "xtc"),
+];
 
-/// Without the samplers that are not in this list of llama.cpp's, which must have our order where
-/// the order changes anything.
-fn chain(names: &[String], sampling: Sampling) -> Answered<Sampling> {
+/// Without the samplers that are not in this list of llama.cpp's, in its order.
+fn chain(names: Texts, sampling: Sampling) -> Answered<Sampling> {
     const NAME: &str = "samplers";
-    let has = |name: &str| names.iter().any(|it| it == name);
-    let plain = Sampling { temperature: 1.0, seed: sampling.seed, ..Sampling::greedy() };
-    let mut kept = Sampling { n_penalized: sampling.n_penalized, ..plain };
-    if has("penalties") {
-        kept.repeat_penalty = sampling.repeat_penalty;
-        kept.frequency_penalty = sampling.frequency_penalty;
-        kept.presence_penalty = sampling.presence_penalty;
-    }
-    kept.temperature = if has("temperature") { sampling.temperature } else { 1.0 };
-    kept.top_k = sampling.top_k.filter(|_| has("top_k"));
-    kept.top_p = if has("top_p") { sampling.top_p } else { 1.0 };
-    kept.min_p = if has("min_p") { sampling.min_p } else { 0.0 };
-    let acts = |name: &str| match name {
-        "temperature" => kept.temperature != 1.0,
-        "top_k" => kept.top_k.is_some(),
-        "top_p" => kept.top_p < 1.0,
-        "min_p" => kept.min_p > 0.0,
-        _ => Sampling { temperature: 1.0, top_k: None, top_p: 1.0, min_p: 0.0, ..kept } != plain,
+    let place = |is_it: &dyn Fn(&(char, &str)) -> bool, name: &dyn std::fmt::Display| {
+        let known = CHAIN[..5].iter().map(|pair| pair.1).collect::<Vec<_>>().join(", ");
+        let words = || ApiError::field(NAME, format!("`{name}` is not known; known: {known}"));
+        CHAIN.iter().position(is_it).ok_or_else(words)
     };
-    let mut places = Vec::new();
-    for name in names {
-        match CHAIN.iter().position(|known| known == name) {
-            Some(place) if acts(name) => places.push(place),
-            Some(_) => {}
-            // Off, or its own field was refused.
-            None if ["dry", "xtc", "typ_p", "top_n_sigma"].contains(&&name[..]) => {}
-            None => {
-                let words = format!("`{name}` is not known here; known: {}", CHAIN.join(", "));
-                return Err(ApiError::field(NAME, words));
-            }
+    let places: Answered<Vec<usize>> = match &names {
+        Texts::One(letters) => letters.chars().map(|ch| place(&|it| it.0 == ch, &ch)).collect(),
+        Texts::Many(list) => list.iter().map(|name| place(&|it| it.1 == name, name)).collect(),
+    };
+    let places = places?;
+    let has = |place: usize| places.contains(&place);
+    let greedy = Sampling::greedy();
+    let penalties = if has(0) { sampling } else { greedy };
+    let kept = Sampling {
+        repeat_penalty: penalties.repeat_penalty,
+        frequency_penalty: penalties.frequency_penalty,
+        presence_penalty: penalties.presence_penalty,
+        temperature: if has(1) { sampling.temperature } else { 1.0 },
+        top_k: sampling.top_k.filter(|_| has(2)),
+        top_p: if has(3) { sampling.top_p } else { greedy.top_p },
+        min_p: if has(4) { sampling.min_p } else { greedy.min_p },
+        ..sampling
+    };
+    let acts = |place: &&usize| match **place {
+        0 => {
+            Sampling { repeat_penalty: 1.0, frequency_penalty: 0.0, presence_penalty: 0.0, ..kept }
+                != kept
+        }
+        1 => kept.temperature != 1.0,
+        2 => kept.top_k.is_some(),
+        3 => kept.top_p < 1.0,
+        4 => kept.min_p > 0.0,
+        _ => false,
+    };
+    let mut acting: Vec<usize> = places.iter().filter(acts).copied().collect();
+    let cuts_first = acting.len() > 1 && acting.last() == Some(&1);
+    if cuts_first {
+        acting.pop();
+    }
+    match acting.is_sorted_by(|a, b| a < b) {
+        true => Ok(Sampling { cuts_first, ..kept }),
+        false => {
+            let words = "known orders are penalties, temperature, top_k, top_p, min_p, and the \
+                         same with the temperature last";
+            Err(ApiError::field(NAME, words))
         }
     }
-    if !places.is_sorted() {
-        let words = format!("the order here is {}; others need `temperature: 0`", CHAIN.join(", "));
-        return Err(ApiError::field(NAME, words));
-    }
-    Ok(kept)
 }
 
 /// The seed that was given, or another each time.

@@ -6,7 +6,7 @@ use crate::common::server::{Answer, Client, Server};
 use serde_json::{Value, json};
 
 /// A template in the manner of Hermes and Qwen.
-const TEMPLATE: &str = "{% if tools %}<|im_start|>system\nTools:{% for tool in tools %}\n\
+pub const TEMPLATE: &str = "{% if tools %}<|im_start|>system\nTools:{% for tool in tools %}\n\
     {{ tool | tojson }}{% endfor %}<|im_end|>\n{% endif %}\
     {% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content + '' }}\
     {% for call in message.tool_calls or [] %}<tool_call>\n\
@@ -146,6 +146,25 @@ fn a_field_is_honoured_or_refused_by_its_name() {
     assert_eq!(ask(json!({"samplers": []})), ask(own));
     let all = json!({"samplers": ["penalties", "dry", "temperature", "top_k", "top_p", "min_p"]});
     assert_eq!(ask(all), ask(json!({})));
+    let last = [
+        "penalties",
+        "dry",
+        "top_n_sigma",
+        "top_k",
+        "typ_p",
+        "top_p",
+        "min_p",
+        "xtc",
+        "temperature",
+    ];
+    assert_eq!(ask(json!({"samplers": last})), ask(json!({"samplers": "edskypmxt"})));
+    // What llama.vscode asks to have a prompt read, and of a chat.
+    let warm = json!({"messages": [{"role": "user", "content": "a"}], "n_predict": 0,
+        "samplers": [], "cache_prompt": true, "t_max_prompt_ms": 500, "t_max_predict_ms": 1});
+    assert_eq!(good(client.post("/v1/chat/completions", &warm))["usage"]["completion_tokens"], 0);
+    let edit = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": -1,
+        "samplers": "edkypmxt", "t_max_predict_ms": 1000, "typical_p": 1, "stop": ["a", "e"]});
+    good(client.post("/v1/chat/completions", &edit));
     let three = json!({"input_prefix": "let a", "n_predict": 2, "n_cmpl": 3, "temperature": 1.0});
     assert_eq!(good(client.post("/infill", &three)).as_array().unwrap().len(), 3);
 }

@@ -7,7 +7,7 @@
 //! under this name.
 
 use crate::server::answer::{End, Piece, Shape, probabilities, respond};
-use crate::server::body::{Body, Int, Num, Prompt, Texts};
+use crate::server::body::{Body, Int, Limit, Ms, Prompt, Texts};
 use crate::server::error::{Answered, ApiError};
 use crate::server::fields::names;
 use crate::server::params::{Common, Defaults, Params, Top};
@@ -19,18 +19,15 @@ use elapid::{Reason, Special};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use std::time::Duration;
 
 const N_FIELDS_MAX: usize = 128;
 
 /// What both routes have besides what all routes have.
 #[derive(Deserialize)]
 pub struct Fields {
-    /// Less than zero is to the end of the context.
-    n_predict: Option<Int<-2, { u32::MAX as i64 }>>,
-    max_tokens: Option<Int<-2, { u32::MAX as i64 }>>,
-    /// Zero is none.
-    t_max_predict_ms: Option<Num<-1, 1_000_000_000>>,
+    n_predict: Option<Limit>,
+    max_tokens: Option<Limit>,
+    t_max_predict_ms: Option<Ms>,
     n_indent: Option<Int<0, 4096>>,
     n_probs: Option<Top>,
     response_fields: Option<Texts>,
@@ -41,13 +38,12 @@ pub struct Fields {
 
 impl Fields {
     fn n_wanted(&self) -> Option<usize> {
-        self.n_predict.or(self.max_tokens).and_then(|n| usize::try_from(n.0).ok())
+        self.n_predict.or(self.max_tokens).and_then(Limit::limit)
     }
 
     /// An ending, with what the request says of it.
     pub fn ending(&self, mut ending: Ending) -> Ending {
-        let ms = self.t_max_predict_ms.map(|ms| ms.0).filter(|ms| *ms > 0.0);
-        ending.time_max = ms.map(|ms| Duration::from_secs_f64(ms / 1e3));
+        ending.time_max = self.t_max_predict_ms.and_then(Ms::time);
         ending.n_indent = self.n_indent.map_or(0, Int::size);
         ending
     }

@@ -2,7 +2,7 @@
 //! `POST /v1/chat/completions`: messages in, a message out, through the model's own template.
 
 use crate::server::answer::{End, Piece, Shape, probabilities, respond};
-use crate::server::body::{Body, Int, Prompt, Size};
+use crate::server::body::{Body, Int, Limit, Prompt};
 use crate::server::chat::Ready;
 use crate::server::error::{Answered, ApiError};
 use crate::server::fields::names;
@@ -17,6 +17,7 @@ use elapid::{Special, Token, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Tokens of a completion when nobody says, as OpenAI has it.
 const N_TOK: usize = 16;
@@ -29,7 +30,7 @@ struct CompletionFields {
     model: Option<String>,
     prompt: Option<Prompt>,
     suffix: Option<String>,
-    max_tokens: Option<Size>,
+    max_tokens: Option<Limit>,
     logprobs: Option<Top>,
     echo: Option<bool>,
     /// Whether files of the project are shown where there is a suffix.
@@ -59,7 +60,7 @@ pub async fn completions(State(app): State<Arc<App>>, body: Body) -> Answered<Re
     let mut answers = Answers::new(&app, Kind::Completion, &body, prompts.len())?;
     (answers.model, answers.with_logprobs) = (model, fields.logprobs.is_some());
     let suffix = fields.suffix.filter(|suffix| !suffix.is_empty());
-    let wanted = fields.max_tokens.map_or(N_TOK, Size::size);
+    let wanted = fields.max_tokens.map_or(Some(N_TOK), Limit::limit).unwrap_or(usize::MAX);
     let prepared = app.prepare(|| {
         let ids = prompts.iter().map(|prompt| {
             prompt.check("prompt")?;
@@ -151,6 +152,7 @@ pub async fn chat(State(app): State<Arc<App>>, body: Body) -> Answered<Response>
     }
     ready.params.request.n_top = fields.top_logprobs.map_or(0, Top::size);
     answers.parsers.fill(ready.parser);
+    answers.time_max = ready.ending.time_max;
     answers.respond(&ready.params, &[(ready.prompt, ready.n_max)]).await
 }
 
@@ -188,6 +190,7 @@ struct Answers {
     /// Characters of each answer that were streamed.
     offsets: Vec<usize>,
     parsers: Vec<Parser>,
+    time_max: Option<Duration>,
 }
 
 impl Answers {
@@ -213,6 +216,7 @@ impl Answers {
             echoes: Vec::new(),
             offsets: vec![0; n_prompts * n as usize],
             parsers: vec![Parser::new(None, 0); n_prompts * n as usize],
+            time_max: None,
         })
     }
 
@@ -311,7 +315,11 @@ impl Answers {
     /// Hands in as many requests for each prompt as choices are asked for, and responds.
     async fn respond(self, params: &Params, prompts: &[(Vec<u32>, usize)]) -> Answered<Response> {
         let requests = prompts.iter().flat_map(|(ids, n_max)| {
-            let choice = |choice| (params.request(ids.clone(), *n_max, choice), Ending::default());
+            let choice = |choice| {
+                let mut ending = Ending::default();
+                ending.time_max = self.time_max;
+                (params.request(ids.clone(), *n_max, choice), ending)
+            };
             (0..self.n_choices).map(choice)
         });
         let growing = self.app.worker.submit(requests.collect()).await?;

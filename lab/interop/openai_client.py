@@ -178,7 +178,8 @@ class Checks:
                 lambda: chat(model=self.model, messages=[{"role": "user", "content": "x"}],
                              response_format={"type": "json_schema", "json_schema": {
                                  "name": "x", "schema": {"type": 7}}}))
-        refused(openai.NotFoundError, lambda: create(model="no-such-model", prompt="x"))
+        refused(openai.BadRequestError,
+                lambda: create(model=self.model, prompt="x", extra_body={"mirostat": 2}))
         refused(openai.NotFoundError, lambda: self.client.models.retrieve("no-such-model"))
         refused(openai.NotFoundError, lambda: self.client.fine_tuning.jobs.list())
         return "BadRequestError, NotFoundError"

@@ -1,16 +1,17 @@
 //! `elapid serve`: a model behind HTTP, for editors, scripts and a page in the browser.
 
 use super::{Chosen, here};
+use crate::base;
 use crate::compute::Compute;
 use crate::files;
 use crate::project::Project;
-use crate::report::{Done, Failure, between, line, size};
+use crate::report::{Done, Failure, between, line, metrics, size};
 use crate::server::{Guard, Named, Settings, listen};
 use crate::talk::flags::{AdapterPath, cache_type, load};
 use elapid::{CacheType, Generator, GeneratorSettings, Model};
 use serde_json::{Value, json};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -19,9 +20,10 @@ const CONTEXT_MAX: usize = 8192;
 
 /// Serve a model over HTTP to editors, scripts and the browser.
 ///
-/// Implements the APIs of OpenAI (`/v1/completions`, `/v1/chat/completions`, `/v1/embeddings`) and
-/// llama.cpp (`/infill`, `/completion`), so that llama.vim, llama.vscode and OpenAI clients work
-/// unchanged. Open the address in a browser to try it.
+/// Implements the APIs of OpenAI (`/v1/chat/completions`, `/v1/responses`, `/v1/completions`,
+/// `/v1/embeddings`), Anthropic (`/v1/messages`), Ollama (`/api/...`) and llama.cpp (`/infill`,
+/// `/completion`), so that their clients, llama.vim and llama.vscode work unchanged. Open the
+/// address in a browser to try it.
 ///
 /// Completion requests (`/infill`, or `suffix` in `/v1/completions`) are shown the pieces of the
 /// project that matter at the cursor, unless they bring `input_extra` or `project_context: false`.
@@ -85,9 +87,15 @@ pub struct Serve {
     /// Maximum size of a request body
     #[arg(long, value_name = "MIB", default_value_t = 8, value_parser = between(1, 1024))]
     max_body_mib: usize,
-    /// Model name reported to clients [default: the model's own]
+    /// Model name reported to clients [default: that of its file, run or project]
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
+    /// Answer requests for a model of another name with 404 [default: the loaded model answers]
+    #[arg(long)]
+    strict_model: bool,
+    /// Write a line for each request to stderr: path, status, time
+    #[arg(long)]
+    log: bool,
     /// Data type of the KV cache: f32, f16 or q8_0
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = cache_type)]
     cache_type: CacheType,
@@ -115,14 +123,18 @@ impl Serve {
         let chosen = Chosen::new(self.model.as_deref(), &self.adapter, &here())?;
         chosen.say();
         let loaded = self.load(&chosen)?;
-        let (sentence, about) = self.describe(&loaded, address, project.as_ref());
+        let name =
+            self.alias.clone().unwrap_or_else(|| name(&loaded.name, &chosen, self.adapter.len()));
+        let (sentence, about) = self.describe(&loaded, &name, address, project.as_ref());
         let context = loaded.engine.settings().context;
         let settings = Settings {
             body_bytes_max: self.max_body_mib << 20,
             n_tok_max: self.max_tokens.unwrap_or(context),
             time_max: Duration::from_secs(self.timeout_s as u64),
             guard: Guard::new(address, &self.host, &keys, &self.allow_origin),
-            alias: self.alias.clone(),
+            name,
+            strict: self.strict_model,
+            logs: self.log,
             n_lookup: self.lookup,
             project,
             named: match chosen.why {
@@ -214,6 +226,7 @@ impl Serve {
     fn describe(
         &self,
         loaded: &Generator,
+        name: &str,
         address: SocketAddr,
         project: Option<&Project>,
     ) -> (String, Value) {
@@ -224,7 +237,6 @@ impl Serve {
             0 => String::new(),
             n => format!(", {n} adapter{}", if n == 1 { "" } else { "s" }),
         };
-        let name = self.alias.as_deref().unwrap_or(&loaded.name);
         let fim = if has_fim { "yes" } else { "no" };
         let project = project.filter(|_| has_fim).map(|project| &project.root);
         let shown = project.map_or(String::new(), |root| format!(", files of {}", root.display()));
@@ -239,4 +251,26 @@ impl Serve {
         });
         (sentence, about)
     }
+}
+
+/// What clients call a model that calls itself `own`: the project that it was adapted to, the run
+/// that made it, or its file.
+fn name(own: &str, chosen: &Chosen, n_given: usize) -> String {
+    let last = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let full = chosen.model.canonicalize().unwrap_or_else(|_| chosen.model.clone());
+    let is_shipped = last(&full).is_some_and(|name| *name == *base::file_name());
+    if chosen.why.is_some() && (chosen.adapters.len() > n_given || !is_shipped) {
+        return here().name();
+    }
+    if is_shipped {
+        return base::NAME.into();
+    }
+    if full.is_file() {
+        return full.file_stem().map_or(own.into(), |name| name.to_string_lossy().into_owned());
+    }
+    // `runs/1`, and `runs/1/model` in it.
+    let is_run = |dir: &Path| dir.join(metrics::FILE).is_file();
+    let mut dirs = [Some(&*full), full.parent()].into_iter().flatten();
+    let run = dirs.find(|dir| is_run(dir)).and_then(|dir| Some((last(dir.parent()?)?, last(dir)?)));
+    run.map_or(own.into(), |(parent, run)| format!("{parent}/{run}"))
 }

@@ -1,13 +1,16 @@
 //! Answers as they grow, and the HTTP response that they become: one JSON object, or a stream.
 //!
 //! A stream is `text/event-stream`, with a comment while nothing happens, so that nobody in between
-//! thinks the connection dead. An error after the first byte can only be said in the stream.
+//! thinks the connection dead; Ollama's is a line for each object. An error after the first byte
+//! can only be said in the stream.
 //!
 //! A client that stops reading drops `Growing`, which ends its requests.
 
-use super::error::{Answered, ApiError};
+use super::error::{Answered, ApiError, Dialect};
 use super::params::Mode;
 use axum::Json;
+use axum::body::Body;
+use axum::http::header;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use elapid::{Finish, Reason, Token, Tokenizer};
@@ -45,9 +48,10 @@ pub struct End {
 }
 
 impl End {
-    /// As OpenAI says it.
-    pub fn finish_reason(&self) -> &'static str {
+    /// As OpenAI says it of an answer with so many calls.
+    pub fn finish_reason(&self, n_calls: usize) -> &'static str {
         match self.finish.reason {
+            Reason::End | Reason::StopText(_) if n_calls > 0 => "tool_calls",
             Reason::End | Reason::StopText(_) => "stop",
             _ => "length",
         }
@@ -114,50 +118,84 @@ impl Growing {
     }
 }
 
+/// How objects of a stream are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wire {
+    /// `data: {...}`.
+    Events,
+    /// The same with `event:` and the object's `type`.
+    Named,
+    /// A line each.
+    Lines,
+}
+
 /// What answers look like on a route.
-pub trait Shape: Send + Sync + 'static {
-    fn whole(&self, answers: &[(Piece, End)]) -> Value;
+pub trait Shape: Send + 'static {
+    fn whole(&mut self, answers: &[(Piece, End)]) -> Value;
     /// What goes before the first piece of an answer.
-    fn first(&self, _idx: usize) -> Option<Value> {
-        None
+    fn first(&mut self, _idx: usize) -> Vec<Value> {
+        Vec::new()
     }
-    fn piece(&self, idx: usize, piece: &Piece) -> Value;
-    fn last(&self, idx: usize, end: &End) -> Value;
+    fn piece(&mut self, idx: usize, piece: &Piece) -> Vec<Value>;
+    fn last(&mut self, idx: usize, end: &End) -> Vec<Value>;
     /// What goes after all answers: objects, or a word.
-    fn after(&self, _ends: &[End]) -> Vec<Event> {
+    fn after(&mut self, _ends: &[End]) -> Vec<Value> {
         Vec::new()
     }
     /// Whether tokens are reported, and not their text alone.
-    fn shows_tokens(&self) -> bool;
+    fn shows_tokens(&self) -> bool {
+        false
+    }
+    fn wire(&self) -> Wire {
+        Wire::Events
+    }
+    fn error(&self, error: &ApiError) -> Value {
+        error.json(Dialect::Openai)
+    }
 }
 
-pub async fn respond(mode: Mode, growing: Growing, shape: impl Shape) -> Answered<Response> {
+pub async fn respond(mode: Mode, growing: Growing, mut shape: impl Shape) -> Answered<Response> {
     if mode == Mode::Whole {
         return Ok(Json(shape.whole(&growing.whole().await?)).into_response());
     }
     let (sender, receiver) = mpsc::channel(32);
+    let wire = shape.wire();
     tokio::spawn(async move {
-        if let Err(error) = drive(growing, shape, &sender).await {
+        if let Err(error) = drive(growing, &mut shape, &sender).await {
             // A client that has gone away need not be told.
-            let _ = sender.send(event(error.json())).await;
+            let _ = sender.send(shape.error(&error)).await;
         }
     });
-    let events = ReceiverStream::new(receiver).map(Ok::<_, Infallible>);
+    let values = ReceiverStream::new(receiver);
+    if wire == Wire::Lines {
+        let lines = values.map(|value| Ok::<_, Infallible>(format!("{value}\n")));
+        let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
+        return Ok((kind, Body::from_stream(lines)).into_response());
+    }
+    let events = values.map(move |value| Ok::<_, Infallible>(event(&value, wire)));
     let alive = KeepAlive::new().interval(SILENCE).text("still here");
     Ok(Sse::new(events).keep_alive(alive).into_response())
 }
 
 /// Sends all pieces, those of each answer in their order.
-async fn drive(mut growing: Growing, shape: impl Shape, sender: &Sender<Event>) -> Answered<()> {
+async fn drive(
+    mut growing: Growing,
+    shape: &mut impl Shape,
+    sender: &Sender<Value>,
+) -> Answered<()> {
     // Where nobody listens any more there is no use in going further.
-    let send = async |value: Value| {
-        sender.send(event(value)).await.map_err(|_| ApiError::internal("the client has gone"))
+    let send = async |values: Vec<Value>| {
+        for value in values {
+            let sent = sender.send(value).await;
+            sent.map_err(|_| ApiError::internal("the client has gone"))?;
+        }
+        Ok(())
     };
     // Text that is not certain yet comes with a later token.
     let mut pending: Vec<Piece> = Vec::new();
     pending.resize_with(growing.n_answers, Piece::default);
-    for first in (0..growing.n_answers).filter_map(|idx| shape.first(idx)) {
-        send(first).await?;
+    for idx in 0..growing.n_answers {
+        send(shape.first(idx)).await?;
     }
     let mut ends = vec![None; growing.n_answers];
     loop {
@@ -176,11 +214,7 @@ async fn drive(mut growing: Growing, shape: impl Shape, sender: &Sender<Event>) 
             ends[idx] = Some(end);
         }
     }
-    for event in shape.after(&ends.into_iter().flatten().collect::<Vec<_>>()) {
-        // As above.
-        let _ = sender.send(event).await;
-    }
-    Ok(())
+    send(shape.after(&ends.into_iter().flatten().collect::<Vec<_>>())).await
 }
 
 /// Tokens with their log probabilities and those of the likeliest, as llama.cpp and chats of OpenAI
@@ -200,6 +234,11 @@ pub fn probabilities(tokenizer: &Tokenizer, tokens: &[Token], never: f32) -> Val
     tokens.iter().map(item).collect()
 }
 
-pub fn event(value: Value) -> Event {
-    Event::default().data(value.to_string())
+fn event(value: &Value, wire: Wire) -> Event {
+    let event = match wire {
+        Wire::Named => Event::default().event(value["type"].as_str().unwrap_or("message")),
+        _ => Event::default(),
+    };
+    // A word stands as it is: `[DONE]`.
+    event.data(value.as_str().map_or_else(|| value.to_string(), str::to_string))
 }

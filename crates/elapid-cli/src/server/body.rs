@@ -1,16 +1,18 @@
 //! The body of a request: JSON that is read into structs, so that an error names the field and says
 //! what it should hold.
 //!
-//! `null` is the same as absent: clients write both. Fields that are not known are passed over.
+//! `null` is the same as absent: clients write both. What no struct of a route reads is refused by
+//! `fields.rs`.
 
 use super::App;
 use super::error::{Answered, ApiError};
+use super::fields;
 use axum::body::{Body as HttpBody, HttpBody as _};
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use elapid::Special;
 use serde::de::{Deserialize, Deserializer, Error as _};
-use serde_json::{Number, Value};
+use serde_json::{Map, Number, Value};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_stream::StreamExt;
@@ -41,8 +43,18 @@ impl FromRequest<Arc<App>> for Body {
 }
 
 impl Body {
+    /// A request of another API, translated.
+    pub fn of(map: Map<String, Value>) -> Body {
+        Body(Value::Object(map))
+    }
+
     pub fn has(&self, name: &str) -> bool {
         self.0.get(name).is_some_and(|value| !value.is_null())
+    }
+
+    /// Refuses fields that say something and are in none of these lists.
+    pub fn refuse_others(&self, known: &[&[&str]]) -> Answered<()> {
+        self.0.as_object().map_or(Ok(()), |map| fields::refuse_others(map, known))
     }
 
     /// The fields of an object that `T` knows.
@@ -77,6 +89,9 @@ pub struct Int<const LOW: i64, const HIGH: i64>(pub i64);
 /// A number of things, at most as many as u32 counts.
 pub type Size = Int<0, { u32::MAX as i64 }>;
 
+/// The same; below zero is as many as there is room for.
+pub type Limit = Int<-2, { u32::MAX as i64 }>;
+
 impl<'de, const LOW: i64, const HIGH: i64> Deserialize<'de> for Int<LOW, HIGH> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let number = Number::deserialize(deserializer)?;
@@ -87,6 +102,11 @@ impl<'de, const LOW: i64, const HIGH: i64> Deserialize<'de> for Int<LOW, HIGH> {
 }
 
 impl<const LOW: i64, const HIGH: i64> Int<LOW, HIGH> {
+    /// It, unless it is below zero.
+    pub fn limit(self) -> Option<usize> {
+        usize::try_from(self.0).ok()
+    }
+
     /// It, zero where it is below.
     pub fn size(self) -> usize {
         usize::try_from(self.0).unwrap_or(0)
@@ -103,6 +123,16 @@ impl<'de, const LOW: i64, const HIGH: i64> Deserialize<'de> for Num<LOW, HIGH> {
         within.map(Num).ok_or_else(|| {
             D::Error::custom(format_args!("{number} is not a number from {LOW} to {HIGH}"))
         })
+    }
+}
+
+/// A time in milliseconds.
+pub type Ms = Num<-1, 1_000_000_000>;
+
+impl Ms {
+    /// It, where it is more than zero.
+    pub fn time(self) -> Option<Duration> {
+        (self.0 > 0.0).then(|| Duration::from_secs_f64(self.0 / 1e3))
     }
 }
 

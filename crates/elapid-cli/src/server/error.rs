@@ -1,8 +1,12 @@
-//! What a client is told when its request cannot be answered: the error object of OpenAI.
+//! What a client is told when its request cannot be answered: the error object of its API.
 //!
-//!     {"error": {"message", "type", "param", "code"}}
+//! | API       | object                                                      |
+//! |-----------|-------------------------------------------------------------|
+//! | OpenAI    | `{"error": {"message", "type", "param", "code"}}`           |
+//! | Anthropic | `{"type": "error", "error": {"type", "message"}}`           |
+//! | Ollama    | `{"error": "message"}`                                      |
 //!
-//! Every answer that is no success has this form, whatever the route.
+//! Every answer that is no success has the form of its route.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -25,6 +29,24 @@ pub struct ApiError {
     pub param: Option<String>,
     /// One word for programs.
     pub code: Option<&'static str>,
+}
+
+/// Whose error object a client reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    Openai,
+    Anthropic,
+    Ollama,
+}
+
+impl Dialect {
+    pub fn of(path: &str) -> Dialect {
+        match path {
+            path if path.starts_with("/api/") => Dialect::Ollama,
+            path if path.starts_with("/v1/messages") => Dialect::Anthropic,
+            _ => Dialect::Openai,
+        }
+    }
 }
 
 pub type Answered<T> = Result<T, ApiError>;
@@ -98,10 +120,39 @@ impl ApiError {
         }
     }
 
-    pub fn json(&self) -> Value {
-        json!({"error": {
-            "message": self.message, "type": self.kind(), "param": self.param, "code": self.code,
-        }})
+    pub fn json(&self, dialect: Dialect) -> Value {
+        let (message, kind) = (&self.message, self.kind());
+        match dialect {
+            Dialect::Openai => json!({"error": {
+                "message": message, "type": kind, "param": self.param, "code": self.code,
+            }}),
+            Dialect::Anthropic => {
+                let kind = match self.status.as_u16() {
+                    503 => "overloaded_error",
+                    500..=599 => "api_error",
+                    _ => kind,
+                };
+                json!({"type": "error", "error": {"type": kind, "message": message}})
+            }
+            Dialect::Ollama => json!({"error": message}),
+        }
+    }
+
+    pub fn response(self, dialect: Dialect) -> Response {
+        let mut response = (self.status, Json(self.json(dialect))).into_response();
+        let more = match self.status {
+            StatusCode::SERVICE_UNAVAILABLE => {
+                Some((header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S)))
+            }
+            StatusCode::UNAUTHORIZED => {
+                Some((header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")))
+            }
+            _ => None,
+        };
+        response.headers_mut().extend(more);
+        // Who knows the route may say it in the words of another API.
+        response.extensions_mut().insert(self);
+        response
     }
 }
 
@@ -113,17 +164,6 @@ impl From<Error> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.json())).into_response();
-        let more = match self.status {
-            StatusCode::SERVICE_UNAVAILABLE => {
-                Some((header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S)))
-            }
-            StatusCode::UNAUTHORIZED => {
-                Some((header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")))
-            }
-            _ => None,
-        };
-        response.headers_mut().extend(more);
-        response
+        self.response(Dialect::Openai)
     }
 }

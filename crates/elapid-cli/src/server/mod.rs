@@ -1,17 +1,20 @@
-//! The server: a model behind HTTP, in the dialects of OpenAI, llama.cpp and Tabby.
+//! The server: a model behind HTTP, in the dialects of OpenAI, Anthropic, Ollama, llama.cpp, Tabby.
 //!
 //! | file          | is                                                                     |
 //! |---------------|------------------------------------------------------------------------|
 //! | `listen.rs`   | connections, signals, the end                                          |
 //! | `security.rs` | who may ask                                                            |
 //! | `body.rs`     | the body of a request; `params.rs`: fields that all routes share       |
+//! | `gbnf.rs`     | grammars of llama.cpp                                                  |
+//! | `fields.rs`   | fields that nobody reads are refused                                   |
+//! | `chat.rs`     | the one request behind every chat; `tools.rs`: calls in its answer     |
 //! | `worker.rs`   | the one thread that owns the engine                                    |
 //! | `nearby.rs`   | other files of the project for the place of the cursor                 |
 //! | `answer.rs`   | from answers that grow to a response, whole or streamed                |
-//! | `openai/`     | `/v1/...`                                                              |
+//! | `openai/`     | `/v1/...`; `anthropic.rs`: `/v1/messages`; `ollama.rs`: `/api/...`     |
 //! | `llama/`      | `/completion`, `/infill` and what watches and helps                    |
 //! | `tabby.rs`    | what Tabby's editors ask besides                                       |
-//! | `error.rs`    | everything that is no success                                          |
+//! | `error.rs`    | everything that is no success; `log.rs`: a line for each request       |
 //!
 //! A request goes from top to bottom: it is let in, read, handed to the worker, and its answer is
 //! put into the shape its route has. The engine is reached through the worker alone.
@@ -19,15 +22,22 @@
 //! Not here: what a model computes; the page at `/`, which uses these routes as anybody would.
 
 mod answer;
+mod anthropic;
 mod body;
+mod chat;
 mod error;
+mod fields;
+mod gbnf;
 pub mod listen;
 mod llama;
+mod log;
 mod nearby;
+mod ollama;
 mod openai;
 mod params;
 mod security;
 mod tabby;
+mod tools;
 mod worker;
 
 use crate::project::Project;
@@ -39,7 +49,7 @@ use axum::middleware::Next;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use elapid::{Chat, Device, FimTokens, Generator, LoadedAdapter, ModelInfo, Special, Tokenizer};
-use error::{Answered, ApiError};
+use error::{Answered, ApiError, Dialect};
 use nearby::{Nearby, Picked};
 pub use security::Guard;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -69,8 +79,12 @@ pub struct Settings {
     pub n_tok_max: usize,
     /// From a request to the end of its answer.
     pub time_max: Duration,
-    /// The model name reported to clients, if not its own.
-    pub alias: Option<String>,
+    /// The model name reported to clients.
+    pub name: String,
+    /// Whether a request for a model that is not here gets 404.
+    pub strict: bool,
+    /// Whether each request gets a line on stderr.
+    pub logs: bool,
     /// Tokens guessed ahead where a request does not say.
     pub n_lookup: usize,
     /// The project whose files are shown to requests that bring none.
@@ -120,7 +134,7 @@ impl App {
         loaded: Generator,
         settings: Settings,
     ) -> std::io::Result<(App, std::thread::JoinHandle<()>)> {
-        let Generator { name, path, engine, adapters, chat_source, chat, fim, info, .. } = loaded;
+        let Generator { path, engine, adapters, chat_source, chat, fim, info, .. } = loaded;
         let tokenizer = engine.tokenizer().clone();
         let (context, n_slots) = (engine.settings().context, engine.settings().n_slots);
         let device = engine.device().clone();
@@ -128,7 +142,7 @@ impl App {
         let app = App {
             worker,
             tokenizer,
-            name: settings.alias.clone().unwrap_or(name),
+            name: settings.name.clone(),
             path: path.display().to_string(),
             chat,
             chat_source,
@@ -179,10 +193,11 @@ impl App {
     /// The name of the model that answers, and its adapters.
     ///
     /// The name of an adapter is the model with this adapter on it; the name of the model is the
-    /// model alone, unless the adapter was found in a project; no name is whatever the server was
-    /// started with.
+    /// model alone, unless the adapter was found in a project; no name, and one that is not known,
+    /// is whatever the server was started with.
     fn choose(&self, model: Option<&str>) -> Answered<(String, Vec<(usize, f32)>)> {
-        let name = match model {
+        // Ollama's clients add a tag.
+        let name = match model.map(|name| name.strip_suffix(":latest").unwrap_or(name)) {
             None | Some("" | "default") => return Ok((self.name.clone(), self.default_adapters())),
             Some(name) if name == self.name => {
                 let adapters = match self.settings.named {
@@ -198,10 +213,17 @@ impl App {
             let scale = self.adapters[idx].scale;
             return Ok((name.into(), vec![(idx, if scale == 0.0 { 1.0 } else { scale })]));
         }
+        match self.settings.strict {
+            true => Err(self.unknown_model(name)),
+            false => Ok((self.name.clone(), self.default_adapters())),
+        }
+    }
+
+    fn unknown_model(&self, name: &str) -> ApiError {
         let known: Vec<String> = self.models().map(|name| format!("`{name}`")).collect();
         let words = format!("unknown model `{name}`; this server has {}", known.join(", "));
         let (status, param) = (StatusCode::NOT_FOUND, Some("model".into()));
-        Err(ApiError { param, ..ApiError::new(status, words).with_code("model_not_found") })
+        ApiError { param, ..ApiError::new(status, words).with_code("model_not_found") }
     }
 
     fn models(&self) -> impl Iterator<Item = &str> {
@@ -249,6 +271,11 @@ impl App {
         let n = self.n_answers.fetch_add(1, Ordering::Relaxed);
         format!("{prefix}-{:x}-{n}", self.created_s)
     }
+
+    /// Nine letters and digits: the templates of Mistral's models take no other.
+    fn call_id(&self) -> String {
+        format!("call{:05x}", self.n_answers.fetch_add(1, Ordering::Relaxed) & 0xf_ffff)
+    }
 }
 
 /// Seconds since 1970.
@@ -269,6 +296,20 @@ fn router(app: Arc<App>) -> Router {
         .route("/chat/completions", post(openai::chat))
         .route("/v1/embeddings", post(openai::embeddings))
         .route("/embeddings", post(openai::embeddings))
+        .route("/embedding", post(llama::embedding))
+        .route("/v1/responses", post(openai::responses))
+        // Anthropic
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        // Ollama
+        .route("/api/version", get(ollama::version))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::running))
+        .route("/api/show", post(ollama::show))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/embed", post(ollama::embed_many))
+        .route("/api/embeddings", post(ollama::embed_one))
         // llama.cpp
         .route("/completion", post(llama::completion))
         .route("/completions", post(llama::completion))
@@ -293,6 +334,23 @@ fn router(app: Arc<App>) -> Router {
 
 /// Lets a request in, and answers for handlers that panic.
 async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let log = app.settings.logs.then(|| log::Line::new(request.method(), request.uri()));
+    let dialect = Dialect::of(request.uri().path());
+    let mut response = answered(&app, request, next).await;
+    if let Some(error) = response.extensions_mut().remove::<ApiError>()
+        && dialect != Dialect::Openai
+    {
+        let headers = std::mem::take(response.headers_mut());
+        response = error.response(dialect);
+        response.headers_mut().extend(headers);
+    }
+    match log {
+        Some(line) => line.follow(response),
+        None => response,
+    }
+}
+
+async fn answered(app: &App, request: Request, next: Next) -> Response {
     let checked = app.settings.guard.check(request.method(), request.uri(), request.headers());
     let origin = match checked {
         Ok(origin) if request.method() != Method::OPTIONS => origin,

@@ -4,6 +4,7 @@
 use super::App;
 use super::body::{Int, Num, Texts, whole};
 use super::error::{Answered, ApiError};
+use super::gbnf;
 use elapid::{Constraint, Request, Sampling, Special};
 use serde::Deserialize;
 use serde_json::{Map, Number, Value, json};
@@ -21,6 +22,7 @@ pub type Top = Int<0, 20>;
 pub enum Defaults {
     Openai,
     Llama,
+    Ollama,
     Infill,
 }
 
@@ -48,6 +50,7 @@ pub struct Common {
     regex: Option<String>,
     grammar: Option<String>,
     response_format: Option<ResponseFormat>,
+    samplers: Option<Texts>,
 }
 
 /// `{"15043": -100}` of OpenAI; `[[15043, 1.5], ["text", false]]` of llama.cpp.
@@ -109,6 +112,11 @@ impl Params {
         adapters: Vec<(usize, f32)>,
     ) -> Answered<Params> {
         let sampling = sampling(app, &common, defaults)?;
+        let sampling = match common.samplers {
+            Some(names) if sampling.temperature > 0.0 => chain(names, sampling)?,
+            // The likeliest token stays the likeliest.
+            _ => sampling,
+        };
         let mut logit_bias = bias(app, common.logit_bias)?;
         let mut stop_tokens = app.tokenizer.eog().to_vec();
         if common.ignore_eos == Some(true) {
@@ -176,6 +184,9 @@ fn sampling(app: &App, common: &Common, defaults: Defaults) -> Answered<Sampling
         // The model's own distribution.
         Defaults::Openai => Sampling { temperature: 1.0, ..Sampling::greedy() },
         Defaults::Llama => Sampling::default(),
+        Defaults::Ollama => {
+            Sampling { top_p: 0.9, min_p: 0.0, repeat_penalty: 1.1, ..Sampling::default() }
+        }
         // Whoever completes code wants the likeliest text, and the same each time.
         Defaults::Infill => Sampling { temperature: 0.0, min_p: 0.0, ..Sampling::default() },
     };
@@ -196,12 +207,79 @@ fn sampling(app: &App, common: &Common, defaults: Defaults) -> Answered<Sampling
         // A share of nothing leaves the likeliest token.
         top_p: common.top_p.map_or(default.top_p, |p| p.0 as f32).max(f32::MIN_POSITIVE),
         min_p: common.min_p.map_or(default.min_p, |p| p.0 as f32),
-        repeat_penalty: repeat_penalty.map_or(1.0, |it| it.0 as f32),
+        repeat_penalty: repeat_penalty.map_or(default.repeat_penalty, |it| it.0 as f32),
         frequency_penalty: common.frequency_penalty.map_or(0.0, |it| it.0 as f32),
         presence_penalty: common.presence_penalty.map_or(0.0, |it| it.0 as f32),
         n_penalized,
         seed: seed(common.seed.as_ref())?,
+        cuts_first: false,
     })
+}
+
+/// Samplers, by llama.cpp's letter and name, in the order in which they act here; the temperature
+/// may come last too. Those after it have fields of their own, which must be off.
+const CHAIN: [(char, &str); 9] = [
+    ('e', "penalties"),
+    ('t', "temperature"),
+    ('k', "top_k"),
+    ('p', "top_p"),
+    ('m', "min_p"),
+    ('d', "dry"),
+    ('s', "top_n_sigma"),
+    ('y', "typ_p"),
+    ('x', "xtc"),
+];
+
+/// Without the samplers that are not in this list of llama.cpp's, in its order.
+fn chain(names: Texts, sampling: Sampling) -> Answered<Sampling> {
+    const NAME: &str = "samplers";
+    let place = |is_it: &dyn Fn(&(char, &str)) -> bool, name: &dyn std::fmt::Display| {
+        let known = CHAIN[..5].iter().map(|pair| pair.1).collect::<Vec<_>>().join(", ");
+        let words = || ApiError::field(NAME, format!("`{name}` is not known; known: {known}"));
+        CHAIN.iter().position(is_it).ok_or_else(words)
+    };
+    let places: Answered<Vec<usize>> = match &names {
+        Texts::One(letters) => letters.chars().map(|ch| place(&|it| it.0 == ch, &ch)).collect(),
+        Texts::Many(list) => list.iter().map(|name| place(&|it| it.1 == name, name)).collect(),
+    };
+    let places = places?;
+    let has = |place: usize| places.contains(&place);
+    let greedy = Sampling::greedy();
+    let penalties = if has(0) { sampling } else { greedy };
+    let kept = Sampling {
+        repeat_penalty: penalties.repeat_penalty,
+        frequency_penalty: penalties.frequency_penalty,
+        presence_penalty: penalties.presence_penalty,
+        temperature: if has(1) { sampling.temperature } else { 1.0 },
+        top_k: sampling.top_k.filter(|_| has(2)),
+        top_p: if has(3) { sampling.top_p } else { greedy.top_p },
+        min_p: if has(4) { sampling.min_p } else { greedy.min_p },
+        ..sampling
+    };
+    let acts = |place: &&usize| match **place {
+        0 => {
+            Sampling { repeat_penalty: 1.0, frequency_penalty: 0.0, presence_penalty: 0.0, ..kept }
+                != kept
+        }
+        1 => kept.temperature != 1.0,
+        2 => kept.top_k.is_some(),
+        3 => kept.top_p < 1.0,
+        4 => kept.min_p > 0.0,
+        _ => false,
+    };
+    let mut acting: Vec<usize> = places.iter().filter(acts).copied().collect();
+    let cuts_first = acting.len() > 1 && acting.last() == Some(&1);
+    if cuts_first {
+        acting.pop();
+    }
+    match acting.is_sorted_by(|a, b| a < b) {
+        true => Ok(Sampling { cuts_first, ..kept }),
+        false => {
+            let words = "known orders are penalties, temperature, top_k, top_p, min_p, and the \
+                         same with the temperature last";
+            Err(ApiError::field(NAME, words))
+        }
+    }
 }
 
 /// The seed that was given, or another each time.
@@ -257,13 +335,12 @@ fn bias(app: &App, bias: Option<Bias>) -> Answered<Vec<(u32, f32)>> {
     Ok(list)
 }
 
+/// Lark of llguidance by its first word, else GBNF of llama.cpp.
 fn grammar(grammar: String) -> Answered<Constraint> {
-    if grammar.trim_start().starts_with("%llguidance") {
-        return Ok(Constraint::Lark(grammar));
+    match grammar.trim_start().starts_with("%llguidance") {
+        true => Ok(Constraint::Lark(grammar)),
+        false => Ok(Constraint::Lark(gbnf::to_lark(&grammar)?)),
     }
-    let words = "GBNF is not supported; give `json_schema`, `regex`, or a Lark grammar that starts \
-                 with `%llguidance {}`";
-    Err(ApiError::field("grammar", words))
 }
 
 fn response_format(format: ResponseFormat) -> Answered<Option<Constraint>> {

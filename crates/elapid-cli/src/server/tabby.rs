@@ -7,8 +7,9 @@
 use super::App;
 use super::body::Body;
 use super::error::Answered;
+use super::fields::names;
 use super::llama::Hole;
-use super::params::{Defaults, Params};
+use super::params::{Common, Defaults, Params};
 use crate::report::n_threads_default;
 use axum::Json;
 use axum::extract::State;
@@ -32,6 +33,7 @@ struct Fields {
 pub async fn complete(app: &Arc<App>, body: &Body) -> Answered<Response> {
     let params = Params::new(app, body.read()?, Defaults::Infill, app.default_adapters())?;
     let hole = body.read::<Fields>()?.segments;
+    body.refuse_others(&[names::<Common>(), names::<Fields>()])?;
     let prepared = app.prepare(|| match app.fim.is_some() {
         true => Ok(hole.prompt(app)?.0),
         // An editor without a suffix is better than none.

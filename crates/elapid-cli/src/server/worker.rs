@@ -292,8 +292,11 @@ impl Desk {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.begun.get_or_insert(begin);
         match event {
-            Event::Prompt { n_cached, .. } => {
+            Event::Prompt { n_cached, scored, .. } => {
                 (job.finish.n_cached, job.read) = (n_cached, Some(now));
+                if !scored.is_empty() {
+                    job.send(Ok((Piece { text: String::new(), tokens: scored }, None)));
+                }
             }
             Event::Token(token) => {
                 job.finish.n_tok += 1;

@@ -19,6 +19,7 @@ mod project;
 mod replay;
 mod secrets;
 mod serve;
+mod serve_clients;
 mod serve_failures;
 mod serve_fuzz;
 mod serve_life;

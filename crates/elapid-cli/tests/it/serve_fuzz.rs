@@ -9,6 +9,7 @@ use crate::common::Scratch;
 use crate::common::rng::Rng;
 use crate::common::server::{Client, Server};
 use crate::common::tiny::{Kind, Tiny};
+use crate::serve_clients::TEMPLATE;
 use serde_json::{Map, Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -87,11 +88,74 @@ fn seeds() -> Vec<(&'static str, Value)> {
             })),
         ),
         ("/v1/embeddings", json!({"input": ["a", "b"], "encoding_format": "base64"})),
+        ("/completion", json!({"prompt": "a", "grammar": GRAMMAR, "n_cmpl": 2, "n_predict": 3})),
+        ("/api/embed", json!({"model": "tiny", "input": ["a", "b"], "truncate": true})),
+        ("/api/show", json!({"model": "tiny"})),
+    ]
+    .into_iter()
+    .chain(dialects(&messages))
+    .chain([
         ("/tokenize", json!({"content": "let é", "add_special": true, "with_pieces": true})),
         ("/detokenize", json!({"tokens": [1, 2, 3]})),
         ("/apply-template", json!({"messages": messages, "add_generation_prompt": false})),
         ("/lora-adapters", json!([{"id": 0, "scale": 1.0}])),
         ("/v1/events", json!({"type": "view"})),
+    ])
+    .collect()
+}
+
+const GRAMMAR: &str = "root ::= \"(\" (root | [a-c]{2,3}) \")\" # x\n";
+
+/// The same in the words of other APIs.
+fn dialects(messages: &Value) -> [(&'static str, Value); 5] {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let function = json!({"name": "f", "description": "d", "parameters": schema});
+    let tools = json!([{"type": "function", "function": function}]);
+    let options = json!({"num_predict": 3, "temperature": 0.5, "num_ctx": 128, "mirostat": 0});
+    let call = json!({"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}});
+    let result = json!({"type": "tool_result", "tool_use_id": "t", "content": "x"});
+    [
+        (
+            "/api/chat",
+            json!({
+                "model": "tiny:latest", "messages": messages, "tools": tools, "options": options,
+                "keep_alive": "5m", "stream": true, "think": false, "format": "",
+            }),
+        ),
+        (
+            "/api/generate",
+            json!({"model": "tiny", "prompt": "a", "suffix": "b", "options": options, "raw": true}),
+        ),
+        (
+            "/v1/messages",
+            json!({
+                "model": "m", "max_tokens": 3, "system": [{"type": "text", "text": "s"}],
+                "stream": true, "stop_sequences": ["x"], "metadata": {"user_id": "u"},
+                "messages": [
+                    {"role": "user", "content": "a"}, {"role": "assistant", "content": [call]},
+                    {"role": "user", "content": [result, {"type": "text", "text": "b"}]},
+                ],
+                "tools": [{"name": "f", "description": "d", "input_schema": schema}],
+                "tool_choice": {"type": "any", "disable_parallel_tool_use": true},
+            }),
+        ),
+        (
+            "/v1/messages/count_tokens",
+            json!({"model": "m", "messages": [{"role": "user", "content": "a"}]}),
+        ),
+        (
+            "/v1/responses",
+            json!({
+                "model": "m", "instructions": "s", "max_output_tokens": 3, "stream": true,
+                "tools": [{"type": "function", "name": "f", "parameters": schema}],
+                "tool_choice": "required", "text": {"format": {"type": "text"}},
+                "input": [
+                    {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+                    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                    {"type": "function_call_output", "call_id": "c", "output": "x"},
+                ],
+            }),
+        ),
     ]
 }
 
@@ -154,7 +218,7 @@ fn odd_text(dice: &mut Dice) -> Value {
         1 => json!("\u{0}\u{202e}é中🚀<|fim_middle|><|endoftext|>"),
         2 => json!("x".repeat(3000)),
         3 => json!("a b\n".repeat(dice.below(500))),
-        4 => json!("%llguidance {}\nstart: \"a\""),
+        4 => json!(dice.pick(&["%llguidance {}\nstart: \"a\"", GRAMMAR, "root ::= [a-"])),
         5 => json!("\n".repeat(1 + dice.below(40))),
         _ => json!(dice.pick(&["base64", "none", "(a+)+$", "tiny", "timings/x", "{}", " "])),
     }
@@ -206,7 +270,11 @@ fn place<'a>(value: &'a mut Value, at: &mut usize) -> Option<&'a mut Value> {
 }
 
 /// Fields that some route reads, to be put where they do not belong.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 14] = [
+    "tools",
+    "tool_choice",
+    "system",
+    "options",
     "grammar",
     "json_schema",
     "regex",
@@ -406,7 +474,11 @@ impl Connection<'_> {
 fn fault(method: &str, status: u16, body: &[u8]) -> Option<String> {
     let is_error = |value: &Value| {
         let error = value["error"].as_object().cloned().unwrap_or_else(Map::new);
-        ["message", "type", "param", "code"].iter().all(|key| error.contains_key(*key))
+        let has = |keys: &[&str]| keys.iter().all(|key| error.contains_key(*key));
+        // OpenAI's, Anthropic's, Ollama's.
+        has(&["message", "type", "param", "code"])
+            || value["type"] == "error" && has(&["message", "type"])
+            || value["error"].is_string()
     };
     let text = String::from_utf8_lossy(body);
     match status {
@@ -446,6 +518,7 @@ fn whatever_comes_there_is_an_answer_and_no_failure() {
     let dir = Scratch::new("serve-fuzz");
     let model = dir.0.join("tiny");
     Tiny { n_ctx: 256, ..Tiny::new(Kind::Hybrid) }.write(&model);
+    std::fs::write(model.join("chat_template.jinja"), TEMPLATE).unwrap();
     let mut server = Server::start(&model, "--max-tokens 4 --alias tiny --snapshot-mib 8");
     let counts = std::thread::scope(|scope| {
         let server = &server;

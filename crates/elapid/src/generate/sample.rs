@@ -18,6 +18,8 @@
 //! v        with probability w[v] / sum of what is left
 //! ```
 //!
+//! With `cuts_first` the cuts are made at a temperature of one, and `T` acts on what they leave.
+//!
 //! The limit of a temperature of zero is greedy: the largest logit. Among equals the smallest id
 //! goes first, everywhere.
 //!
@@ -57,6 +59,9 @@ pub struct Sampling {
     pub n_penalized: usize,
     /// Seed of the draws.
     pub seed: u64,
+    /// Whether top-k, top-p and min-p look at the model's own distribution and the temperature
+    /// comes last, as in llama.cpp.
+    pub cuts_first: bool,
 }
 
 impl Default for Sampling {
@@ -88,6 +93,7 @@ impl Sampling {
             presence_penalty: 0.0,
             n_penalized: 64,
             seed: 0,
+            cuts_first: false,
         }
     }
 
@@ -254,7 +260,11 @@ pub fn pick(logits: &[f32], sampling: &Sampling, n: u64) -> Result<u32> {
     if let Sampling { top_k: None, top_p: 1.0, min_p: 0.0, .. } = sampling {
         return Ok(draw_of_all(logits, (max, over), draw).unwrap_or(best as u32));
     }
-    let kept = candidates(logits, sampling, (max, over));
+    let mut kept =
+        candidates(logits, sampling, (max, if sampling.cuts_first { 1.0 } else { over }));
+    if sampling.cuts_first {
+        kept.iter_mut().for_each(|token| token.1 = weight(logits[token.0 as usize], max, over));
+    }
     let sum: f64 = kept.iter().map(|token| token.1).sum();
     Ok(draw_of(kept.into_iter(), draw * sum).unwrap_or(best as u32))
 }
@@ -418,6 +428,11 @@ mod tests {
         let cold = Sampling { temperature: 0.5, ..plain };
         assert_shares(cold, [1.0 / 30.0, 16.0 / 30.0, 4.0 / 30.0, 9.0 / 30.0]);
         let top_k = |k| Sampling { top_k: Some(k), ..plain };
+        // Of the model's own 0.4, 0.3 reach a half, of the squares 0.16 alone does.
+        let half = Sampling { top_p: 0.5, ..cold };
+        assert_shares(half, [0.0, 1.0, 0.0, 0.0]);
+        let last = Sampling { cuts_first: true, ..half };
+        assert_shares(last, [0.0, 16.0 / 25.0, 0.0, 9.0 / 25.0]);
         assert_shares(top_k(2), [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
         assert_shares(top_k(9), [0.1, 0.4, 0.2, 0.3]);
         let top_p = |p| Sampling { top_p: p, ..plain };

@@ -7,9 +7,10 @@
 //! under this name.
 
 use crate::server::answer::{End, Piece, Shape, probabilities, respond};
-use crate::server::body::{Body, Int, Num, Prompt, Texts};
+use crate::server::body::{Body, Int, Limit, Ms, Prompt, Texts};
 use crate::server::error::{Answered, ApiError};
-use crate::server::params::{Defaults, Params, Top};
+use crate::server::fields::names;
+use crate::server::params::{Common, Defaults, Params, Top};
 use crate::server::{App, N_PROMPTS_MAX};
 use crate::talk::ending::Ending;
 use axum::extract::State;
@@ -18,33 +19,31 @@ use elapid::{Reason, Special};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use std::time::Duration;
 
 const N_FIELDS_MAX: usize = 128;
 
 /// What both routes have besides what all routes have.
 #[derive(Deserialize)]
 pub struct Fields {
-    /// Less than zero is to the end of the context.
-    n_predict: Option<Int<-2, { u32::MAX as i64 }>>,
-    max_tokens: Option<Int<-2, { u32::MAX as i64 }>>,
-    /// Zero is none.
-    t_max_predict_ms: Option<Num<-1, 1_000_000_000>>,
+    n_predict: Option<Limit>,
+    max_tokens: Option<Limit>,
+    t_max_predict_ms: Option<Ms>,
     n_indent: Option<Int<0, 4096>>,
     n_probs: Option<Top>,
     response_fields: Option<Texts>,
     return_tokens: Option<bool>,
+    /// Answers to each prompt.
+    n_cmpl: Option<Int<1, 8>>,
 }
 
 impl Fields {
     fn n_wanted(&self) -> Option<usize> {
-        self.n_predict.or(self.max_tokens).and_then(|n| usize::try_from(n.0).ok())
+        self.n_predict.or(self.max_tokens).and_then(Limit::limit)
     }
 
     /// An ending, with what the request says of it.
     pub fn ending(&self, mut ending: Ending) -> Ending {
-        let ms = self.t_max_predict_ms.map(|ms| ms.0).filter(|ms| *ms > 0.0);
-        ending.time_max = ms.map(|ms| Duration::from_secs_f64(ms / 1e3));
+        ending.time_max = self.t_max_predict_ms.and_then(Ms::time);
         ending.n_indent = self.n_indent.map_or(0, Int::size);
         ending
     }
@@ -55,6 +54,8 @@ pub struct Answers {
     params: Params,
     /// By number, with the tokens that may follow.
     prompts: Vec<(Vec<u32>, usize)>,
+    /// Answers to each prompt, one after the other.
+    n_choices: usize,
     /// Whether a list is answered, however short.
     pub is_list: bool,
     /// Whether something before the prompt was left out.
@@ -72,25 +73,31 @@ impl Answers {
         prompts: Vec<Vec<u32>>,
     ) -> Answered<Answers> {
         params.request.n_top = fields.n_probs.map_or(0, Top::size);
-        let with_n_max =
-            |ids: Vec<u32>| app.n_max(ids.len(), fields.n_wanted()).map(|n_max| (ids, n_max));
+        let n_choices = fields.n_cmpl.map_or(1, Int::size);
+        let with_n_max = |ids: Vec<u32>| {
+            let n_max = app.n_max(ids.len(), fields.n_wanted())?;
+            Ok(std::iter::repeat_n((ids, n_max), n_choices))
+        };
+        let prompts = prompts.into_iter().map(with_n_max).collect::<Answered<Vec<_>>>()?;
         Ok(Answers {
             app: app.clone(),
             params,
-            prompts: prompts.into_iter().map(with_n_max).collect::<Answered<_>>()?,
-            is_list: false,
+            prompts: prompts.into_iter().flatten().collect(),
+            n_choices,
+            is_list: n_choices > 1,
             truncated: false,
             wanted: Texts::list(fields.response_fields.take(), "response_fields", N_FIELDS_MAX)?,
             with_tokens: fields.return_tokens == Some(true),
         })
     }
 
-    /// Hands one request in for each prompt, and responds.
+    /// Hands the requests in, and responds.
     pub async fn respond(self, ending: impl Fn() -> Ending) -> Answered<Response> {
-        let request = |(ids, n_max): &(Vec<u32>, usize)| {
-            (self.params.request(ids.clone(), *n_max, 0), ending())
+        let request = |(idx, (ids, n_max)): (usize, &(Vec<u32>, usize))| {
+            (self.params.request(ids.clone(), *n_max, idx % self.n_choices), ending())
         };
-        let growing = self.app.worker.submit(self.prompts.iter().map(request).collect()).await?;
+        let requests = self.prompts.iter().enumerate().map(request).collect();
+        let growing = self.app.worker.submit(requests).await?;
         respond(self.params.mode, growing, self).await
     }
 
@@ -144,24 +151,24 @@ impl Answers {
 }
 
 impl Shape for Answers {
-    fn whole(&self, answers: &[(Piece, End)]) -> Value {
+    fn whole(&mut self, answers: &[(Piece, End)]) -> Value {
         match (answers, self.is_list) {
             ([answer], false) => self.one(0, answer),
             _ => answers.iter().enumerate().map(|(idx, answer)| self.one(idx, answer)).collect(),
         }
     }
 
-    fn piece(&self, idx: usize, piece: &Piece) -> Value {
+    fn piece(&mut self, idx: usize, piece: &Piece) -> Vec<Value> {
         let mut value = json!({"index": idx, "stop": false, "id_slot": -1});
         self.add(&mut value, piece);
-        value
+        vec![value]
     }
 
-    fn last(&self, idx: usize, end: &End) -> Value {
+    fn last(&mut self, idx: usize, end: &End) -> Vec<Value> {
         let mut value = self.ended(idx, end);
         value["content"] = json!("");
         value["tokens"] = json!([]);
-        self.choose(value)
+        vec![self.choose(value)]
     }
 
     fn shows_tokens(&self) -> bool {
@@ -177,11 +184,12 @@ struct PromptField {
 pub async fn completion(State(app): State<Arc<App>>, body: Body) -> Answered<Response> {
     let params = Params::new(&app, body.read()?, Defaults::Llama, app.default_adapters())?;
     let mut fields: Fields = body.read()?;
+    body.refuse_others(&[names::<Common>(), names::<Fields>(), names::<PromptField>()])?;
     let prompt = body.read::<PromptField>()?.prompt.ok_or_else(|| ApiError::missing("prompt"))?;
     let (prompts, is_list) = prompt.split("prompt", N_PROMPTS_MAX)?;
     let ids = app.prepare(|| prompts.iter().map(|prompt| prompt.ids(&app, "prompt")).collect());
     let ids: Vec<Vec<u32>> = ids.await?;
     let mut answers = Answers::new(&app, params, &mut fields, ids)?;
-    answers.is_list = is_list;
+    answers.is_list |= is_list;
     answers.respond(|| fields.ending(Ending::default())).await
 }

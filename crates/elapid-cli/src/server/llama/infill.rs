@@ -9,7 +9,8 @@ use super::completion::{Answers, Fields};
 use crate::server::App;
 use crate::server::body::{Body, Size, at_most};
 use crate::server::error::{Answered, ApiError};
-use crate::server::params::{Defaults, Params};
+use crate::server::fields::names;
+use crate::server::params::{Common, Defaults, Params};
 use crate::talk::ending::Ending;
 use crate::talk::hole::{self, Others};
 use axum::extract::State;
@@ -54,6 +55,12 @@ fn shown(file: &File) -> FimFile<'_> {
 }
 
 impl Hole {
+    /// One of which only the two texts are known.
+    pub fn between(prefix: &str, suffix: &str) -> Hole {
+        let [input_prefix, input_suffix] = [prefix, suffix].map(|text| Some(text.to_string()));
+        Hole { input_prefix, input_suffix, ..Hole::default() }
+    }
+
     /// Before it, up to the cursor.
     pub fn prefix(&self) -> String {
         [&self.input_prefix, &self.prompt].into_iter().flatten().map(String::as_str).collect()
@@ -104,6 +111,7 @@ pub async fn infill(State(app): State<Arc<App>>, body: Body) -> Answered<Respons
     let params = Params::new(&app, body.read()?, Defaults::Infill, app.default_adapters())?;
     let mut fields: Fields = body.read()?;
     let mut hole: Hole = body.read()?;
+    body.refuse_others(&[names::<Common>(), names::<Fields>(), names::<Hole>()])?;
     let files = hole.input_extra.take().unwrap_or_default();
     hole.input_extra = Some(at_most("input_extra", files, N_FILES_MAX)?);
     let (prompt, truncated) = app.prepare(|| hole.prompt(&app)).await?;

@@ -1,11 +1,13 @@
 //! What watches and helps: `GET /health`, `/props`, `/slots`, `/metrics`, `/lora-adapters`;
-//! `POST /lora-adapters`, `/tokenize`, `/detokenize`, `/apply-template`.
+//! `POST /lora-adapters`, `/embedding`, `/tokenize`, `/detokenize`, `/apply-template`.
 
 use crate::machine;
 use crate::server::App;
-use crate::server::body::Body;
+use crate::server::body::{Body, Prompt};
+use crate::server::chat::Template;
 use crate::server::error::{Answered, ApiError};
-use crate::server::openai::Template;
+use crate::server::fields::names;
+use crate::server::openai::embed;
 use crate::server::params::{Common, Defaults, Params, Scale, scales};
 use axum::Json;
 use axum::extract::State;
@@ -149,6 +151,22 @@ pub async fn set_adapters(app: State<Arc<App>>, body: Body) -> Answered<Json<Val
     wanted.into_iter().for_each(|(idx, scale)| now[idx] = scale);
     *app.scales() = now;
     Ok(adapters(app).await)
+}
+
+#[derive(Deserialize)]
+struct Embedding {
+    #[serde(alias = "input")]
+    content: Option<Prompt>,
+}
+
+/// `[{"index", "embedding": [[...]]}]`: llama.cpp may have several vectors of one text.
+pub async fn embedding(State(app): State<Arc<App>>, body: Body) -> Answered<Json<Value>> {
+    let fields: Embedding = body.read()?;
+    body.refuse_others(&[names::<Embedding>()])?;
+    let content = fields.content.ok_or_else(|| ApiError::missing("content"))?;
+    let (vectors, _) = embed(&app, Some(content), None).await?;
+    let entry = |(idx, vector)| json!({"index": idx, "embedding": [vector]});
+    Ok(Json(vectors.into_iter().enumerate().map(entry).collect()))
 }
 
 #[derive(Deserialize)]

@@ -16,5 +16,6 @@ mod info;
 pub use completion::completion;
 pub use infill::{Hole, infill};
 pub use info::{
-    adapters, apply_template, detokenize, health, metrics, props, set_adapters, slots, tokenize,
+    adapters, apply_template, detokenize, embedding, health, metrics, props, set_adapters, slots,
+    tokenize,
 };

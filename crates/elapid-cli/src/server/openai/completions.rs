@@ -1,27 +1,26 @@
 //! `POST /v1/completions`: what follows a prompt, or stands between it and a suffix.
 //! `POST /v1/chat/completions`: messages in, a message out, through the model's own template.
 
-use crate::server::answer::{End, Piece, Shape, event, probabilities, respond};
-use crate::server::body::{Body, Int, Prompt, Size};
+use crate::server::answer::{End, Piece, Shape, probabilities, respond};
+use crate::server::body::{Body, Int, Limit, Prompt};
+use crate::server::chat::Ready;
 use crate::server::error::{Answered, ApiError};
-use crate::server::params::{Defaults, Params, Top};
+use crate::server::fields::names;
+use crate::server::params::{Common, Defaults, Params, Top};
+use crate::server::tools::{Call, Parser, Part};
 use crate::server::{App, N_PROMPTS_MAX, now_s, tabby};
 use crate::talk::ending::Ending;
-use crate::talk::flags::now;
 use crate::talk::hole::{self, Others};
 use axum::extract::State;
 use axum::response::Response;
-use axum::response::sse::Event;
-use elapid::{ChatOptions, Message, Special, Token, Tokenizer};
+use elapid::{Special, Token, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Tokens of a completion when nobody says, as OpenAI has it.
 const N_TOK: usize = 16;
-
-const N_MESSAGES_MAX: usize = 4096;
 
 /// JSON has no minus infinity; OpenAI writes this.
 const NEVER: f32 = -9999.0;
@@ -31,7 +30,7 @@ struct CompletionFields {
     model: Option<String>,
     prompt: Option<Prompt>,
     suffix: Option<String>,
-    max_tokens: Option<Size>,
+    max_tokens: Option<Limit>,
     logprobs: Option<Top>,
     echo: Option<bool>,
     /// Whether files of the project are shown where there is a suffix.
@@ -44,12 +43,16 @@ pub async fn completions(State(app): State<Arc<App>>, body: Body) -> Answered<Re
         return tabby::complete(&app, &body).await;
     }
     let fields: CompletionFields = body.read()?;
+    body.refuse_others(&[names::<CompletionFields>(), names::<Common>(), names::<Form>()])?;
     let (model, adapters) = app.choose(fields.model.as_deref())?;
     let mut params = Params::new(&app, body.read()?, Defaults::Openai, adapters)?;
     let echo = fields.echo == Some(true);
     if echo && fields.logprobs.is_some() {
-        let words = "does not work with `logprobs`: those of a prompt are not kept; omit one";
-        return Err(ApiError::field("echo", words));
+        if fields.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
+            let words = "does not work with `logprobs` and `suffix`; omit one of them";
+            return Err(ApiError::field("echo", words));
+        }
+        params.request.scores_prompt = true;
     }
     params.request.n_top = fields.logprobs.map_or(0, Top::size);
     let prompt = fields.prompt.ok_or_else(|| ApiError::missing("prompt"))?;
@@ -57,7 +60,7 @@ pub async fn completions(State(app): State<Arc<App>>, body: Body) -> Answered<Re
     let mut answers = Answers::new(&app, Kind::Completion, &body, prompts.len())?;
     (answers.model, answers.with_logprobs) = (model, fields.logprobs.is_some());
     let suffix = fields.suffix.filter(|suffix| !suffix.is_empty());
-    let wanted = fields.max_tokens.map_or(N_TOK, Size::size);
+    let wanted = fields.max_tokens.map_or(Some(N_TOK), Limit::limit).unwrap_or(usize::MAX);
     let prepared = app.prepare(|| {
         let ids = prompts.iter().map(|prompt| {
             prompt.check("prompt")?;
@@ -134,104 +137,23 @@ fn with_files(
 
 #[derive(Deserialize)]
 struct ChatFields {
-    model: Option<String>,
-    max_completion_tokens: Option<Size>,
-    max_tokens: Option<Size>,
     logprobs: Option<bool>,
     top_logprobs: Option<Top>,
 }
 
 pub async fn chat(State(app): State<Arc<App>>, body: Body) -> Answered<Response> {
     let fields: ChatFields = body.read()?;
-    let (model, adapters) = app.choose(fields.model.as_deref())?;
-    let mut params = Params::new(&app, body.read()?, Defaults::Openai, adapters)?;
     let mut answers = Answers::new(&app, Kind::Chat, &body, 1)?;
-    (answers.model, answers.with_logprobs) = (model, fields.logprobs == Some(true));
+    let known = [names::<ChatFields>(), names::<Form>()].concat();
+    let mut ready = Ready::chat(&app, &body, Defaults::Openai, &known).await?;
+    (answers.model, answers.with_logprobs) = (ready.model, fields.logprobs == Some(true));
     if fields.top_logprobs.is_some() && !answers.with_logprobs {
         return Err(ApiError::field("top_logprobs", "needs `logprobs: true`"));
     }
-    params.request.n_top = fields.top_logprobs.map_or(0, Top::size);
-    let template: Template = body.read()?;
-    let prompt = app.prepare(|| {
-        // The template says itself what goes first.
-        Ok(app.tokenizer.encode(&template.render(&app)?, Special::Parse)?)
-    });
-    let prompt = prompt.await?;
-    if prompt.is_empty() {
-        return Err(ApiError::field("messages", "the template makes an empty prompt of them"));
-    }
-    let wanted = fields.max_completion_tokens.or(fields.max_tokens).map(Size::size);
-    let n_max = app.n_max(prompt.len(), wanted)?;
-    answers.respond(&params, &[(prompt, n_max)]).await
-}
-
-/// Messages, and what else a template is given.
-#[derive(Deserialize)]
-pub struct Template {
-    messages: Option<Vec<Map<String, Value>>>,
-    tools: Option<Vec<Value>>,
-    tool_choice: Option<Value>,
-    chat_template_kwargs: Option<Map<String, Value>>,
-    add_generation_prompt: Option<bool>,
-}
-
-impl Template {
-    /// The text that the template makes of messages.
-    pub fn render(self, app: &App) -> Answered<String> {
-        let Some(chat) = &app.chat else {
-            let words = "this model has no chat template; use /v1/completions";
-            return Err(ApiError::bad(words).with_code("no_chat_template"));
-        };
-        let list = self.messages.ok_or_else(|| ApiError::missing("messages"))?;
-        if list.is_empty() || list.len() > N_MESSAGES_MAX {
-            let words = format!("has {} messages; give 1 to {N_MESSAGES_MAX}", list.len());
-            return Err(ApiError::field("messages", words));
-        }
-        let messages = list.into_iter().enumerate().map(|(idx, it)| message(idx, it));
-        let messages = messages.collect::<Answered<Vec<Message>>>()?;
-        let is_off = self.tool_choice.is_some_and(|choice| choice == "none");
-        let tools = self.tools.filter(|list| !list.is_empty() && !is_off);
-        let mut extra = chat.options.extra.clone();
-        extra.extend(self.chat_template_kwargs.unwrap_or_default());
-        let options = ChatOptions {
-            add_generation_prompt: self.add_generation_prompt.unwrap_or(true),
-            tools: tools.map(Value::Array),
-            extra,
-            now: Some(now()),
-            ..chat.options.clone()
-        };
-        Ok(chat.template.render(&messages, &options)?)
-    }
-}
-
-/// A message; text in parts is put together.
-fn message(idx: usize, mut message: Map<String, Value>) -> Answered<Message> {
-    let wrong = |words: &str| ApiError::field("messages", format!("message {idx} {words}"));
-    if !message.get("role").is_some_and(Value::is_string) {
-        return Err(wrong("has no `role`"));
-    }
-    match message.get("content") {
-        Some(Value::String(_) | Value::Null) => {}
-        Some(Value::Array(parts)) => {
-            let text: Option<String> = parts.iter().map(text_of).collect();
-            let words = "has a part that is not text; this model reads only text";
-            let text = text.ok_or_else(|| wrong(words))?;
-            message.insert("content".into(), Value::String(text));
-        }
-        Some(_) => return Err(wrong("has a `content` that is not text")),
-        None if message.contains_key("tool_calls") => {}
-        None => return Err(wrong("has no `content`")),
-    }
-    Ok(message)
-}
-
-/// The text of `{"type": "text", "text": ...}`.
-fn text_of(part: &Value) -> Option<&str> {
-    match part.get("type").and_then(Value::as_str) {
-        Some("text") => part.get("text").and_then(Value::as_str),
-        Some(_) => None,
-        None => part.as_str(),
-    }
+    ready.params.request.n_top = fields.top_logprobs.map_or(0, Top::size);
+    answers.parsers.fill(ready.parser);
+    answers.time_max = ready.ending.time_max;
+    answers.respond(&ready.params, &[(ready.prompt, ready.n_max)]).await
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -266,7 +188,9 @@ struct Answers {
     /// Prompts that are given back, by number; empty where they are not.
     echoes: Vec<String>,
     /// Characters of each answer that were streamed.
-    offsets: Vec<AtomicUsize>,
+    offsets: Vec<usize>,
+    parsers: Vec<Parser>,
+    time_max: Option<Duration>,
 }
 
 impl Answers {
@@ -290,7 +214,9 @@ impl Answers {
             with_logprobs: false,
             with_usage: usage == Some(true),
             echoes: Vec::new(),
-            offsets: (0..n_prompts * n as usize).map(|_| AtomicUsize::new(0)).collect(),
+            offsets: vec![0; n_prompts * n as usize],
+            parsers: vec![Parser::new(None, 0); n_prompts * n as usize],
+            time_max: None,
         })
     }
 
@@ -350,6 +276,30 @@ impl Answers {
         chunk
     }
 
+    fn call(&self, call: &Call) -> Value {
+        let arguments = call.arguments.to_string();
+        let function = json!({"name": call.name, "arguments": arguments});
+        json!({"id": self.app.call_id(), "type": "function", "function": function})
+    }
+
+    /// A chunk for each part; the first carries the log probabilities.
+    fn parts(&self, idx: usize, parts: Vec<Part>, logprobs: &mut Option<Value>) -> Vec<Value> {
+        let n_new = parts.iter().filter(|part| matches!(part, Part::Call(_))).count();
+        let mut n_call = self.parsers[idx].n_calls - n_new;
+        let chunk = |part: Part| match part {
+            Part::Text(text) => {
+                self.chunk(idx, &text, json!({"content": text}), (logprobs.take(), None))
+            }
+            Part::Call(call) => {
+                let mut value = self.call(&call);
+                value["index"] = json!(n_call);
+                n_call += 1;
+                self.chunk(idx, "", json!({"tool_calls": [value]}), (logprobs.take(), None))
+            }
+        };
+        parts.into_iter().map(chunk).collect()
+    }
+
     /// What the answers took. Answers to one prompt share its tokens.
     fn usage<'a>(&self, ends: impl Iterator<Item = &'a End> + Clone) -> Value {
         let first_of_each = || ends.clone().step_by(self.n_choices);
@@ -365,7 +315,11 @@ impl Answers {
     /// Hands in as many requests for each prompt as choices are asked for, and responds.
     async fn respond(self, params: &Params, prompts: &[(Vec<u32>, usize)]) -> Answered<Response> {
         let requests = prompts.iter().flat_map(|(ids, n_max)| {
-            let choice = |choice| (params.request(ids.clone(), *n_max, choice), Ending::default());
+            let choice = |choice| {
+                let mut ending = Ending::default();
+                ending.time_max = self.time_max;
+                (params.request(ids.clone(), *n_max, choice), ending)
+            };
             (0..self.n_choices).map(choice)
         });
         let growing = self.app.worker.submit(requests.collect()).await?;
@@ -374,11 +328,23 @@ impl Answers {
 }
 
 impl Shape for Answers {
-    fn whole(&self, answers: &[(Piece, End)]) -> Value {
+    fn whole(&mut self, answers: &[(Piece, End)]) -> Value {
         let of_answer = |(idx, (answer, end)): (usize, &(Piece, End))| {
             let text = format!("{}{}", self.echo(idx), answer.text);
-            let message = json!({"role": "assistant", "content": answer.text, "refusal": null});
-            let facts = (self.logprobs(&answer.tokens, 0), Some(end.finish_reason()));
+            let (mut content, mut calls) = (None, Vec::new());
+            for part in self.parsers[idx].clone().all(&answer.text) {
+                match part {
+                    Part::Text(more) => *content.get_or_insert(String::new()) += &more,
+                    Part::Call(call) => calls.push(self.call(&call)),
+                }
+            }
+            let reason = end.finish_reason(calls.len());
+            let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+            match calls.is_empty() {
+                true => message["content"] = json!(content.unwrap_or_default()),
+                false => message["tool_calls"] = json!(calls),
+            }
+            let facts = (self.logprobs(&answer.tokens, 0), Some(reason));
             self.choice(idx, &text, ("message", message), facts)
         };
         let mut object = self.object("", answers.iter().enumerate().map(of_answer).collect());
@@ -389,35 +355,49 @@ impl Shape for Answers {
         object
     }
 
-    fn first(&self, idx: usize) -> Option<Value> {
+    fn first(&mut self, idx: usize) -> Vec<Value> {
         let text = self.echo(idx);
         let delta = json!({"role": "assistant", "content": ""});
         let is_empty = self.kind == Kind::Completion && text.is_empty();
-        (!is_empty).then(|| self.chunk(idx, text, delta, (None, None)))
+        (!is_empty).then(|| self.chunk(idx, text, delta, (None, None))).into_iter().collect()
     }
 
-    fn piece(&self, idx: usize, piece: &Piece) -> Value {
-        let n_chars = piece.text.chars().count();
-        let offset = self.offsets[idx].fetch_add(n_chars, Ordering::Relaxed);
-        let facts = (self.logprobs(&piece.tokens, offset), None);
-        self.chunk(idx, &piece.text, json!({"content": piece.text}), facts)
+    fn piece(&mut self, idx: usize, piece: &Piece) -> Vec<Value> {
+        let offset = self.offsets[idx];
+        // A prompt that is given back has tokens, and its text was sent before.
+        self.offsets[idx] += match self.with_logprobs && !self.echoes.is_empty() {
+            true => piece.tokens.iter().map(|it| spelled(&self.app.tokenizer, it.id).1).sum(),
+            false => piece.text.chars().count(),
+        };
+        let parts = self.parsers[idx].push(&piece.text);
+        let mut logprobs = self.logprobs(&piece.tokens, offset);
+        let mut chunks = self.parts(idx, parts, &mut logprobs);
+        if logprobs.is_some() {
+            // Text that may become a call has tokens already.
+            chunks.push(self.chunk(idx, "", json!({"content": ""}), (logprobs, None)));
+        }
+        chunks
     }
 
-    fn last(&self, idx: usize, end: &End) -> Value {
-        let mut chunk = self.chunk(idx, "", json!({}), (None, Some(end.finish_reason())));
+    fn last(&mut self, idx: usize, end: &End) -> Vec<Value> {
+        let parts = self.parsers[idx].finish();
+        let mut chunks = self.parts(idx, parts, &mut None);
+        let reason = end.finish_reason(self.parsers[idx].n_calls);
+        let mut chunk = self.chunk(idx, "", json!({}), (None, Some(reason)));
         chunk["timings"] = end.timings();
-        chunk
+        chunks.push(chunk);
+        chunks
     }
 
-    fn after(&self, ends: &[End]) -> Vec<Event> {
-        let mut events = Vec::new();
+    fn after(&mut self, ends: &[End]) -> Vec<Value> {
+        let mut values = Vec::new();
         if self.with_usage {
             let mut object = self.object(".chunk", Vec::new());
             object["usage"] = self.usage(ends.iter());
-            events.push(event(object));
+            values.push(object);
         }
-        events.push(Event::default().data("[DONE]"));
-        events
+        values.push(json!("[DONE]"));
+        values
     }
 
     fn shows_tokens(&self) -> bool {
@@ -425,21 +405,28 @@ impl Shape for Answers {
     }
 }
 
-/// `logprobs` of a completion; `offset` is where its first token begins, in characters.
+/// A token as text, and its characters.
+fn spelled(tokenizer: &Tokenizer, id: u32) -> (String, usize) {
+    let text = String::from_utf8_lossy(&tokenizer.bytes(id).unwrap_or_default()).into_owned();
+    let n_chars = text.chars().count();
+    (text, n_chars)
+}
+
+/// `logprobs` of a completion; `offset` is where its first token begins, in characters. The first
+/// token of a prompt that is given back has none.
 fn of_completion(tokenizer: &Tokenizer, tokens: &[Token], mut offset: usize) -> Value {
-    let spelled =
-        |id: u32| String::from_utf8_lossy(&tokenizer.bytes(id).unwrap_or_default()).into_owned();
     let finite = |logprob: f32| if logprob.is_finite() { logprob } else { NEVER };
     let (mut texts, mut own, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
     for token in tokens {
-        let text = spelled(token.id);
+        let (text, n_chars) = spelled(tokenizer, token.id);
         offsets.push(offset);
-        offset += text.chars().count();
+        offset += n_chars;
         texts.push(text);
-        own.push(finite(token.logprob));
+        let is_known = !token.logprob.is_nan();
+        own.push(is_known.then(|| finite(token.logprob)));
         let top = token.top.iter();
-        let top = top.map(|&(id, logprob)| (spelled(id), json!(finite(logprob))));
-        tops.push(top.collect::<Map<_, _>>());
+        let top = top.map(|&(id, logprob)| (spelled(tokenizer, id).0, json!(finite(logprob))));
+        tops.push(is_known.then(|| top.collect::<Map<_, _>>()));
     }
     json!({
         "tokens": texts, "token_logprobs": own, "top_logprobs": tops, "text_offset": offsets,

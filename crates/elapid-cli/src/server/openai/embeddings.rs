@@ -3,6 +3,7 @@
 use crate::server::App;
 use crate::server::body::{Body, Prompt, Size};
 use crate::server::error::{Answered, ApiError};
+use crate::server::fields::names;
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
@@ -21,6 +22,7 @@ struct Fields {
 
 pub async fn embeddings(State(app): State<Arc<App>>, body: Body) -> Answered<Json<Value>> {
     let fields: Fields = body.read()?;
+    body.refuse_others(&[names::<Fields>()])?;
     let (model, _) = app.choose(fields.model.as_deref())?;
     let is_base64 = match fields.encoding_format.as_deref() {
         None | Some("float") => false,
@@ -30,24 +32,37 @@ pub async fn embeddings(State(app): State<Arc<App>>, body: Body) -> Answered<Jso
             return Err(ApiError::field("encoding_format", words));
         }
     };
+    let (vectors, n_tok) = embed(&app, fields.input, fields.dimensions).await?;
+    let entry = |(idx, vector): (usize, Vec<f32>)| {
+        let vector = if is_base64 { json!(base64(&vector)) } else { json!(vector) };
+        json!({"object": "embedding", "index": idx, "embedding": vector})
+    };
+    let data: Vec<Value> = vectors.into_iter().enumerate().map(entry).collect();
+    let usage = json!({"prompt_tokens": n_tok, "total_tokens": n_tok});
+    Ok(Json(json!({"object": "list", "data": data, "model": model, "usage": usage})))
+}
+
+/// The vectors of these texts, and how many tokens they have.
+pub async fn embed(
+    app: &App,
+    input: Option<Prompt>,
+    dimensions: Option<Size>,
+) -> Answered<(Vec<Vec<f32>>, usize)> {
     let d_model = app.info.d_model;
-    if fields.dimensions.is_some_and(|d| d.size() != d_model) {
+    if dimensions.is_some_and(|d| d.size() != d_model) {
         let words = format!("must be {d_model}, the width of this model; omit it");
         return Err(ApiError::field("dimensions", words));
     }
-    let input = fields.input.ok_or_else(|| ApiError::missing("input"))?;
-    let inputs = app.prepare(|| inputs(&app, input)).await?;
-    let n_tok: usize = inputs.iter().map(Vec::len).sum();
+    let input = input.ok_or_else(|| ApiError::missing("input"))?;
+    let inputs = app.prepare(|| inputs(app, input)).await?;
+    let n_tok = inputs.iter().map(Vec::len).sum();
     let deadline = tokio::time::Instant::now() + app.settings.time_max;
-    let mut data = Vec::with_capacity(inputs.len());
-    for (idx, ids) in inputs.into_iter().enumerate() {
+    let mut vectors = Vec::with_capacity(inputs.len());
+    for ids in inputs {
         let vector = tokio::time::timeout_at(deadline, app.worker.embed(ids)).await;
-        let vector = vector.map_err(|_| ApiError::late())??;
-        let vector = if is_base64 { json!(base64(&vector)) } else { json!(vector) };
-        data.push(json!({"object": "embedding", "index": idx, "embedding": vector}));
+        vectors.push(vector.map_err(|_| ApiError::late())??);
     }
-    let usage = json!({"prompt_tokens": n_tok, "total_tokens": n_tok});
-    Ok(Json(json!({"object": "list", "data": data, "model": model, "usage": usage})))
+    Ok((vectors, n_tok))
 }
 
 fn inputs(app: &App, input: Prompt) -> Answered<Vec<Vec<u32>>> {

@@ -3,14 +3,15 @@
 //! Besides OpenAI's fields the sampling fields of llama.cpp are taken (`top_k`, `min_p`,
 //! `repeat_penalty`, `grammar`, `json_schema`, `lora`, ...), and answers carry its `timings`.
 //!
-//! Not here: assistants, files, images, audio; `best_of` (ask for `n`); calls of tools, which a
-//! model writes as its template taught it and which are given out as text.
+//! Not here: assistants, files, images, audio; `best_of` (ask for `n`).
 
 mod completions;
 mod embeddings;
+mod responses;
 
-pub use completions::{Template, chat, completions};
-pub use embeddings::embeddings;
+pub use completions::{chat, completions};
+pub use embeddings::{embed, embeddings};
+pub use responses::responses;
 
 use super::App;
 use super::error::{Answered, ApiError};
@@ -32,8 +33,10 @@ pub async fn model(
     path: Result<Path<String>, PathRejection>,
 ) -> Answered<Json<Value>> {
     let Path(name) = path.map_err(|error| ApiError::bad(format!("the path: {error}")))?;
-    app.choose(Some(&name))?;
-    Ok(Json(entry(&app, &name)))
+    match app.models().any(|known| known == name) {
+        true => Ok(Json(entry(&app, &name))),
+        false => Err(app.unknown_model(&name)),
+    }
 }
 
 fn entry(app: &App, name: &str) -> Value {

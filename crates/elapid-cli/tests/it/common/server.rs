@@ -119,6 +119,12 @@ impl Answer {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 
+    /// The objects of a stream that has one in each line.
+    pub fn lines(mut self) -> Vec<Value> {
+        let text = self.body.read_to_string().unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
     /// The events of a stream, as they come; the last is `[DONE]` where there is one.
     pub fn events(self) -> impl Iterator<Item = Value> {
         let reader: Box<dyn Read> = Box::new(self.body.into_reader());

@@ -267,6 +267,7 @@ impl Engine {
             return;
         }
         let (range, n_rows) = slot.piece();
+        let begin = range.start;
         self.totals.n_prompt_tok += range.len() as u64;
         let next = [(slot.tokens[range].to_vec(), n_rows)];
         let logits = match pass(&self.model, &mut self.decoder, &mut [&mut *slot], &next) {
@@ -281,10 +282,12 @@ impl Engine {
             Err(error) => return slot.fail(&Arc::new(error)),
         };
         slot.keep(&mut self.snapshots);
-        slot.tell_prompt(events);
-        if n_rows > 0 {
-            let n_vocab = self.model.config().n_vocab;
-            take(slot, logits.chunks_exact(n_vocab), events);
+        let n_vocab = self.model.config().n_vocab;
+        slot.tell_prompt(slot.scored(begin, logits.chunks_exact(n_vocab)), events);
+        if n_rows > 0 && slot.n_left() == 0 && !slot.is_over() {
+            // The last row gives the first token of the answer.
+            let last = &logits[(n_rows - 1) * n_vocab..];
+            take(slot, last.chunks_exact(n_vocab), events);
         }
     }
 

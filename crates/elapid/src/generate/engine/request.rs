@@ -43,6 +43,9 @@ pub struct Request {
     pub n_lookup: usize,
     /// Whether special tokens show in the text.
     pub special: Special,
+    /// Whether the tokens of the prompt are scored (`Event::Prompt`); then it is read whole, even
+    /// where a snapshot is there.
+    pub scores_prompt: bool,
 }
 
 impl Default for Request {
@@ -60,6 +63,7 @@ impl Default for Request {
             n_top: 0,
             n_lookup: 0,
             special: Special::Plain,
+            scores_prompt: false,
         }
     }
 }
@@ -127,6 +131,9 @@ pub enum Event {
         n_done: usize,
         /// Of which came from a snapshot.
         n_cached: usize,
+        /// The tokens that were read, without text, if they are scored. The first of a prompt has
+        /// a logarithm that is not a number.
+        scored: Vec<Token>,
     },
     /// A token came.
     Token(Token),

@@ -92,7 +92,8 @@ impl Slot {
     /// How much of the prompt is to be read. Where no answer is wanted that is whole pieces: what
     /// is behind them leaves no snapshot.
     fn n_goal(&self) -> usize {
-        if self.n_max == 0 { self.keys.len() * PIECE } else { self.n_prompt }
+        let is_warmed = self.n_max == 0 && !self.request.scores_prompt;
+        if is_warmed { self.keys.len() * PIECE } else { self.n_prompt }
     }
 
     /// Tokens of the prompt that are left to read; with none left it answers.
@@ -141,15 +142,40 @@ impl Slot {
         }
     }
 
-    pub(super) fn tell_prompt(&self, events: &mut Vec<(RequestId, Event)>) {
+    pub(super) fn tell_prompt(&self, scored: Vec<Token>, events: &mut Vec<(RequestId, Event)>) {
         let (n_done, n_cached) = (self.n_read(), self.n_cached);
-        events.push((self.id, Event::Prompt { n_done, n_cached }));
+        events.push((self.id, Event::Prompt { n_done, n_cached, scored }));
+    }
+
+    /// The scores of a piece of the prompt that begins here, from the logits behind each token of
+    /// it: they belong to the next.
+    pub(super) fn scored(&self, begin: usize, rows: std::slice::ChunksExact<f32>) -> Vec<Token> {
+        if !self.request.scores_prompt {
+            return Vec::new();
+        }
+        let unknown = |&id: &u32| Token { id, text: String::new(), logprob: f32::NAN, top: vec![] };
+        let first = self.tokens.first().filter(|_| begin == 0).map(unknown);
+        let next = self.tokens[begin + 1..self.n_prompt].iter();
+        first.into_iter().chain(rows.zip(next).map(|(row, &id)| self.token(id, row))).collect()
+    }
+
+    /// A token with its probability and those of the likeliest, without text.
+    fn token(&self, id: u32, logits: &[f32]) -> Token {
+        let log_sum = sample::log_sum(logits);
+        let logprob = |id: u32| logits[id as usize] - log_sum;
+        let top = sample::largest(logits, self.request.n_top);
+        let top = top.into_iter().map(|id| (id, logprob(id))).collect();
+        Token { id, text: String::new(), logprob: logprob(id), top }
     }
 
     /// Pieces of the prompt whose snapshots would spare it work.
     pub(super) fn useful_keys(&self) -> &[Key] {
         // One token must be computed: its logits give the first of the answer.
-        let n_useful = if self.n_max == 0 { self.n_prompt } else { self.n_prompt - 1 };
+        let n_useful = match self.n_max {
+            _ if self.request.scores_prompt => 0,
+            0 => self.n_prompt,
+            _ => self.n_prompt - 1,
+        };
         &self.keys[..n_useful / PIECE]
     }
 
@@ -157,7 +183,11 @@ impl Slot {
     pub(super) fn piece(&self) -> (Range<usize>, usize) {
         let begin = self.n_seen();
         let end = ((begin / PIECE + 1) * PIECE).min(self.n_goal());
-        (begin..end, usize::from(self.n_max > 0 && end == self.n_prompt))
+        let n_rows = match self.request.scores_prompt {
+            true => end - begin,
+            false => usize::from(self.n_max > 0 && end == self.n_prompt),
+        };
+        (begin..end, n_rows)
     }
 
     /// Continues from a snapshot behind this many pieces.
@@ -246,10 +276,7 @@ impl Slot {
             return Ok(None);
         }
         self.tokens.push(id);
-        let log_sum = sample::log_sum(logits);
-        let logprob = |id: u32| logits[id as usize] - log_sum;
-        let top = sample::largest(logits, self.request.n_top);
-        let top = top.into_iter().map(|id| (id, logprob(id))).collect();
+        let token = self.token(id, logits);
         let (text, stop) = match self.stops.push(&self.stream.push(id)) {
             Seen::Text(text) => (text, None),
             Seen::Stop(text, stop) => (text, Some(Reason::StopText(stop))),
@@ -257,7 +284,7 @@ impl Slot {
         let is_full = self.n_tok() == self.n_max;
         let end = is_over.then_some(Reason::End).or(is_full.then_some(Reason::Length));
         self.ended = stop.or(end);
-        Ok(Some(Token { id, text, logprob: logprob(id), top }))
+        Ok(Some(Token { text, ..token }))
     }
 
     fn is_end(&self, id: u32) -> bool {

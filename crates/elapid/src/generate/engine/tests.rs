@@ -84,6 +84,7 @@ fn request(prompt: &[u32], n_max: usize) -> Request {
         n_top: 3,
         n_lookup: 0,
         special: Special::Parse,
+        scores_prompt: false,
     }
 }
 
@@ -124,7 +125,7 @@ fn ask_all(engine: &mut Engine, requests: &[Request]) -> Vec<Answer> {
             let answer = &mut said[ids.iter().position(|other| *other == id).unwrap()];
             assert!(answer.1.is_none(), "nothing follows the end");
             match event {
-                Event::Prompt { n_done, n_cached } => assert!(n_cached <= n_done),
+                Event::Prompt { n_done, n_cached, .. } => assert!(n_cached <= n_done),
                 Event::Token(token) => answer.0.push(token),
                 Event::Done(finish) => answer.1 = Some(finish),
             }

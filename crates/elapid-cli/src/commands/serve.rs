@@ -3,6 +3,7 @@
 use super::{Chosen, here};
 use crate::compute::Compute;
 use crate::files;
+use crate::hub;
 use crate::project::Project;
 use crate::report::{Done, Failure, between, line, size};
 use crate::server::{Guard, Named, Settings, listen};
@@ -122,7 +123,7 @@ impl Serve {
             n_tok_max: self.max_tokens.unwrap_or(context),
             time_max: Duration::from_secs(self.timeout_s as u64),
             guard: Guard::new(address, &self.host, &keys, &self.allow_origin),
-            alias: self.alias.clone(),
+            alias: self.alias.clone().or_else(|| hub::cache::name_of(&chosen.model)),
             n_lookup: self.lookup,
             project,
             named: match chosen.why {

@@ -5,6 +5,7 @@
 //! another file. A file that is found there is compared byte for byte before it is used.
 
 use crate::files;
+use crate::hub;
 use crate::report::Done;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -18,11 +19,13 @@ static BYTES: &[u8] = include_bytes!("../../../models/elapid-code.gguf");
 static REPLAY: &str = include_str!("../../../models/replay.txt");
 const SEP: &str = "<|file_sep|>";
 
-/// The model at a path. The word `elapid-code` is the shipped one, unless there is such a file.
+/// The model at a path. Where nothing is there, the word `elapid-code` is the shipped one, and
+/// `owner/repo` a model of the hub that was pulled.
 pub fn resolve(path: &Path) -> Done<Cow<'_, Path>> {
-    match path == Path::new(NAME) && !path.exists() {
-        true => Ok(Cow::from(self::path()?)),
-        false => Ok(Cow::from(path)),
+    match path {
+        path if path.exists() => Ok(Cow::from(path)),
+        path if path == Path::new(NAME) => Ok(Cow::from(self::path()?)),
+        path => Ok(hub::resolve(path)?.map_or(Cow::from(path), Cow::from)),
     }
 }
 
@@ -120,7 +123,7 @@ mod tests {
 
     #[test]
     fn another_path_than_the_word_is_left_as_it_is() {
-        for path in ["elapid-code.gguf", "models/elapid-code", "m"] {
+        for path in ["elapid-code.gguf", "models/elapid-code.gguf", "./models/elapid-code", "m"] {
             assert_eq!(resolve(Path::new(path)).unwrap(), Path::new(path));
         }
         assert!(resolve(Path::new(NAME)).unwrap().is_file());

@@ -8,3 +8,14 @@ pub fn write_bytes(path: &Path, bytes: &[u8]) -> elapid::Result<()> {
     write(path, |sink| sink(bytes))?;
     Ok(())
 }
+
+/// Bytes of the files under a directory; links count as what they are themselves.
+pub fn n_bytes_in(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let of_entry = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(facts) if facts.is_dir() => n_bytes_in(&entry.path()),
+        Ok(facts) => facts.len(),
+        Err(_) => 0,
+    };
+    entries.map(of_entry).sum()
+}

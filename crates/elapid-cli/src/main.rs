@@ -5,6 +5,7 @@ mod commands;
 mod compute;
 mod failpoint;
 mod files;
+mod hub;
 mod machine;
 mod project;
 mod proof;
@@ -43,7 +44,10 @@ enum Command {
     Chat(Box<commands::chat::Chat>),
     Complete(Box<commands::complete::Complete>),
     Serve(Box<commands::serve::Serve>),
+    #[cfg(feature = "pull")]
+    Pull(commands::pull::Pull),
     List(commands::list::List),
+    Rm(commands::rm::Rm),
     Eval(commands::eval::Eval),
     Check(commands::check::Check),
     Bench(commands::bench::Bench),
@@ -78,7 +82,10 @@ fn main() -> ExitCode {
         Command::Chat(args) => args.run(),
         Command::Complete(args) => args.run(),
         Command::Serve(args) => args.run(),
+        #[cfg(feature = "pull")]
+        Command::Pull(args) => args.run(),
         Command::List(args) => args.run(),
+        Command::Rm(args) => args.run(),
         Command::Eval(args) => args.run(),
         Command::Check(args) => args.run(),
         Command::Bench(args) => args.run(),

@@ -12,6 +12,7 @@
 //! version of the program wrote it, or a newer one.
 
 use crate::base;
+use crate::files;
 use crate::report::Done;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -144,19 +145,8 @@ impl Adapted {
     }
 
     pub fn n_bytes(&self) -> u64 {
-        size(&self.dir)
+        files::n_bytes_in(&self.dir)
     }
-}
-
-/// Bytes of the files under a directory.
-fn size(dir: &Path) -> u64 {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let of_entry = |entry: std::fs::DirEntry| match entry.metadata() {
-        Ok(facts) if facts.is_dir() => size(&entry.path()),
-        Ok(facts) => facts.len(),
-        Err(_) => 0,
-    };
-    entries.map(of_entry).sum()
 }
 
 /// What a command loads that was given no model, and why, in a sentence.

@@ -168,6 +168,26 @@ fn commands_see_no_ops_and_no_kernels() {
 }
 
 #[test]
+fn only_the_client_of_the_hub_opens_a_connection() {
+    let clients = [
+        "hyper::client",
+        "hyper_util::client",
+        "std::net::TcpStream::connect",
+        "std::net::UdpSocket",
+        "tokio::net::TcpSocket",
+        "tokio::net::TcpStream::connect",
+        "tokio::net::UdpSocket",
+        "TcpStream::connect",
+        "ureq",
+    ];
+    let mut found = forbidden(&tree("elapid-cli"), &clients);
+    let n_all = found.len();
+    found.retain(|place| !place.starts_with("crates/elapid-cli/src/hub/client.rs:"));
+    assert!(n_all > found.len(), "the client is not seen");
+    assert_none("only in hub/client.rs", found);
+}
+
+#[test]
 fn kernels_know_numbers_alone() {
     let tree = tree("elapid");
     let is_kernel = |path: &[String]| {

@@ -1,6 +1,7 @@
 //! `elapid info`: what this machine has, what a model is.
 
 use super::convert::stored;
+use crate::base;
 use crate::report::{Done, count, line, mebibytes, n_threads_default};
 use crate::run;
 use elapid::{Adapter, Device, DeviceInfo, Error, Model, ModelInfo, Tokenizer};
@@ -86,6 +87,7 @@ impl Info {
     }
 
     fn model(&self, path: &Path) -> Done<()> {
+        let path = &*base::resolve(path)?;
         if let Some(adapter) = Adapter::detect(path)? {
             return self.adapter(&adapter);
         }

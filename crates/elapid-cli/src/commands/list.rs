@@ -1,5 +1,6 @@
-//! `elapid list`: what `elapid adapt` made in a project.
+//! `elapid list`: what `elapid adapt` made in a project, and what `elapid pull` downloaded.
 
+use crate::hub::cache::{Cache, Pulled};
 use crate::project::{Adapted, Project};
 use crate::report::text::bytes;
 use crate::report::{Done, Failure, line};
@@ -7,11 +8,12 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// List what `elapid adapt` made in a project.
+/// List what `elapid adapt` made in a project, and pulled models.
 ///
 /// The project is the nearest parent directory with .elapid or .git. The run marked with * is the
 /// one that serve, complete, generate and chat use when they are given no model: the newest whose
-/// verdict is "better".
+/// verdict is "better". Below are the models in the cache of the Hugging Face hub, by names that
+/// all commands take.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  elapid list\n  elapid list ~/src/project --json")]
 pub struct List {
@@ -32,14 +34,23 @@ impl List {
         })?;
         let project = Project::of(&path);
         let (runs, used) = (project.runs(), project.newest().map(|run| run.number));
+        let pulled = Cache::of_user().map_or(Vec::new(), |cache| cache.list());
         if self.json {
             let list: Vec<Value> = runs.iter().map(|run| to_json(run, used)).collect();
-            line(json!({"project": project.root, "runs": list}));
-        } else if runs.is_empty() {
+            let pulled: Vec<Value> = pulled.iter().map(pulled_to_json).collect();
+            line(json!({"project": project.root, "runs": list, "pulled": pulled}));
+            return Ok(ExitCode::SUCCESS);
+        }
+        if runs.is_empty() {
             let root = project.root.display();
             eprintln!("nothing is adapted in {root} yet: run `elapid adapt`");
         } else {
-            print_table(&runs, used);
+            print_runs(&runs, used);
+        }
+        if !pulled.is_empty() {
+            let row = |it: &Pulled| [it.name.clone(), bytes(it.n_bytes as f64)];
+            let head = ["pulled", "size"].map(String::from);
+            print_table(&[head].into_iter().chain(pulled.iter().map(row)).collect::<Vec<_>>());
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -55,7 +66,11 @@ fn to_json(run: &Adapted, used: Option<u64>) -> Value {
     })
 }
 
-fn print_table(runs: &[Adapted], used: Option<u64>) {
+fn pulled_to_json(model: &Pulled) -> Value {
+    json!({"name": model.name, "path": model.path, "bytes": model.n_bytes})
+}
+
+fn print_runs(runs: &[Adapted], used: Option<u64>) {
     let head = ["run", "date", "base", "before", "after", "verdict", "size"].map(String::from);
     let bits = |bits: Option<f64>| bits.map_or("-".into(), |bits| format!("{bits:.3}"));
     let row = |run: &Adapted| {
@@ -71,10 +86,14 @@ fn print_table(runs: &[Adapted], used: Option<u64>) {
         let number = format!("{}{mark}", run.number);
         [number, date.replace('T', " "), base, before, after, verdict.into(), size]
     };
-    let rows: Vec<[String; 7]> = [head].into_iter().chain(runs.iter().map(row)).collect();
+    print_table(&[head].into_iter().chain(runs.iter().map(row)).collect::<Vec<_>>());
+}
+
+/// Rows of cells, in columns as wide as their widest.
+fn print_table<const N: usize>(rows: &[[String; N]]) {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: Vec<usize> = (0..7).map(|column| width(column).unwrap_or(0)).collect();
-    for row in &rows {
+    let widths: Vec<usize> = (0..N).map(|column| width(column).unwrap_or(0)).collect();
+    for row in rows {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
         line(cells.collect::<Vec<_>>().join("  ").trim_end());
     }

@@ -13,6 +13,9 @@ pub mod info;
 pub mod kernels;
 pub mod limbic;
 pub mod list;
+#[cfg(feature = "pull")]
+pub mod pull;
+pub mod rm;
 pub mod serve;
 pub mod tokenize;
 pub mod train;

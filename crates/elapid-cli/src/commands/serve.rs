@@ -4,6 +4,7 @@ use super::{Chosen, here};
 use crate::base;
 use crate::compute::Compute;
 use crate::files;
+use crate::hub;
 use crate::project::Project;
 use crate::report::{Done, Failure, between, line, metrics, size};
 use crate::server::{Guard, Named, Settings, listen};
@@ -123,8 +124,9 @@ impl Serve {
         let chosen = Chosen::new(self.model.as_deref(), &self.adapter, &here())?;
         chosen.say();
         let loaded = self.load(&chosen)?;
-        let name =
-            self.alias.clone().unwrap_or_else(|| name(&loaded.name, &chosen, self.adapter.len()));
+        let pulled = || hub::cache::name_of(&chosen.model);
+        let own = || name(&loaded.name, &chosen, self.adapter.len());
+        let name = self.alias.clone().or_else(pulled).unwrap_or_else(own);
         let (sentence, about) = self.describe(&loaded, &name, address, project.as_ref());
         let context = loaded.engine.settings().context;
         let settings = Settings {

@@ -16,6 +16,7 @@ mod limbic;
 mod load;
 mod offline;
 mod project;
+mod pull;
 mod replay;
 mod secrets;
 mod serve;

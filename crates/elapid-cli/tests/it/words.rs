@@ -8,7 +8,7 @@ use crate::common::{Scratch, elapid, root};
 use std::fmt::Write;
 use std::process::Command;
 
-const COMMANDS: [&str; 21] = [
+const COMMANDS: [&str; 23] = [
     "adapt",
     "verify",
     "train",
@@ -24,7 +24,9 @@ const COMMANDS: [&str; 21] = [
     "chat",
     "complete",
     "serve",
+    "pull",
     "list",
+    "rm",
     "eval",
     "check",
     "bench",
@@ -81,7 +83,7 @@ fn things() -> Scratch {
 }
 
 /// Mistakes by their command lines; `ROOT` is the root of the project.
-const MISTAKES: [&str; 40] = [
+const MISTAKES: [&str; 42] = [
     "info missing.gguf",
     "info notes.txt",
     "info short.gguf",
@@ -118,6 +120,8 @@ const MISTAKES: [&str; 40] = [
     "serve plain --allow-origin editor",
     "serve plain --project missing",
     "list missing",
+    "generate some/model -p x",
+    "pull model",
     "limbic train notes.txt --out head.safetensors",
     "limbic step weights/model.safetensors --input 1",
     "limbic step missing.safetensors",

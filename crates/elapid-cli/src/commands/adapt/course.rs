@@ -7,6 +7,7 @@
 use super::lessons::{Lesson, REPLAY, TREE};
 use super::{Adapt, Base, Earlier};
 use crate::base;
+use crate::hub;
 use crate::machine;
 use crate::proof::certificate::{self, *};
 use crate::proof::guard::{Guarded, On, Outcome};
@@ -287,6 +288,7 @@ impl Task<'_> {
             (_, false) => path.file_stem(),
         };
         let name = name.map(|name| name.to_string_lossy().into_owned());
+        let name = hub::cache::name_of(path).or(name);
         let program = std::env::current_exe().ok().and_then(|path| certificate::hash(&path).ok());
         let neutral = neutral.zip(guarded.neutral).map(|(before, after)| Neutral {
             n_documents: *n_neutral,

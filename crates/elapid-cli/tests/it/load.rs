@@ -63,7 +63,7 @@ fn bad() -> Vec<(&'static str, &'static str, String)> {
         ("/v1/completions", json, huge),
         ("/v1/completions", json, token),
         ("/v1/completions", json, "{\"prompt\": \"x\", \"temperature\": -3}".into()),
-        ("/v1/completions", json, "{\"prompt\": \"x\", \"model\": \"nobody\"}".into()),
+        ("/v1/completions", json, "{\"prompt\": \"x\", \"mirostat\": 2}".into()),
         ("/v1/completions", "text/plain", "{\"prompt\": \"x\"}".into()),
         ("/v1/chat/completions", json, messages),
         ("/v1/chat/completions", json, schema.to_string()),

@@ -5,6 +5,7 @@ mod commands;
 mod compute;
 mod failpoint;
 mod files;
+mod lsp;
 mod machine;
 mod project;
 mod proof;
@@ -34,6 +35,7 @@ enum Command {
     Plan(Box<commands::train::Plan>),
     Watch(commands::watch::Watch),
     Info(commands::info::Info),
+    Doctor(commands::doctor::Doctor),
     Convert(commands::convert::Convert),
     Quantize(commands::convert::Quantize),
     Merge(commands::convert::Merge),
@@ -43,6 +45,7 @@ enum Command {
     Chat(Box<commands::chat::Chat>),
     Complete(Box<commands::complete::Complete>),
     Serve(Box<commands::serve::Serve>),
+    Lsp(Box<commands::lsp::Lsp>),
     List(commands::list::List),
     Eval(commands::eval::Eval),
     Check(commands::check::Check),
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Command::Train(args) => args.run(),
         Command::Plan(args) => args.run(),
         Command::Info(args) => args.run(),
+        Command::Doctor(args) => args.run(),
         Command::Convert(args) => args.run(),
         Command::Quantize(args) => args.run(),
         Command::Merge(args) => args.run(),
@@ -78,6 +82,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => args.run(),
         Command::Complete(args) => args.run(),
         Command::Serve(args) => args.run(),
+        Command::Lsp(args) => args.run(),
         Command::List(args) => args.run(),
         Command::Eval(args) => args.run(),
         Command::Check(args) => args.run(),

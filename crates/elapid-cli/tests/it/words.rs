@@ -8,12 +8,13 @@ use crate::common::{Scratch, elapid, root};
 use std::fmt::Write;
 use std::process::Command;
 
-const COMMANDS: [&str; 21] = [
+const COMMANDS: [&str; 23] = [
     "adapt",
     "verify",
     "train",
     "plan",
     "info",
+    "doctor",
     "convert",
     "quantize",
     "merge",
@@ -24,6 +25,7 @@ const COMMANDS: [&str; 21] = [
     "chat",
     "complete",
     "serve",
+    "lsp",
     "list",
     "eval",
     "check",

@@ -25,6 +25,13 @@ pub fn held_bytes() -> Option<u64> {
     Some(system.process(pid)?.memory())
 }
 
+/// Bytes of memory that the machine has, where the system tells.
+pub fn total_bytes() -> Option<u64> {
+    let mut system = System::new().ok()?;
+    system.refresh_memory();
+    Some(system.total_memory()).filter(|n_bytes| *n_bytes > 0)
+}
+
 /// Bytes that this process may still take without swapping, where the system tells: what is free,
 /// and what a limit of its control group leaves.
 pub fn free_bytes() -> Option<u64> {

@@ -6,6 +6,7 @@ mod compute;
 mod failpoint;
 mod files;
 mod hub;
+mod lsp;
 mod machine;
 mod project;
 mod proof;
@@ -35,6 +36,7 @@ enum Command {
     Plan(Box<commands::train::Plan>),
     Watch(commands::watch::Watch),
     Info(commands::info::Info),
+    Doctor(commands::doctor::Doctor),
     Convert(commands::convert::Convert),
     Quantize(commands::convert::Quantize),
     Merge(commands::convert::Merge),
@@ -46,6 +48,7 @@ enum Command {
     Serve(Box<commands::serve::Serve>),
     #[cfg(feature = "pull")]
     Pull(commands::pull::Pull),
+    Lsp(Box<commands::lsp::Lsp>),
     List(commands::list::List),
     Rm(commands::rm::Rm),
     Eval(commands::eval::Eval),
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
         Command::Train(args) => args.run(),
         Command::Plan(args) => args.run(),
         Command::Info(args) => args.run(),
+        Command::Doctor(args) => args.run(),
         Command::Convert(args) => args.run(),
         Command::Quantize(args) => args.run(),
         Command::Merge(args) => args.run(),
@@ -84,6 +88,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => args.run(),
         #[cfg(feature = "pull")]
         Command::Pull(args) => args.run(),
+        Command::Lsp(args) => args.run(),
         Command::List(args) => args.run(),
         Command::Rm(args) => args.run(),
         Command::Eval(args) => args.run(),

@@ -32,8 +32,27 @@ impl Project {
         let path = std::path::absolute(path).unwrap_or(path.into());
         let path = path.canonicalize().unwrap_or(path);
         let start = if path.is_dir() { &*path } else { path.parent().unwrap_or(&path) };
-        let is_root = |path: &&Path| path.join(FOLDER).is_dir() || path.join(".git").exists();
-        Project { root: start.ancestors().find(is_root).unwrap_or(start).into() }
+        Project { root: start.ancestors().find(|path| is_root(path)).unwrap_or(start).into() }
+    }
+
+    /// The same for a file that is open in an editor. Where nothing marks a project, the folder
+    /// that the editor has open is one.
+    pub fn of_document(path: &Path, folders: &[PathBuf]) -> Project {
+        let own = Project::of(path);
+        let folders = folders.iter().filter_map(|folder| folder.canonicalize().ok());
+        let holding = folders.filter(|folder| own.root.starts_with(folder));
+        match holding.max_by_key(|folder| folder.as_os_str().len()) {
+            Some(root) if !is_root(&own.root) => Project { root },
+            _ => own,
+        }
+    }
+
+    /// The path of a file of it, with `/` between its parts.
+    pub fn relative(&self, path: &Path) -> String {
+        let path = path.canonicalize().unwrap_or(path.into());
+        let path = path.strip_prefix(&self.root).unwrap_or(&path);
+        let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
+        parts.join("/")
     }
 
     /// The last part of its path.
@@ -61,6 +80,10 @@ impl Project {
     pub fn newest(&self) -> Option<Adapted> {
         self.runs().into_iter().rev().find(Adapted::is_better)
     }
+}
+
+fn is_root(path: &Path) -> bool {
+    path.join(FOLDER).is_dir() || path.join(".git").exists()
 }
 
 /// A run of `elapid adapt`.

@@ -5,21 +5,16 @@ use crate::project::Project;
 use crate::report::{Done, Failure, between, line};
 use crate::source::index::{Index, Shown};
 use crate::talk::answer::{self, Answer, INTERRUPTED, Out, answer_until};
-use crate::talk::ending::Ending;
 use crate::talk::flags::{ModelFlags, SamplingFlags};
 use crate::talk::hole::{self, Hole, Laid, Others};
-use elapid::{FimFile, Generator, Request, Sampling, Special};
+use crate::talk::insert::{self, Lines, N_LINES};
+use elapid::{FimFile, Generator, Request, Sampling};
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
-
-/// Lines where nobody says.
-const N_LINES: usize = 12;
-/// Tokens of a line, at most, on average.
-const N_TOK_PER_LINE: usize = 64;
 
 /// Complete code at a place of a file.
 ///
@@ -120,7 +115,6 @@ impl Place {
 /// What was asked, laid out.
 struct Asked {
     laid: Laid,
-    stop_tokens: Vec<u32>,
     context_ms: f64,
 }
 
@@ -166,21 +160,12 @@ impl Complete {
         suffix: &str,
     ) -> Done<Asked> {
         let (begin, n_ctx) = (Instant::now(), loaded.engine.settings().context);
-        let Some(fim) = &loaded.fim else {
-            let ids = loaded.prompt(prefix, Special::Plain)?;
-            let n_cut = ids.len().saturating_sub(n_ctx / 8 * 7);
-            let laid = Laid { ids: ids[n_cut..].to_vec(), is_cut: n_cut > 0, shown: Vec::new() };
-            return Ok(Asked { laid, stop_tokens: loaded.stops(), context_ms: 0.0 });
-        };
-        let path = self.place.path.canonicalize().unwrap_or(self.place.path.clone());
-        let path = path.strip_prefix(&project.root).unwrap_or(&path);
-        let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
-        let (path, n_bytes) = (parts.join("/"), hole::picked_bytes(n_ctx));
+        let path = project.relative(&self.place.path);
         let mut shown: Vec<Shown> = Vec::new();
-        if !self.no_context {
+        if !self.no_context && loaded.fim.is_some() {
             let mut index = Index::new(&project.root);
             index.refresh(Duration::ZERO);
-            shown = index.context(&path, prefix, suffix, n_bytes);
+            shown = index.context(&path, prefix, suffix, hole::picked_bytes(n_ctx));
         }
         let context_ms = 1e3 * begin.elapsed().as_secs_f64();
         let hole = Hole {
@@ -193,9 +178,7 @@ impl Complete {
             files: shown.iter().map(|(path, text)| FimFile { path, text }).collect(),
             others: if self.no_context { Others::Sent } else { Others::Picked },
         };
-        let laid = hole.prompt(loaded.engine.tokenizer(), fim, n_ctx)?;
-        let stop_tokens = [loaded.stops(), fim.stops()].concat();
-        Ok(Asked { laid, stop_tokens, context_ms })
+        Ok(Asked { laid: insert::prompt(loaded, &hole)?, context_ms })
     }
 
     /// What is to be known of the prompt.
@@ -218,14 +201,18 @@ impl Complete {
     }
 
     fn request(&self, loaded: &Generator, asked: &Asked) -> Done<Request> {
-        let n_left = loaded.engine.settings().context.saturating_sub(asked.laid.ids.len());
-        let n_max = n_left.min(self.lines.unwrap_or(N_LINES) * N_TOK_PER_LINE);
+        let Request { n_max, sampling, stop_tokens, .. } =
+            insert::request(loaded, &asked.laid, self.n_lines());
         let request = self.sampling.request(loaded, asked.laid.ids.clone(), n_max)?;
         let sampling = match self.sampling.temperature {
             Some(_) => request.sampling,
-            None => Sampling { seed: request.sampling.seed, ..Sampling::greedy() },
+            None => Sampling { seed: request.sampling.seed, ..sampling },
         };
-        Ok(Request { sampling, stop_tokens: asked.stop_tokens.clone(), ..request })
+        Ok(Request { sampling, stop_tokens, ..request })
+    }
+
+    fn n_lines(&self) -> usize {
+        self.lines.unwrap_or(N_LINES)
     }
 
     /// The text that is inserted, written as it comes, and the answer it is from.
@@ -233,39 +220,26 @@ impl Complete {
         &self,
         loaded: &mut Generator,
         request: Request,
-        [prefix, suffix]: [&str; 2],
+        around: [&str; 2],
         out: &mut Out,
     ) -> Done<(String, Answer)> {
-        let n_lines = self.lines.unwrap_or(N_LINES);
-        let suffix = if loaded.fim.is_some() { suffix } else { "" };
-        let mut ending = Ending::between(prefix, suffix);
-        let (mut text, mut n_breaks, mut is_over) = (String::new(), 0, false);
-        let mut take = |given: &str, text: &mut String| {
-            for piece in given.split_inclusive('\n') {
-                let is_last = piece.ends_with('\n') && n_breaks + 1 == n_lines;
-                // The break after the last line is not part of it.
-                let piece = if is_last { piece.trim_end_matches(['\n', '\r']) } else { piece };
-                text.push_str(piece);
-                if !self.json {
-                    out.write(piece);
-                }
-                n_breaks += usize::from(piece.ends_with('\n'));
-                if is_last {
-                    return ControlFlow::Break(());
-                }
+        let mut lines = Lines::between(loaded, around, self.n_lines());
+        let mut write = |text: &str| {
+            if !self.json {
+                out.write(text);
             }
-            ControlFlow::Continue(())
         };
+        let mut flow = ControlFlow::Continue(());
         let answer = answer_until(&mut loaded.engine, request, &mut |token| {
-            let (given, stop) = ending.push(&token.text, Duration::ZERO);
-            is_over = take(&given, &mut text).is_break() || stop.is_some();
-            if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            let taken;
+            (taken, flow) = lines.push(&token.text);
+            write(&taken);
+            flow
         })?;
-        if !is_over {
-            let (given, _) = ending.finish(&answer.finish.text);
-            let _ = take(&given, &mut text);
+        if flow.is_continue() {
+            write(&lines.finish(&answer.finish.text));
         }
-        Ok((text, answer))
+        Ok((lines.text, answer))
     }
 
     fn to_json(

@@ -5,7 +5,7 @@ use crate::base;
 use crate::report::{Done, count, line, mebibytes, n_threads_default};
 use crate::run;
 use elapid::{Adapter, Device, DeviceInfo, Error, Model, ModelInfo, Tokenizer};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -52,36 +52,9 @@ impl Info {
     fn devices(&self) -> Done<()> {
         let list = Device::list(n_threads_default())?;
         if self.json {
-            let device = |one: &DeviceInfo| {
-                let names = one.features.iter().map(|it| it.0).collect::<Vec<_>>();
-                let used = one.features.iter().filter(|it| it.1).map(|it| it.0);
-                json!({
-                    "device": one.id, "name": one.name, "kind": one.kind, "backend": one.backend,
-                    "memory": one.memory, "memory_free": one.memory_free,
-                    "compute_capability": one.compute_capability, "driver": one.driver,
-                    "multiprocessors": one.n_multiprocessors,
-                    "buffer_max": one.buffer_bytes_max, "binding_max": one.binding_bytes_max,
-                    "features": names, "features_used": used.collect::<Vec<_>>(),
-                })
-            };
-            line(json!({"devices": list.iter().map(device).collect::<Vec<_>>()}));
-            return Ok(());
-        }
-        for one in list {
-            let size = |n: Option<u64>| n.map(|n| mebibytes(n as f64));
-            let mut facts = vec![one.name];
-            facts.extend(one.kind);
-            facts.extend(one.backend);
-            facts.extend(size(one.memory).map(|n| format!("{n} of memory")));
-            facts.extend(size(one.memory_free).map(|n| format!("{n} free")));
-            facts.extend(one.compute_capability.map(|it| format!("compute capability {it}")));
-            facts.extend(size(one.buffer_bytes_max).map(|n| format!("buffers up to {n}")));
-            facts.extend(size(one.binding_bytes_max).map(|n| format!("bindings up to {n}")));
-            facts.extend(one.features.into_iter().map(|(name, is_used)| match is_used {
-                true => name.to_string(),
-                false => format!("{name} (not used)"),
-            }));
-            line(format!("{:<8}{}", one.id, facts.join(", ")));
+            line(json!({"devices": list.iter().map(device_json).collect::<Vec<_>>()}));
+        } else {
+            list.into_iter().for_each(|one| line(device_line(one)));
         }
         Ok(())
     }
@@ -138,6 +111,39 @@ impl Info {
         }
         Ok(())
     }
+}
+
+/// A device for programs.
+pub fn device_json(one: &DeviceInfo) -> Value {
+    let names = one.features.iter().map(|it| it.0).collect::<Vec<_>>();
+    let used = one.features.iter().filter(|it| it.1).map(|it| it.0);
+    json!({
+        "device": one.id, "name": one.name, "kind": one.kind, "backend": one.backend,
+        "memory": one.memory, "memory_free": one.memory_free,
+        "compute_capability": one.compute_capability, "driver": one.driver,
+        "multiprocessors": one.n_multiprocessors,
+        "buffer_max": one.buffer_bytes_max, "binding_max": one.binding_bytes_max,
+        "features": names, "features_used": used.collect::<Vec<_>>(),
+    })
+}
+
+/// A device as people read it, under the name that `--device` takes.
+pub fn device_line(one: DeviceInfo) -> String {
+    let size = |n: Option<u64>| n.map(|n| mebibytes(n as f64));
+    let mut facts = vec![one.name];
+    facts.extend(one.kind);
+    facts.extend(one.backend);
+    facts.extend(size(one.memory).map(|n| format!("{n} of memory")));
+    facts.extend(size(one.memory_free).map(|n| format!("{n} free")));
+    facts.extend(one.compute_capability.map(|it| format!("compute capability {it}")));
+    facts.extend(one.driver.map(|it| format!("driver for CUDA {it}")));
+    facts.extend(size(one.buffer_bytes_max).map(|n| format!("buffers up to {n}")));
+    facts.extend(size(one.binding_bytes_max).map(|n| format!("bindings up to {n}")));
+    facts.extend(one.features.into_iter().map(|(name, is_used)| match is_used {
+        true => name.to_string(),
+        false => format!("{name} (not used)"),
+    }));
+    format!("{:<8}{}", one.id, facts.join(", "))
 }
 
 fn print_json(info: &ModelInfo, tokenizer: Option<&Tokenizer>, has_chat: bool) {

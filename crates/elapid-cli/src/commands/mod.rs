@@ -7,12 +7,14 @@ pub mod chat;
 pub mod check;
 pub mod complete;
 pub mod convert;
+pub mod doctor;
 pub mod eval;
 pub mod generate;
 pub mod info;
 pub mod kernels;
 pub mod limbic;
 pub mod list;
+pub mod lsp;
 #[cfg(feature = "pull")]
 pub mod pull;
 pub mod rm;

@@ -31,7 +31,7 @@ mod gbnf;
 pub mod listen;
 mod llama;
 mod log;
-mod nearby;
+pub mod nearby;
 mod ollama;
 mod openai;
 mod params;

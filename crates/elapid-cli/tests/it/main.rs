@@ -14,6 +14,7 @@ mod generate;
 mod hostile;
 mod limbic;
 mod load;
+mod lsp;
 mod offline;
 mod project;
 mod pull;

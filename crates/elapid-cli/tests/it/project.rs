@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output};
 
-const PRICE: &str = "RATE = 0.2\n\n\ndef compute_discount(order, percent):\n    \
+pub const PRICE: &str = "RATE = 0.2\n\n\ndef compute_discount(order, percent):\n    \
     \"\"\"What is taken off.\"\"\"\n    return order.total * percent / 100\n";
-const ORDERS: &str = "from .price import compute_discount\n\n\ndef total_of(order):\n    \
+pub const ORDERS: &str = "from .price import compute_discount\n\n\ndef total_of(order):\n    \
     discount = compute_discount(order, 5)\n    return order.total - discount\n";
 
 /// A project of two files that belong together and one that does not.
-fn project(name: &str) -> Scratch {
+pub fn project(name: &str) -> Scratch {
     let dir = Scratch::new(name);
     std::fs::create_dir_all(dir.0.join(".git")).unwrap();
     std::fs::create_dir_all(dir.0.join("src")).unwrap();
@@ -26,7 +26,7 @@ fn project(name: &str) -> Scratch {
 }
 
 /// Runs the binary in a directory, with a cache of its own.
-fn run(dir: &Path, args: &[&str]) -> Output {
+pub fn run(dir: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elapid"));
     command.current_dir(dir).env("XDG_CACHE_HOME", dir.join(".cache"));
     command.args(args).output().unwrap()
@@ -37,14 +37,14 @@ fn said(output: &Output) -> String {
 }
 
 /// The one JSON object that a command prints.
-fn object(dir: &Path, args: &[&str]) -> Value {
+pub fn object(dir: &Path, args: &[&str]) -> Value {
     let output = run(dir, args);
     assert!(output.status.success(), "{args:?}: {}", said(&output));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
 /// A run of `elapid adapt` as it leaves one: an adapter on this base, and its certificate.
-fn adapted(dir: &Scratch, number: u64, base: &World, verdict: &str) {
+pub fn adapted(dir: &Scratch, number: u64, base: &World, verdict: &str) {
     let run = dir.0.join(format!(".elapid/adapt/{number}"));
     let b = (0..32).map(|n| (n as f32 - 15.0) * number as f32).collect();
     tensors::adapter(&run.join("adapter"), "layers.0.feed_forward.down", vec![1.0; 48], b);

@@ -8,7 +8,7 @@ use crate::common::{Scratch, elapid, root};
 use std::fmt::Write;
 use std::process::Command;
 
-const COMMANDS: [&str; 23] = [
+const COMMANDS: [&str; 25] = [
     "adapt",
     "verify",
     "train",

@@ -105,7 +105,8 @@ impl Task<'_> {
         let end = (end_s / 60.0, changed);
         let (config, wishes) = self.args.config(&self.base, self.earlier.as_ref(), end)?;
         let mut training = training;
-        if self.args.model.is_none() {
+        let file = self.base.path.file_name();
+        if file.is_some_and(|name| *name == *base::file_name()) {
             training.extend(self.replay(&training, &walk)?);
         }
         let walk = Walk { out: Some(self.dir.clone()), ..walk };

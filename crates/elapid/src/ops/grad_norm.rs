@@ -15,11 +15,16 @@ const PIECE: usize = 1 << 14;
 
 /// The norm of all tensors together.
 pub fn grad_norm<'a>(grads: impl Iterator<Item = &'a Tensor>) -> f64 {
+    sums_of_squares(grads).into_iter().sum::<f64>().sqrt()
+}
+
+/// The sum of squares of each: their sum in order is the square of the norm.
+pub fn sums_of_squares<'a>(grads: impl Iterator<Item = &'a Tensor>) -> Vec<f64> {
     let mut grads = grads.peekable();
     let gpu = grads.peek().and_then(|grad| grad.device().gpu()).cloned();
     match gpu {
-        None => grads.map(sum_of_squares).sum::<f64>().sqrt(),
-        Some(gpu) => norm_gpu(&gpu, &grads.collect::<Vec<_>>()),
+        None => grads.map(sum_of_squares).collect(),
+        Some(gpu) => sums_gpu(&gpu, &grads.collect::<Vec<_>>()),
     }
 }
 
@@ -29,7 +34,7 @@ static SUM_SQUARES: Kernel =
 static SUM_ALL: Kernel = Kernel { entry: "sum_squares_all", wgsl: "", ..SUM_SQUARES };
 
 /// All partial sums into one tensor, which the host reads once.
-fn norm_gpu(gpu: &Gpu, grads: &[&Tensor]) -> f64 {
+fn sums_gpu(gpu: &Gpu, grads: &[&Tensor]) -> Vec<f64> {
     let device = Device::Gpu(gpu.clone());
     let n_pieces = |x: &Tensor| gpu.parts(x).map(|part| part.len().div_ceil(PIECE)).sum();
     let n_sums: usize = grads.iter().map(|x| -> usize { n_pieces(x) }).sum();
@@ -44,7 +49,7 @@ fn norm_gpu(gpu: &Gpu, grads: &[&Tensor]) -> f64 {
             first += n_groups;
         }
         gpu.launch_many(&SUM_ALL, &[("PIECE", PIECE)], rows, Some(&mut sums));
-        return norm_of(&sums);
+        return per_tensor(&sums, grads.iter().map(|x| n_pieces(x)));
     }
     for x in grads {
         for part in gpu.parts(x) {
@@ -58,11 +63,13 @@ fn norm_gpu(gpu: &Gpu, grads: &[&Tensor]) -> f64 {
             first += n_groups;
         }
     }
-    norm_of(&sums)
+    per_tensor(&sums, grads.iter().map(|x| n_pieces(x)))
 }
 
-fn norm_of(sums: &Tensor) -> f64 {
-    sums.to_vec().iter().map(|&sum| f64::from(sum)).sum::<f64>().sqrt()
+/// Sums of pieces added up, so many for each tensor.
+fn per_tensor(sums: &Tensor, n_pieces: impl Iterator<Item = usize>) -> Vec<f64> {
+    let mut pieces = sums.to_vec().into_iter().map(f64::from);
+    n_pieces.map(|n| pieces.by_ref().take(n).sum()).collect()
 }
 
 fn sum_of_squares(x: &Tensor) -> f64 {

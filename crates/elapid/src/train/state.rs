@@ -52,18 +52,25 @@ pub enum Extent {
 }
 
 impl Training {
-    /// A copy of what a checkpoint of this moment holds; `extra` comes back with [`Saved`].
-    pub fn capture(&self, extent: Extent, extra: &Value) -> Capture {
+    /// A copy of what a checkpoint of this moment holds; `extra` comes back with [`Saved`]. Fails
+    /// where there are several ranks and one does not answer.
+    pub fn capture(&self, extent: Extent, extra: &Value) -> Result<Capture> {
         let weights = &self.trainer.weights;
         let trained = weights.trained().into_iter();
         let trained = trained.map(|id| (format!("p.{}", weights.name(id)), weights.tensor(id)));
-        let kept = match extent {
-            Extent::Run => self.trainer.optimizer.state(),
-            Extent::Weights => Vec::new(),
-        };
+        let mut tensors: Vec<Captured> = trained.map(captured).collect();
+        match (extent, &self.trainer.team) {
+            (Extent::Weights, _) => {}
+            (Extent::Run, None) => {
+                tensors.extend(self.trainer.optimizer.state().into_iter().map(captured));
+            }
+            (Extent::Run, Some(team)) => {
+                let mut take = |name, shape, bytes| tensors.push((name, shape, bytes));
+                team.collect(&self.trainer.optimizer, &mut take)?;
+            }
+        }
         let state = State { progress: self.progress().clone(), extra: extra.clone() };
-        let tensors = trained.chain(kept).map(captured).collect();
-        Capture { step: state.progress.step, state, tensors }
+        Ok(Capture { step: state.progress.step, state, tensors })
     }
 }
 
@@ -124,7 +131,7 @@ impl Saved {
         let trainer = &mut training.trainer;
         let mut get = |name: &str| self.tensor(&trainer.weights, name);
         trainer.optimizer.restore(self.step, &mut get)?;
-        let want = trainer.weights.trained().len() + trainer.optimizer.state().len();
+        let want = trainer.weights.trained().len() + trainer.optimizer.names().len();
         let got = file.names().len();
         if want != got {
             let problem = format!("holds {got} tensors, the run has {want}");

@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     let wants_json = wants_json(&matches);
     let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
     let name = matches.subcommand_name().unwrap_or_default();
-    let done = join(&command, name).and_then(|()| run(command));
+    let done = join(&command, name).and_then(|()| perform(command));
     let ranks = ranks::here();
     match done {
         Ok(code) => {
@@ -100,7 +100,7 @@ fn join(command: &Command, name: &str) -> report::Done<()> {
     }
 }
 
-fn run(command: Command) -> report::Done<ExitCode> {
+fn perform(command: Command) -> report::Done<ExitCode> {
     match command {
         Command::Adapt(args) => args.run(),
         Command::Verify(args) => args.run(),

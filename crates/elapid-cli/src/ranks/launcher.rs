@@ -85,9 +85,7 @@ mod tests {
     use super::*;
 
     fn by(list: &[(&str, &str)]) -> Done<Launcher> {
-        Launcher::by(&|name| {
-            list.iter().find(|pair| pair.0 == name).map(|pair| pair.1.to_string())
-        })
+        Launcher::by(&|name| list.iter().find(|pair| pair.0 == name).map(|pair| pair.1.to_string()))
     }
 
     #[test]

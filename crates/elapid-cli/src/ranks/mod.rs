@@ -253,12 +253,13 @@ impl Ranks {
         let own = serde_json::to_vec(own).map_err(bug)?;
         let length = (own.len() as u64).to_le_bytes();
         let mut lengths = vec![[0u8; 8]; self.n_ranks];
-        let to_all = |bytes| -> Vec<&[u8]> {
-            (0..self.n_ranks).map(|to| if to == self.rank { &[] } else { bytes }).collect()
-        };
+        let (rank, n_ranks) = (self.rank, self.n_ranks);
+        fn to_all(bytes: &[u8], rank: usize, n_ranks: usize) -> Vec<&[u8]> {
+            (0..n_ranks).map(|to| if to == rank { &[][..] } else { bytes }).collect()
+        }
         let mut places: Vec<&mut [u8]> = lengths.iter_mut().map(|x| &mut x[..]).collect();
         places[self.rank] = &mut [];
-        self.exchange(&to_all(&length), &mut places)?;
+        self.exchange(&to_all(&length, rank, n_ranks), &mut places)?;
         let n_bytes = |bytes: [u8; 8]| match usize::try_from(u64::from_le_bytes(bytes)) {
             Ok(n) if n <= MESSAGE_BYTES_MAX => Ok(n),
             _ => Err(bug("a rank announced a message beyond any size")),
@@ -266,7 +267,7 @@ impl Ranks {
         let lengths = lengths.into_iter().map(n_bytes).collect::<Done<Vec<_>>>()?;
         let mut found: Vec<Vec<u8>> = lengths.into_iter().map(|n| vec![0; n]).collect();
         let mut places: Vec<&mut [u8]> = found.iter_mut().map(|x| &mut x[..]).collect();
-        self.exchange(&to_all(&own), &mut places)?;
+        self.exchange(&to_all(&own, rank, n_ranks), &mut places)?;
         found[self.rank] = own;
         let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes).map_err(bug);
         found.iter().map(read).collect()

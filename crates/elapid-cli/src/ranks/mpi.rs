@@ -103,7 +103,7 @@ impl Mpi {
         };
         let init: Symbol<InitThread> = symbol(&library, "MPI_Init_thread")?;
         let mut provided = 0;
-        let nothing = std::ptr::null_mut();
+        let nothing: *mut c_void = std::ptr::null_mut();
         // SAFETY: MPI-2 and later take no arguments for the command line; it is called once.
         let code = unsafe { init(nothing.cast(), nothing, SERIALIZED, &mut provided) };
         if code != 0 || provided < SERIALIZED {

@@ -261,7 +261,8 @@ mod tests {
         let port = free_port();
         let rank = move |rank: usize| {
             let mut mesh = Mesh::open(&place(rank, 3, port)).unwrap();
-            let sent: Vec<Vec<u8>> = (0..3).map(|to| vec![(10 * rank + to) as u8; 70_000]).collect();
+            let sent: Vec<Vec<u8>> =
+                (0..3).map(|to| vec![(10 * rank + to) as u8; 70_000]).collect();
             let mut outgoing: Vec<&[u8]> = sent.iter().map(|bytes| &bytes[..]).collect();
             outgoing[rank] = &[];
             let mut got = vec![vec![0; 70_000]; 3];

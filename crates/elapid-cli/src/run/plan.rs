@@ -138,7 +138,8 @@ pub fn divide_again(config: &mut RunConfig) -> Done<()> {
     }
     let n_rows = config.n_rows * n_accumulate;
     if !n_rows.is_multiple_of(n_ranks) {
-        let problem = format!("a step of {n_rows} sequences cannot be divided among {n_ranks} ranks");
+        let problem =
+            format!("a step of {n_rows} sequences cannot be divided among {n_ranks} ranks");
         return Err(Failure::new(problem, "resume with another number of ranks"));
     }
     config.n_rows = n_rows / n_ranks;
@@ -241,9 +242,8 @@ fn choose(
             // Gradients of others are held until a rank has made all of its passes.
             let is_once = n_accumulate == ranks::here().n_ranks;
             let held = if is_once { 0 } else { fixed.trained - fixed.gradients };
-            let peak = foretold.base
-                + (foretold.buffers(n_tok) + held) as u64
-                + copies(prepared, device);
+            let peak =
+                foretold.base + (foretold.buffers(n_tok) + held) as u64 + copies(prepared, device);
             least = least.min(peak);
             if ranks::here().all(peak <= limit)? {
                 config.n_rows = n_rows / n_accumulate;
@@ -476,7 +476,10 @@ impl Plan {
         let each = self.ranks.iter().enumerate().map(|(rank, RankPlan { fixed, peak })| {
             let [moments, gradients] = [fixed.moments, fixed.gradients].map(size);
             let peak = bytes(*peak);
-            ("memory", format!("rank {rank}: moments {moments}, gradients {gradients}, peak {peak}"))
+            (
+                "memory",
+                format!("rank {rank}: moments {moments}, gradients {gradients}, peak {peak}"),
+            )
         });
         let mut lines = vec![
             (

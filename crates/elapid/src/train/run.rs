@@ -18,7 +18,7 @@
 //!
 //! Not here: the clock, files, evaluation (`eval.rs`); the caller decides when to save and measure.
 
-use super::group::Group;
+use super::group::{Group, Team};
 use super::{Among, StepReport, StepSettings, Trainer};
 use crate::data::pack::{Cursor, Loader, PackedBatch};
 use crate::error::{Error, Result};
@@ -358,8 +358,8 @@ impl Training {
         let Training { trainer, loader, settings, progress, ready } = self;
         let n = settings.n_accumulate;
         let own = trainer.team.as_ref().map_or(0..n, |team| team.share(n));
-        if own.is_empty() {
-            let problem = format!("a step of {n} batches is less than one for every rank");
+        if let Some(n_ranks) = trainer.team.as_ref().map(Team::n_ranks).filter(|ranks| *ranks > n) {
+            let problem = format!("a step of {n} batches for {n_ranks} ranks");
             return Err(Error::input(problem, "use fewer ranks, or more batches in a step"));
         }
         let mut next = || Training::next_batches(loader, settings, &progress.skipped, &own);

@@ -22,6 +22,7 @@
 //! batches (`run.rs`).
 
 mod courier;
+mod gpus;
 
 use crate::error::{Error, Result};
 use crate::model::weights::{ParamId, Weights};
@@ -31,6 +32,7 @@ use crate::tensor::Tensor;
 use crate::tensor::device::Device;
 use crate::train::optim::Optimizer;
 use courier::{Courier, Job, Parcel};
+use gpus::{Flight, Gpus};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -111,6 +113,8 @@ impl Layout {
 pub struct Team {
     layout: Arc<Layout>,
     courier: Arc<Mutex<Courier>>,
+    /// Where GPUs reach each other without the host.
+    gpus: Option<Gpus>,
     /// Whether some rank found a gradient in this step, by key.
     changed: BTreeSet<usize>,
     /// Nothing is sent, as if the others had found nothing: for a plan.
@@ -135,7 +139,8 @@ impl Team {
         assert!(rank < n_ranks, "rank {rank} of {n_ranks}");
         let layout = Arc::new(Layout::new(rank, n_ranks, weights));
         let courier = Arc::new(Mutex::new(Courier::start(rank, exchange)));
-        let team = Team { layout, courier, changed: BTreeSet::new(), is_probe: false };
+        let changed = BTreeSet::new();
+        let mut team = Team { layout, courier, gpus: None, changed, is_probe: false };
         let mut hasher = blake3::Hasher::new();
         for id in weights.trained() {
             hasher.update(weights.name(id).as_bytes());
@@ -144,7 +149,10 @@ impl Team {
         let hash = bytemuck::pod_collect_to_vec(hasher.finalize().as_bytes());
         let all = team.tell_all(hash)?;
         match all.iter().position(|hash| *hash != all[0]) {
-            None => Ok(team),
+            None => {
+                team.gpus = Gpus::open(&team, weights)?;
+                Ok(team)
+            }
             Some(other) => {
                 let problem = format!("rank {other} starts from other weights than rank 0");
                 Err(Error::input(problem, "give all ranks the same model, method and seed"))
@@ -154,6 +162,10 @@ impl Team {
 
     pub fn rank(&self) -> usize {
         self.layout.rank
+    }
+
+    pub fn n_ranks(&self) -> usize {
+        self.layout.n_ranks
     }
 
     /// The part of so many batches that this rank takes.
@@ -172,7 +184,8 @@ impl Team {
             layout: self.layout.clone(),
             courier: self.courier.clone(),
             is_probe: self.is_probe,
-            waits: device.gpu().is_some(),
+            waits: device.gpu().is_some() && self.gpus.is_none(),
+            flight: self.gpus.as_ref().map(Gpus::flight),
             held: BTreeMap::new(),
             found: BTreeSet::new(),
             n_sent: 0,
@@ -203,6 +216,11 @@ impl Team {
             inner.send();
         }
         self.changed = std::mem::take(&mut inner.found);
+        if let Some(flight) = inner.flight.take() {
+            // A rank that is gone or hangs is noticed here; the device would wait for ever.
+            self.tell_all(Vec::new())?;
+            return flight.land(self.rank());
+        }
         for bucket in 0..self.layout.buckets.len() {
             let found = lock(&self.courier).take()?.pop().unwrap_or_default();
             let mut numbers: &[f32] = bytemuck::cast_slice(&found);
@@ -287,6 +305,9 @@ impl Team {
             return Ok(());
         }
         let layout = self.layout.clone();
+        if let Some(gpus) = &self.gpus {
+            return gpus.spread(&layout, &self.changed, weights);
+        }
         let is_changed = |key: &usize| self.changed.contains(key);
         let n_buckets = layout.buckets.len();
         // While one bucket is written the next is on its way.
@@ -373,6 +394,8 @@ struct Inner {
     is_probe: bool,
     /// Nothing is sent before the walk is over.
     waits: bool,
+    /// Where they go from GPU to GPU.
+    flight: Option<Flight>,
     /// Those of buckets that were not sent.
     held: BTreeMap<usize, Tensor>,
     /// All that this rank found.
@@ -420,6 +443,9 @@ impl Inner {
     fn send(&mut self) {
         let (layout, bucket) = (self.layout.clone(), self.n_sent);
         self.n_sent += 1;
+        if let Some(flight) = &mut self.flight {
+            return flight.send(&layout, bucket, &mut self.held);
+        }
         let parcel = |rank: usize| -> Parcel {
             let mut words = Vec::with_capacity(layout.n_elem(layout.of(bucket, rank)));
             for key in layout.of(bucket, rank) {

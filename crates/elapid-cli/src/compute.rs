@@ -1,6 +1,7 @@
 //! Where to compute: the flags `--device`, `--precision` and `--threads` of every command.
 
-use crate::report::{Done, between, n_threads_default};
+use crate::ranks;
+use crate::report::{Done, between};
 use elapid::Device;
 use elapid::Precision;
 use serde::{Deserialize, Serialize};
@@ -15,7 +16,7 @@ pub struct Compute {
     /// and check]
     #[arg(long, value_name = "P", value_parser = precision)]
     pub precision: Option<Precision>,
-    /// CPU threads [default: all]
+    /// CPU threads [default: all, divided among the ranks of a machine]
     #[arg(long, short = 't', value_name = "N", value_parser = between(1, 1024))]
     pub threads: Option<usize>,
 }
@@ -72,6 +73,7 @@ impl Compute {
             "auto" if !has_graphics() => "cpu",
             name => name,
         };
+        let name = &*own_gpu(name)?;
         let device = Device::by_name(name, precision, self.n_threads())?;
         if device.is_software() {
             let name = device.describe();
@@ -82,8 +84,21 @@ impl Compute {
 
     /// Threads, asked for or all.
     pub fn n_threads(&self) -> usize {
-        self.threads.unwrap_or_else(n_threads_default)
+        self.threads.unwrap_or_else(|| ranks::here().n_threads())
     }
+}
+
+/// Where several ranks share a machine and nobody says which GPU: each takes the next.
+fn own_gpu(name: &str) -> Done<String> {
+    let ranks = ranks::here();
+    if ranks.n_local > 1 && matches!(name, "auto" | "gpu" | "cuda") {
+        let devices = Device::list(1)?;
+        let n = devices.iter().filter(|device| device.id.starts_with("cuda:")).count();
+        if n > 0 {
+            return Ok(format!("cuda:{}", ranks.local % n));
+        }
+    }
+    Ok(name.into())
 }
 
 fn precision(name: &str) -> Result<Precision, String> {

@@ -10,6 +10,7 @@ mod lsp;
 mod machine;
 mod project;
 mod proof;
+mod ranks;
 mod report;
 mod run;
 mod server;
@@ -69,7 +70,38 @@ fn main() -> ExitCode {
     });
     let wants_json = wants_json(&matches);
     let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
-    let done = match command {
+    let name = matches.subcommand_name().unwrap_or_default();
+    let done = join(&command, name).and_then(|()| perform(command));
+    let ranks = ranks::here();
+    match done {
+        Ok(code) => {
+            ranks::leave();
+            code
+        }
+        Err(failure) => {
+            if wants_json {
+                say_json(&failure.problem, &failure.hint);
+            }
+            match ranks.is_alone() {
+                true => eprintln!("error: {failure}"),
+                false => eprintln!("error: rank {}: {failure}", ranks.rank),
+            }
+            ExitCode::from(1)
+        }
+    }
+}
+
+/// Joins other ranks, for what is shared among them; refuses to learn several times over.
+fn join(command: &Command, name: &str) -> report::Done<()> {
+    match command {
+        Command::Train(_) | Command::Plan(_) | Command::Eval(_) => ranks::join(),
+        Command::Adapt(_) | Command::Limbic(_) => ranks::expect_alone(name),
+        _ => Ok(()),
+    }
+}
+
+fn perform(command: Command) -> report::Done<ExitCode> {
+    match command {
         Command::Adapt(args) => args.run(),
         Command::Verify(args) => args.run(),
         Command::Train(args) => args.run(),
@@ -96,16 +128,6 @@ fn main() -> ExitCode {
         Command::Bench(args) => args.run(),
         Command::Kernels(args) => args.run(),
         Command::Limbic(args) => args.run(),
-    };
-    match done {
-        Ok(code) => code,
-        Err(failure) => {
-            if wants_json {
-                say_json(&failure.problem, &failure.hint);
-            }
-            eprintln!("error: {failure}");
-            ExitCode::from(1)
-        }
     }
 }
 
@@ -117,5 +139,10 @@ fn wants_json(matches: &ArgMatches) -> bool {
 
 /// An error among the objects that `--json` asks for.
 fn say_json(problem: &str, hint: &str) {
-    report::line(json!({ "kind": "error", "error": problem, "hint": hint }));
+    let mut line = json!({ "kind": "error", "error": problem, "hint": hint });
+    let ranks = ranks::here();
+    if !ranks.is_alone() {
+        line["rank"] = ranks.rank.into();
+    }
+    report::line(line);
 }

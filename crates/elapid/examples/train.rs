@@ -3,7 +3,9 @@
 #[allow(dead_code)] // not every example uses all of it
 mod tiny;
 
-use elapid::{Arch, Batches, Device, Document, Outcome, Result, Session, Settings, Size};
+use elapid::{
+    Arch, Batches, Device, Document, Extent, Outcome, Result, Saved, Session, Settings, Size,
+};
 
 /// Runs it.
 pub fn main() -> Result<()> {
@@ -22,7 +24,7 @@ pub fn main() -> Result<()> {
             Outcome::Diverged(why) => println!("took nothing of this step: {why}"),
         }
         if training.progress().step == 4 {
-            training.save(&checkpoint, &serde_json::Value::Null)?;
+            training.capture(Extent::Run, &serde_json::Value::Null)?.save(&checkpoint)?;
         }
     }
     session.end(training);
@@ -31,7 +33,7 @@ pub fn main() -> Result<()> {
     // Another process goes back to step 4 and makes the same four steps, to the bit.
     let mut again = Session::scratch(Size::Tiny, Arch::Mamba2, &text, &device)?;
     let mut training = again.begin(&documents, &batches, &settings)?;
-    training.resume(&checkpoint)?;
+    Saved::open(&checkpoint)?.restore(&mut training)?;
     while !training.is_done() {
         training.step()?;
     }

@@ -38,7 +38,7 @@ impl Training {
 
     /// A copy of what a checkpoint of this moment holds; `extra` comes back with it.
     pub async fn capture(&self, extent: Extent, extra: &Value) -> Result<Capture> {
-        let capture = self.capture_later(extent, extra).await;
+        let capture = self.capture_later(extent, extra).await?;
         self.trainer.weights.device().check()?;
         Ok(capture)
     }

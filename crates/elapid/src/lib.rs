@@ -13,7 +13,8 @@
 //! | fill a gap in code               | [`Session::infill`]                      | |
 //! | train from scratch               | [`Session::scratch`], [`Session::train`] | `train.rs` |
 //! | adapt a model with LoRA          | [`Session::adapt`], [`Method`]           | `lora.rs` |
-//! | resume a training                | [`Training::save`], [`Training::resume`] | `train.rs` |
+//! | resume a training                | [`Training::capture`], [`Saved::restore`] | `train.rs` |
+//! | train with several processes     | [`Training::join`], [`Group`]            | |
 //! | see whether it got better        | [`Session::score`], [`compare`]          | `compare.rs` |
 //! | get embeddings                   | [`Session::embed`]                       | `embed.rs` |
 //! | convert or quantise              | [`Model::convert`], [`Mix`]              | `convert.rs` |
@@ -162,6 +163,7 @@ pub use tensor::shelf::MemoryUse;
 pub use text::chat::{ChatOptions, ChatTemplate, DateTime, Message};
 pub use text::fim::{FimContext, FimFile, FimTokens};
 pub use text::tokenizer::{BpeTrainer, Special, Tokenizer};
+pub use train::group::Group;
 pub use train::limbic::{Limbic, LimbicSample, LimbicScore, LimbicSettings, LimbicState};
 pub use train::method::{Coverage, Form as LoraForm, LoraSettings, Method, Scaling};
 pub use train::optim::OptimizerKind;

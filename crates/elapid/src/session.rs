@@ -220,7 +220,8 @@ impl Session {
             ),
         };
         let options = ForwardOptions::default();
-        let trainer = Trainer { model, weights, optimizer, options, lens, teacher: None };
+        let trainer =
+            Trainer { model, weights, optimizer, options, lens, teacher: None, team: None };
         Training::new(trainer, loader, settings.clone())
     }
 

@@ -87,27 +87,50 @@ impl Var {
 
 /// Gradients of leaves by their keys, in the order of the keys.
 #[derive(Default)]
-pub struct Gradients(BTreeMap<usize, Tensor>);
+pub struct Gradients {
+    by_key: BTreeMap<usize, Tensor>,
+    on_final: Option<OnFinal>,
+}
+
+/// Takes a gradient that nothing more is added to, or gives it back.
+pub type OnFinal = Box<dyn Fn(usize, Tensor) -> Option<Tensor> + Send + Sync>;
 
 impl Gradients {
+    /// From now on `on_final` is given each gradient as soon as the walk adds nothing more to it,
+    /// while the rest of the backward pass still runs. No leaf may be used in two checkpointed
+    /// spans: nobody knows of the second before it is run again.
+    pub fn give_to(&mut self, on_final: Option<OnFinal>) {
+        self.on_final = on_final;
+    }
+
+    /// The last was added to a leaf in this walk.
+    fn settle(&mut self, key: usize) {
+        if let Some(on_final) = &self.on_final
+            && let Some(grad) = self.by_key.remove(&key)
+            && let Some(grad) = on_final(key, grad)
+        {
+            self.by_key.insert(key, grad);
+        }
+    }
+
     /// Adds to the gradient of a leaf.
     pub fn add(&mut self, key: usize, grad: Tensor) {
-        let sum = add_up(self.0.remove(&key), grad);
-        self.0.insert(key, sum);
+        let sum = add_up(self.by_key.remove(&key), grad);
+        self.by_key.insert(key, sum);
     }
 
     /// The gradient of a leaf, if the loss depends on it.
     pub fn get(&self, key: usize) -> Option<&Tensor> {
-        self.0.get(&key)
+        self.by_key.get(&key)
     }
 
     /// The gradient of a leaf, taken out.
     pub fn take(&mut self, key: usize) -> Option<Tensor> {
-        self.0.remove(&key)
+        self.by_key.remove(&key)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (usize, &Tensor)> {
-        self.0.iter().map(|(&key, grad)| (key, grad))
+        self.by_key.iter().map(|(&key, grad)| (key, grad))
     }
 }
 
@@ -154,6 +177,21 @@ impl<'a> Recording<'a> {
         self.records.push(Record { op, inputs, outputs: slots.clone(), backward });
         let pairs = outputs.into_iter().zip(slots);
         pairs.map(|(value, slot)| Var { slot: Some(slot), ..Var::constant(value) }).collect()
+    }
+}
+
+impl Recording<'_> {
+    /// Keys and slots of leaves by the first record that uses them: the last of the walk.
+    fn final_after(&self) -> BTreeMap<Option<usize>, Vec<(usize, usize)>> {
+        let mut first_use: Vec<Option<usize>> = vec![None; self.n_slots];
+        for (idx, record) in self.records.iter().enumerate().rev() {
+            record.inputs.iter().flatten().for_each(|slot| first_use[*slot] = Some(idx));
+        }
+        let mut leaves: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (&key, &slot) in &self.leaves {
+            leaves.entry(first_use[slot]).or_default().push((key, slot));
+        }
+        leaves
     }
 }
 
@@ -274,7 +312,7 @@ impl<'a> Tape<'a> {
             drop(vars);
             let seeds = outputs.into_iter().zip(douts);
             inner.walk(seeds.filter_map(|(var, dout)| Some((var, dout?))).collect(), grads);
-            (0..wanted.len()).map(|idx| grads.0.remove(&key(idx))).collect()
+            (0..wanted.len()).map(|idx| grads.take(key(idx))).collect()
         };
         self.push(CHECKPOINT, inputs, outputs, backward)
     }
@@ -305,27 +343,35 @@ impl<'a> Tape<'a> {
                 slots[slot] = Some(add_up(slots[slot].take(), seed));
             }
         }
-        for record in recording.records.into_iter().rev() {
+        let mut final_after = recording.final_after();
+        for (idx, record) in recording.records.into_iter().enumerate().rev() {
             let douts: Grads = record.outputs.map(|slot| slots[slot].take()).collect();
-            if douts.iter().all(Option::is_none) {
-                continue;
+            if douts.iter().any(Option::is_some) {
+                let mut nothing = None;
+                let so_far = match record.inputs.first() {
+                    Some(Some(slot)) => &mut slots[*slot],
+                    _ => &mut nothing,
+                };
+                let dinputs = (record.backward)(douts, so_far, grads);
+                assert_eq!(dinputs.len(), record.inputs.len(), "gradients of {}", record.op);
+                for (slot, grad) in record.inputs.iter().zip(dinputs) {
+                    if let (Some(slot), Some(grad)) = (slot, grad) {
+                        slots[*slot] = Some(add_up(slots[*slot].take(), grad));
+                    }
+                }
             }
-            let mut nothing = None;
-            let so_far = match record.inputs.first() {
-                Some(Some(slot)) => &mut slots[*slot],
-                _ => &mut nothing,
-            };
-            let dinputs = (record.backward)(douts, so_far, grads);
-            assert_eq!(dinputs.len(), record.inputs.len(), "gradients of {}", record.op);
-            for (slot, grad) in record.inputs.iter().zip(dinputs) {
-                if let (Some(slot), Some(grad)) = (slot, grad) {
-                    slots[*slot] = Some(add_up(slots[*slot].take(), grad));
+            for (key, slot) in final_after.remove(&Some(idx)).unwrap_or_default() {
+                if let Some(grad) = slots[slot].take() {
+                    grads.add(key, grad);
+                    grads.settle(key);
                 }
             }
         }
-        for (key, slot) in recording.leaves {
+        // Leaves that are outputs themselves.
+        for (key, slot) in final_after.into_values().flatten() {
             if let Some(grad) = slots[slot].take() {
                 grads.add(key, grad);
+                grads.settle(key);
             }
         }
     }

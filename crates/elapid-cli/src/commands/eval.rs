@@ -1,6 +1,7 @@
 //! `elapid eval`: how well a model predicts text, and whether it is better than another.
 
 use crate::compute::Compute;
+use crate::ranks;
 use crate::report::live::progress;
 use crate::report::{Done, between, beyond_trained, count, line};
 use crate::run;
@@ -108,9 +109,10 @@ impl Eval {
             Some(other) => Some((compare(&model.scores, &other.scores)?, other)),
             None => None,
         };
-        match self.json {
-            true => line(self.to_json(&model, other.as_ref())),
-            false => self.print(&source, &model, other.as_ref()),
+        match (ranks::here().is_first(), self.json) {
+            (false, _) => {}
+            (true, true) => line(self.to_json(&model, other.as_ref())),
+            (true, false) => self.print(&source, &model, other.as_ref()),
         }
         let is_fine = other.is_none_or(|(found, _)| found.verdict == Verdict::Better);
         Ok(if is_fine { ExitCode::SUCCESS } else { ExitCode::from(3) })
@@ -158,7 +160,12 @@ impl Eval {
         let settings = self.settings(&model)?;
         let mut session = Session::new(model, device)?;
         let mut told = progress("eval", "{human_pos} of {human_len} tokens");
-        let scores = session.score(&source.documents, &settings, &mut told)?;
+        let scores = run::shared::scores(
+            &source.documents,
+            Document::n_bytes,
+            |it| it.language,
+            |own| Ok(session.score(own, &settings, &mut told)?),
+        )?;
         drop(told);
         let summary = Summary::of(&scores)?;
         let fim = match self.fim {

@@ -192,7 +192,7 @@ mod tests {
         while !training.is_done() {
             training.step().unwrap();
         }
-        let capture = training.capture(Extent::Weights, &json!({}));
+        let capture = training.capture(Extent::Weights, &json!({})).unwrap();
         files::make_directory(run).unwrap();
         capture.save(run.join(TRAINED)).unwrap();
         session.end(training);

@@ -11,6 +11,7 @@
 //! resumed from it finds them.
 
 use crate::files;
+use crate::ranks;
 use crate::report::{Done, Failure};
 use elapid::{Capture, Extent, Saved, Training};
 use serde_json::Value;
@@ -67,10 +68,13 @@ impl Checkpoints {
     }
 
     /// Saves the run as it is, once the one before is written, and with it the best weights; of
-    /// older ones it removes those before step `best_since`.
+    /// older ones it removes those before step `best_since`. The first rank writes what all have.
     pub fn save(&mut self, training: &Training, extra: &Value, best_since: u64) -> Done<()> {
         self.wait()?;
-        let capture = training.capture(Extent::Run, extra);
+        let capture = training.capture(Extent::Run, extra)?;
+        if !ranks::here().is_first() {
+            return Ok(());
+        }
         let (place, best) = (self.place.clone(), self.best.take());
         self.writer = Some(std::thread::spawn(move || {
             let begin = Instant::now();
@@ -93,9 +97,18 @@ impl Checkpoints {
         }
     }
 
+    /// The same on every rank: what one has written all can read.
+    fn wait_for_all(&mut self) -> Done<()> {
+        self.wait()?;
+        ranks::here().wait()
+    }
+
     /// Keeps the weights as the best so far.
-    pub fn keep_best(&mut self, training: &Training, extra: &Value) {
-        self.best = Some(training.capture(Extent::Weights, extra));
+    pub fn keep_best(&mut self, training: &Training, extra: &Value) -> Done<()> {
+        if ranks::here().is_first() {
+            self.best = Some(training.capture(Extent::Weights, extra)?);
+        }
+        Ok(())
     }
 
     /// The newest that verifies; what does not is named to `note`.
@@ -106,24 +119,29 @@ impl Checkpoints {
     /// The newest that verifies of those at regular steps: where a run goes back to must not
     /// depend on when it was interrupted.
     pub fn newest_regular(&mut self, note: &mut dyn FnMut(String)) -> Done<Saved> {
-        self.wait()?;
+        self.wait_for_all()?;
         let steps = self.place.steps("step-").into_iter().filter(|step| self.is_due(*step));
         self.place.newest_of(steps.collect(), note)
     }
 
     /// The best weights, of this step, if they were kept and verify.
     pub fn best(&mut self, step: u64) -> Done<Option<Saved>> {
-        self.wait()?;
         let path = self.place.best_path(step);
+        self.wait()?;
         if let Some(best) = self.best.take_if(|best| best.step == step) {
             best.save(&path)?;
         }
+        self.wait_for_all()?;
         Ok(path.exists().then(|| Saved::open(&path).ok()).flatten())
     }
 
     /// Removes those behind a step that the run went back to.
     pub fn forget_after(&mut self, step: u64) -> Done<()> {
-        self.wait()?;
+        // Every rank has read what it went back to.
+        self.wait_for_all()?;
+        if !ranks::here().is_first() {
+            return Ok(());
+        }
         for later in self.place.steps("step-").into_iter().filter(|later| *later > step) {
             let _ = std::fs::remove_file(self.path(later));
         }
@@ -133,6 +151,9 @@ impl Checkpoints {
     /// Leaves the newest checkpoints and the best weights: the run has ended.
     pub fn finish(&mut self, best: Option<u64>) -> Done<()> {
         self.wait()?;
+        if !ranks::here().is_first() {
+            return Ok(());
+        }
         for step in self.place.steps("step-").into_iter().skip(N_KEPT) {
             let _ = std::fs::remove_file(self.path(step));
         }

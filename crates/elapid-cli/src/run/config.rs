@@ -2,6 +2,7 @@
 
 use crate::compute::Place;
 use crate::files;
+use crate::ranks;
 use crate::report::{Done, Failure};
 use elapid::Method;
 use elapid::Settings;
@@ -159,8 +160,11 @@ impl RunConfig {
         })
     }
 
-    /// Into `dir`.
+    /// Into `dir`, by the first rank.
     pub fn write(&self, dir: &Path) -> Done<()> {
+        if !ranks::here().is_first() {
+            return Ok(());
+        }
         let json = serde_json::to_vec_pretty(self)
             .map_err(|error| Failure::new(error, "this is a bug in Elapid"))?;
         Ok(files::write_bytes(&dir.join(FILE), &json)?)

@@ -7,8 +7,9 @@
 //! A run on the same files with the same vocabulary as one beside it takes both from there.
 
 use super::config::RunConfig;
-use super::teacher;
+use super::{shared, teacher};
 use crate::files;
+use crate::ranks;
 use crate::report::reading::Reading;
 use crate::report::{Done, Failure};
 use crate::source::compress;
@@ -164,7 +165,10 @@ impl Gathered {
     /// is none.
     pub fn encode(mut self, tokenizer: &Tokenizer) -> Done<Data> {
         if let Some(same) = &self.same {
-            return self.take(same);
+            let taken = self.take(same)?;
+            shared::ask_for_help(None)?;
+            ranks::here().wait()?;
+            return Ok(taken);
         }
         let lists = [&mut self.training, &mut self.held_out, &mut self.sets];
         let mut entries = lists.map(std::mem::take);
@@ -178,10 +182,7 @@ impl Gathered {
         self.facts.share = n_bytes as f64 / self.facts.n_bytes.max(1) as f64;
         let n_training = entries[0].len();
         let entries: Vec<Entry> = entries.into_iter().flatten().collect();
-        let item = |(idx, entry): (usize, &Entry)| {
-            (entry.n_bytes(), (idx < n_training).then_some(entry.weight))
-        };
-        let items: Vec<(usize, Option<f64>)> = entries.iter().enumerate().map(item).collect();
+        let items = shared::items(&entries, n_training);
         let reading = Reading::new("encode", Some(items.len()));
         let document = |idx: usize| {
             let document = entries[idx].load(&self.walk)?;
@@ -192,17 +193,19 @@ impl Gathered {
             let corpus = Arc::new(Corpus::hold(&items, &document, tokenizer)?);
             return Ok(Data { corpus, facts: self.facts });
         };
+        shared::ask_for_help(Some((&entries, n_training)))?;
         let (mut index, mut hasher) = (Vec::new(), blake3::Hasher::new());
         files::write(&dir.join(TOKENS), |sink| {
             let mut sink = |bytes: &[u8]| {
                 hasher.update(bytes);
                 sink(bytes)
             };
-            index = Corpus::write(&items, &document, tokenizer, &mut sink)?;
+            index = shared::encode(&items, &document, tokenizer, (dir, &mut sink))?;
             Ok(())
         })?;
         self.facts.tokens = hasher.finalize().to_string();
         write_package(dir, &index, &self.facts)?;
+        ranks::here().wait()?;
         let corpus = Arc::new(Corpus::open(&index, &dir.join(TOKENS))?);
         Ok(Data { corpus, facts: self.facts })
     }

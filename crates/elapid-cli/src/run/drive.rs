@@ -12,16 +12,18 @@ use super::config::{Budget, RunConfig};
 use super::data::Data;
 use super::finish;
 use super::interrupt::{is_interrupted, listen};
+use super::log::Log;
 use super::pace::{self, Pace};
 use super::plan::Plan;
 use super::prepare::Prepared;
 use super::record::{Best, Watch, watch_of};
 use super::sample::sample;
+use super::shared;
 use crate::failpoint;
 use crate::machine;
-use crate::report::events::Events;
+use crate::ranks::{self, Ranks};
 use crate::report::live::{Live, Moment};
-use crate::report::metrics::{EvalRecord, Metrics, NoteRecord, Record, SaveRecord, StepRecord};
+use crate::report::metrics::{EvalRecord, NoteRecord, Record, SaveRecord, StepRecord};
 use crate::report::{Done, Failure};
 use elapid::Device;
 use elapid::Encoded;
@@ -31,7 +33,7 @@ use elapid::{DocScore, EvalSettings, Score};
 use elapid::{Schedule, Settings};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// A run that is ready to go.
 pub struct Run {
@@ -85,14 +87,15 @@ enum End {
 /// The loop's own state.
 struct Loop {
     checkpoints: Checkpoints,
-    metrics: Metrics,
-    events: Events,
+    log: Log,
     watch: Watch,
     /// When this part of the run began, and what had elapsed before.
     begin: Instant,
     before: f64,
     /// Where time is the budget.
     pace: Option<Pace>,
+    /// Whether a rank was interrupted, as all of them know.
+    is_stopped: bool,
     /// What is measured in between: held-out documents, then those of other sets with their names.
     samples: Vec<(Option<String>, Vec<Encoded>)>,
 }
@@ -129,29 +132,25 @@ const SAVE_SHARE: f64 = 0.02;
 /// Seconds between two checkpoints: not more often, and not more rarely, whatever they cost.
 const SAVE_EVERY_S: (f64, f64) = (10.0, 180.0);
 
-/// Time as TensorBoard counts it.
-fn wall() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
-}
-
 impl Run {
     /// From the beginning.
     pub fn start(mut self) -> Done<ExitCode> {
         listen();
         self.choose_measured();
-        let metrics = Metrics::open(&self.dir, None)?;
-        let mut state = self.open_loop(metrics, Watch::default(), 0)?;
+        let log = Log::open(&self.dir, None)?;
+        let mut state = self.open_loop(log, Watch::default())?;
         state.watch.frozen_hash = self.prepared.frozen_hash.clone();
         state.watch.spent.prepare_s = state.elapsed();
         let measured: Vec<Encoded> = self.prepared.measured().cloned().collect();
         let scores = timed(&mut state.watch.spent.eval_s, || self.measure(&measured));
         finish::keep_scores(&self.dir, &scores?)?;
         finish::write_samples(&self, 0)?;
+        ranks::here().wait()?;
         state.watch.around_s = state.elapsed() - state.watch.spent.prepare_s;
         if !state.samples[0].1.is_empty() {
             // What is there already is the first to be beaten.
             let loss = self.eval(&mut state)?;
-            self.judge(&mut state, loss);
+            self.judge(&mut state, loss)?;
         }
         self.save(&mut state)?;
         let save_s = state.checkpoints.wait()?.unwrap_or(0.0);
@@ -161,6 +160,7 @@ impl Run {
             let every_s = (save_s / SAVE_SHARE).clamp(least, most);
             let every = (every_s / self.plan.step_s) as u64;
             let every = every.clamp(1, self.config.settings.end().max(1));
+            let every = ranks::here().tell(|| Ok(every))?;
             self.config.save_every = Some(every);
             self.config.write(&self.dir)?;
             state.checkpoints.set_every(every);
@@ -186,14 +186,19 @@ impl Run {
             return Err(Failure::new(problem, "restore the old one, or start a new run"));
         }
         let step = saved.step;
-        let metrics = Metrics::open(&self.dir, Some(step))?;
+        ranks::here().wait()?;
+        let log = Log::open(&self.dir, Some(step))?;
         let (dir, device) = (self.dir.display(), self.device.describe());
-        self.live.line("resume", &format!("{dir} at step {step} on {device}"));
+        let on = match ranks::here() {
+            Ranks { n_ranks: 1, .. } => String::new(),
+            Ranks { n_ranks, .. } => format!(" in {n_ranks} ranks"),
+        };
+        self.live.line("resume", &format!("{dir} at step {step} on {device}{on}"));
         if let Some(budget) = budget {
             self.set_budget(budget, step)?;
         }
         watch.spent.prepare_s += self.begin.elapsed().as_secs_f64();
-        let state = self.open_loop(metrics, watch, step)?;
+        let state = self.open_loop(log, watch)?;
         self.run(state)
     }
 
@@ -225,7 +230,7 @@ impl Run {
         }
     }
 
-    fn open_loop(&self, metrics: Metrics, watch: Watch, step: u64) -> Done<Loop> {
+    fn open_loop(&self, log: Log, watch: Watch) -> Done<Loop> {
         let (n_tok, tokenizer) = (self.config.n_eval_tok, self.prepared.session.tokenizer());
         let Prepared { held_out, sets, .. } = &self.prepared;
         let few = |documents: &[Encoded], n_tok| sample(documents, n_tok, tokenizer);
@@ -235,12 +240,12 @@ impl Run {
         let held_out = (None, few(held_out, n_tok));
         Ok(Loop {
             checkpoints: self.checkpoints()?,
-            metrics,
-            events: Events::create(&self.dir, wall(), step + 1)?,
+            log,
             begin: self.begin,
             before: watch.elapsed_s,
             watch,
             pace: None,
+            is_stopped: false,
             samples: std::iter::once(held_out).chain(sets).collect(),
         })
     }
@@ -261,6 +266,9 @@ impl Run {
         if end == End::Interrupted {
             self.save(&mut state)?;
             state.checkpoints.wait()?;
+            if !ranks::here().is_first() {
+                return Ok(ExitCode::from(130));
+            }
             let (dir, place) = (self.dir.display(), finish::export(&self)?);
             let text = format!(
                 "at step {step}; resume with `elapid train --resume {dir}`; the model so far is {}",
@@ -320,24 +328,35 @@ impl Run {
         Ok(())
     }
 
-    /// Decides by the clock how many steps there are, where it is time to, and writes it down.
-    fn keep_time(&mut self, state: &mut Loop) -> Done<()> {
-        let now_s = state.elapsed();
-        let step = self.prepared.training.progress().step;
-        let settings = &mut self.config.settings;
-        let Some(pace) = &mut state.pace else { return Ok(()) };
-        pace.hear(now_s, step);
-        // Steps that are made again follow what was decided when they were made first.
-        if settings.turns.last().is_some_and(|turn| step < turn.step) {
-            return Ok(());
-        }
-        let end = Some(settings.end()).filter(|end| *end != Settings::OPEN);
-        if let Some(n_steps) = pace.decide(end) {
-            settings.turn(step, n_steps, 0.0);
+    /// Where the clock or a person decides something, all ranks hear of it: the end of the run that
+    /// the first one's clock asks for, and whether anybody was interrupted.
+    fn agree(&mut self, state: &mut Loop) -> Done<()> {
+        let own = (is_interrupted(), self.end_by_clock(state));
+        let all = match ranks::here().is_alone() {
+            true => vec![own],
+            false => ranks::here().gather(&own)?,
+        };
+        state.is_stopped |= all.iter().any(|it| it.0);
+        if let Some(n_steps) = all.first().and_then(|it| it.1) {
+            let step = self.prepared.training.progress().step;
+            self.config.settings.turn(step, n_steps, 0.0);
             self.config.write(&self.dir)?;
             self.prepared.training.settings = self.config.settings.clone();
         }
         Ok(())
+    }
+
+    /// How many steps there are by the clock, where it is time to decide that.
+    fn end_by_clock(&self, state: &mut Loop) -> Option<u64> {
+        let (now_s, settings) = (state.elapsed(), &self.config.settings);
+        let step = self.prepared.training.progress().step;
+        let pace = state.pace.as_mut()?;
+        pace.hear(now_s, step);
+        // Steps that are made again follow what was decided when they were made first.
+        if settings.turns.last().is_some_and(|turn| step < turn.step) {
+            return None;
+        }
+        pace.decide(Some(settings.end()).filter(|end| *end != Settings::OPEN))
     }
 
     /// Where the rate has not begun to fall, a loss that no longer falls is a reason to: over a
@@ -378,7 +397,7 @@ impl Run {
             if self.prepared.training.is_done() {
                 return Ok(End::Done);
             }
-            if is_interrupted() {
+            if state.is_stopped || ranks::here().is_alone() && is_interrupted() {
                 return Ok(End::Interrupted);
             }
             if state.watch.n_rollbacks > N_ROLLBACKS_MAX {
@@ -414,15 +433,13 @@ impl Run {
                     self.made(state, &record)?;
                 }
             }
-            self.keep_time(state)?;
+            self.agree(state)?;
             self.after_step(state)?;
         }
     }
 
     fn made(&mut self, state: &mut Loop, record: &StepRecord) -> Done<()> {
-        state.metrics.append(&Record::Step(*record))?;
-        failpoint::hit("train.made")?;
-        state.events.step(wall(), record)?;
+        state.log.append(&Record::Step(*record))?;
         let moment = Moment {
             now: Duration::from_secs_f64(state.elapsed()),
             step: record,
@@ -441,7 +458,7 @@ impl Run {
             && !state.samples[0].1.is_empty()
         {
             let loss = self.eval(state)?;
-            self.judge(state, loss);
+            self.judge(state, loss)?;
         }
         if state.checkpoints.is_due(step) {
             self.save(state)?;
@@ -464,36 +481,41 @@ impl Run {
                 bits_per_byte: score.bits_per_byte(),
                 elapsed_s: state.elapsed(),
             };
-            state.metrics.append(&Record::Eval(record.clone()))?;
-            state.events.eval(wall(), &record)?;
+            state.log.append(&Record::Eval(record.clone()))?;
             self.live.eval(&record, self.n_steps(state));
             losses.push(record.loss);
         }
         Ok(losses[0])
     }
 
-    fn judge(&mut self, state: &mut Loop, loss: f64) {
+    fn judge(&mut self, state: &mut Loop, loss: f64) -> Done<()> {
         let step = self.prepared.training.progress().step;
         let is_better = state.watch.best.is_none_or(|best| loss < best.loss);
         if is_better && loss.is_finite() {
             state.watch.best = Some(Best { loss, step, n_rollbacks: state.watch.n_rollbacks });
             state.watch.n_worse = 0;
             let extra = state.extra();
-            state.checkpoints.keep_best(&self.prepared.training, &extra);
+            state.checkpoints.keep_best(&self.prepared.training, &extra)?;
         } else {
             state.watch.n_worse += 1;
         }
+        Ok(())
     }
 
-    /// All of these documents.
+    /// All of these documents, shared out among the ranks.
     pub fn measure(&self, documents: &[Encoded]) -> Done<Vec<DocScore>> {
         let mut settings = EvalSettings::new(self.config.context);
         settings.n_tok_batch = self.config.n_rows * self.config.context;
         // Its batches have other sizes than those of training: buffers would lie beside buffers.
         self.device.trim();
-        let scores = self.prepared.training.score(documents, &settings);
+        let scores = shared::scores(
+            documents,
+            |it| it.ids.len(),
+            |it| it.language,
+            |own| Ok(self.prepared.training.score(own, &settings)?),
+        );
         self.device.trim();
-        Ok(scores?)
+        scores
     }
 
     fn save(&mut self, state: &mut Loop) -> Done<()> {
@@ -501,9 +523,7 @@ impl Run {
         let path = state.checkpoints.path(step);
         let path = path.strip_prefix(&self.dir).unwrap_or(&path).display().to_string();
         let record = SaveRecord { step, path };
-        // The line stands before the checkpoint is valid: a run resumed from it finds its mark.
-        state.metrics.append(&Record::Save(record.clone()))?;
-        state.metrics.sync()?;
+        state.log.append(&Record::Save(record.clone()))?;
         // The checkpoint before this one may still be resumed from: so may its best weights.
         let best_since = state.watch.best_saved;
         let extra = state.extra();
@@ -520,7 +540,7 @@ impl Run {
     fn note(&mut self, state: &mut Loop, text: &str) -> Done<()> {
         let step = self.prepared.training.progress().step;
         let record = NoteRecord { step, text: text.into() };
-        state.metrics.append(&Record::Note(record.clone()))?;
+        state.log.append(&Record::Note(record.clone()))?;
         self.live.note(&record, self.n_steps(state));
         Ok(())
     }
@@ -541,8 +561,7 @@ impl Run {
         let step = saved.step;
         let lr = self.prepared.training.lr();
         state.checkpoints.forget_after(step)?;
-        state.metrics = Metrics::open(&self.dir, Some(step))?;
-        state.events.restart(wall(), step + 1)?;
+        state.log.restart(&self.dir, step)?;
         self.note(state, &format!("{why}: back to step {step}, learning rate halved to {lr:.2e}"))?;
         // Whoever resumes must know of it.
         self.save(state)

@@ -5,9 +5,11 @@ use super::data::{Set, name_in_set};
 use super::drive::{Purpose, Run};
 use super::outside::export_name;
 use super::record::Spent;
+use super::shared::Kept;
 use super::write_json;
 use crate::files;
 use crate::machine;
+use crate::ranks;
 use crate::report::data::{Fact, HeldOut, LanguageRow, PlanRow, ReportData, Summary, Unit};
 use crate::report::metrics;
 use crate::report::page;
@@ -15,22 +17,10 @@ use crate::report::samples::{self, Sample};
 use crate::report::{Done, Failure, mebibytes};
 use elapid::Special;
 use elapid::{Comparison, DocScore, Extent, compare};
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
-
-/// A score as it is kept.
-#[derive(Serialize, Deserialize)]
-struct Kept {
-    name: String,
-    n_tok: usize,
-    n_bytes: usize,
-    nll: f64,
-    n_top1: usize,
-    blocks: Vec<f64>,
-}
 
 const BEFORE: &str = "before.json";
 
@@ -48,37 +38,26 @@ struct Taken {
 
 /// Keeps how the model measured before the first step.
 pub fn keep_scores(dir: &Path, scores: &[DocScore]) -> Done<()> {
-    let kept = |score: &DocScore| Kept {
-        name: score.name.clone(),
-        n_tok: score.n_tok,
-        n_bytes: score.n_bytes,
-        nll: score.nll,
-        n_top1: score.n_top1,
-        blocks: score.blocks.clone(),
-    };
-    write_json(&dir.join(BEFORE), &scores.iter().map(kept).collect::<Vec<_>>())
+    match ranks::here().is_first() {
+        true => write_json(&dir.join(BEFORE), &scores.iter().map(Kept::from).collect::<Vec<_>>()),
+        false => Ok(()),
+    }
 }
 
 fn kept_scores(dir: &Path) -> Done<Vec<DocScore>> {
     let list: Vec<Kept> = super::read_json(&dir.join(BEFORE))?;
-    let score = |kept: Kept| DocScore {
-        language: elapid::language_of_path(&kept.name),
-        name: kept.name,
-        n_tok: kept.n_tok,
-        n_bytes: kept.n_bytes,
-        nll: kept.nll,
-        n_top1: kept.n_top1,
-        blocks: kept.blocks,
-    };
-    Ok(list.into_iter().map(score).collect())
+    Ok(list.into_iter().map(|kept| kept.score(None)).collect())
 }
 
 const N_SAMPLES: usize = 3;
 const N_PROMPT_TOK: usize = 64;
 const N_SAMPLE_TOK: usize = 48;
 
-/// What the model writes after the beginnings of some held-out documents.
+/// What the model writes after the beginnings of some held-out documents, for the first rank.
 pub fn write_samples(run: &Run, step: u64) -> Done<()> {
+    if !ranks::here().is_first() {
+        return Ok(());
+    }
     let prepared = &run.prepared;
     let n_prompt = N_PROMPT_TOK.min(run.config.context / 2).max(2);
     let long = prepared.held_out.iter().filter(|document| document.ids.len() > 2 * n_prompt);
@@ -128,6 +107,9 @@ pub fn finish(
     let measured: Vec<_> = run.prepared.measured().cloned().collect();
     let mut after = run.measure(&measured)?;
     spent.eval_s += elapsed() - begin;
+    if !ranks::here().is_first() {
+        return Ok(ExitCode::SUCCESS);
+    }
     // Held-out documents come first.
     let n_held_out = run.prepared.held_out.len();
     let sets = (before.split_off(n_held_out.min(before.len())), after.split_off(n_held_out));
@@ -181,7 +163,7 @@ pub const TRAINED: &str = "trained.elapid";
 
 fn keep_weights(run: &Run) -> Done<()> {
     if export_name(&run.config.method) == "model" {
-        let capture = run.prepared.training.capture(Extent::Weights, &json!({}));
+        let capture = run.prepared.training.capture(Extent::Weights, &json!({}))?;
         capture.save(run.dir.join(TRAINED))?;
     }
     Ok(())

@@ -20,16 +20,19 @@ mod data;
 mod drive;
 mod finish;
 mod interrupt;
+mod log;
 mod outside;
 pub mod pace;
 pub mod plan;
 mod prepare;
 mod record;
 mod sample;
+pub mod shared;
 mod teacher;
 
 use crate::compute::Compute;
 use crate::files;
+use crate::ranks;
 use crate::report::live::{Live, Output};
 use crate::report::reading::waiting;
 use crate::report::{Done, Failure, beyond_trained, count, line};
@@ -46,7 +49,7 @@ use elapid::Device;
 use elapid::Model;
 use elapid::Size;
 use plan::Plan;
-use prepare::{Prepared, Texts};
+use prepare::{Opened, Prepared, Texts};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -102,21 +105,28 @@ impl Wishes {
         self.compute.open()
     }
 
+    /// Of several ranks the first is seen.
     pub fn live(&self) -> Live {
-        Live::new(if self.json { Output::json() } else { Output::for_people() })
+        Live::new(match ranks::here().is_first() {
+            false => Output::Plain(Box::new(std::io::sink())),
+            true if self.json => Output::json(),
+            true => Output::for_people(),
+        })
     }
 }
 
 /// `elapid train PATH`.
 pub fn begin(config: RunConfig, out: Option<&Path>, wishes: &Wishes) -> Done<ExitCode> {
     let begin = Instant::now();
-    let dir = claim(out, Path::new("runs"))?;
+    let dir = ranks::here().tell(|| claim(out, Path::new("runs")))?;
     let gather =
         |config: &mut RunConfig, live: &mut Live| collect(config, Some(&dir), wishes, live);
     match prepare_run(&dir, config, wishes, begin, gather) {
         Ok(run) => run.start(),
         Err(failure) => {
-            give_back(&dir);
+            if ranks::here().is_first() {
+                give_back(&dir);
+            }
             Err(failure)
         }
     }
@@ -173,14 +183,18 @@ fn prepare_run(
     gather: impl FnOnce(&mut RunConfig, &mut Live) -> Done<Gathered>,
 ) -> Done<drive::Run> {
     let mut live = wishes.live();
-    let gathered = gather(&mut config, &mut live)?;
+    let first = ranks::here().is_first();
+    let gathered = first.then(|| gather(&mut config, &mut live)).transpose()?;
     let device = wishes.device()?;
     config.place = Some(wishes.compute.place(&device));
     let (data, mut prepared, plan) =
         set_up(&mut config, gathered, (&device, dir), wishes, &mut live)?;
-    prepare::keep_texts(prepared.session.model(), &config, dir)?;
-    write_json(&dir.join("plan.json"), &plan)?;
+    if first {
+        prepare::keep_texts(prepared.session.model(), &config, dir)?;
+        write_json(&dir.join("plan.json"), &plan)?;
+    }
     prepared.follow(&config);
+    shared::expect_same(&config, &data, &prepared)?;
     // Last: a directory with a configuration can be resumed.
     config.write(dir)?;
     let (dir, purpose) = (dir.to_path_buf(), Purpose::Train);
@@ -191,12 +205,14 @@ fn prepare_run(
 pub fn resume(dir: &Path, wishes: &Wishes) -> Done<ExitCode> {
     let begin = Instant::now();
     let live = wishes.live();
-    let config = RunConfig::read(dir)?;
+    let mut config = RunConfig::read(dir)?;
+    plan::divide_again(&mut config)?;
     let data = Data::read(dir)?;
     let plan: Plan = read_json(&dir.join("plan.json"))?;
     let device = wishes.compute.open_again(config.place.as_ref())?;
     let opened = prepare::open(&config, Texts::Run(dir))?;
     let prepared = prepare::prepare(&config, &data, opened, &device)?;
+    shared::expect_same(&config, &data, &prepared)?;
     let (dir, purpose) = (dir.into(), Purpose::Train);
     drive::Run { dir, config, data, plan, prepared, device, live, begin, purpose }
         .resume(wishes.budget)
@@ -205,14 +221,26 @@ pub fn resume(dir: &Path, wishes: &Wishes) -> Done<ExitCode> {
 /// `elapid plan PATH`.
 pub fn plan_only(mut config: RunConfig, wishes: &Wishes) -> Done<ExitCode> {
     let mut live = wishes.live();
-    let gathered = collect(&mut config, None, wishes, &mut live)?;
+    let gathered = Some(collect(&mut config, None, wishes, &mut live)?);
     let device = wishes.device()?;
     let place = (&device, Path::new("."));
     let (_, _, plan) = set_up(&mut config, gathered, place, wishes, &mut live)?;
-    if wishes.json {
+    if wishes.json && ranks::here().is_first() {
         line(json!({ "kind": "plan", "plan": plan, "config": config }));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// How the documents of a run are read.
+fn walk_of(config: &RunConfig, out: Option<&Path>) -> Done<Walk> {
+    let chat = match &config.origin {
+        Origin::Base { model, .. } => Some(walk::chat_of(&Model::open(model)?)?),
+        Origin::Scratch { .. } => None,
+    };
+    let (template, options) = chat.unwrap_or_default();
+    let out = out.map(Path::to_path_buf);
+    let secrets = if config.keep_secrets { Secrets::Keep } else { Secrets::Replace };
+    Ok(Walk { out, template, options, secrets, ..Walk::default() })
 }
 
 /// Walks the source and says what was found.
@@ -222,14 +250,7 @@ fn collect(
     wishes: &Wishes,
     live: &mut Live,
 ) -> Done<Gathered> {
-    let chat = match &config.origin {
-        Origin::Base { model, .. } => Some(walk::chat_of(&Model::open(model)?)?),
-        Origin::Scratch { .. } => None,
-    };
-    let (template, options) = chat.unwrap_or_default();
-    let out = out.map(Path::to_path_buf);
-    let secrets = if config.keep_secrets { Secrets::Keep } else { Secrets::Replace };
-    let walk = Walk { out, template, options, secrets, ..Walk::default() };
+    let walk = walk_of(config, out)?;
     let listing = walk::list(&config.sources(), &walk)?;
     let set = |(name, path): &(String, PathBuf)| {
         Ok((name.clone(), walk::list(&[(path.clone(), 1.0)], &walk)?))
@@ -294,14 +315,41 @@ fn default_vocab(size: Size, n_bytes: usize) -> usize {
     (n_bytes / 256).next_power_of_two().clamp(512, size.n_vocab())
 }
 
-/// Model, method and plan, each said.
+/// Model, method and plan, each said. Ranks that gathered nothing take what the first has written.
 fn set_up(
+    config: &mut RunConfig,
+    gathered: Option<Gathered>,
+    (device, dir): (&Device, &Path),
+    wishes: &Wishes,
+    live: &mut Live,
+) -> Done<(Data, Prepared, Plan)> {
+    let (opened, data) = match gathered {
+        Some(gathered) => learn_from(config, gathered, (device, dir), wishes, live)?,
+        None => {
+            *config = ranks::here().tell(|| Ok(config.clone()))?;
+            let opened = prepare::open(config, Texts::Run(dir))?;
+            shared::help_encode(&opened.tokenizer()?, &walk_of(config, Some(dir))?, dir)?;
+            (opened, Data::read(dir)?)
+        }
+    };
+    let mut prepared = prepare::prepare(config, &data, opened, device)?;
+    prepare::keep_teacher(config, &prepared)?;
+    say_model(config, &data, &prepared, device, live)?;
+    let plan = plan::plan(config, &mut prepared, (device, dir), wishes, live)?;
+    for (kind, text) in plan.lines(config.budget) {
+        live.line(kind, &text);
+    }
+    Ok((data, prepared, plan))
+}
+
+/// The model, and documents as tokens.
+fn learn_from(
     config: &mut RunConfig,
     mut gathered: Gathered,
     (device, dir): (&Device, &Path),
     wishes: &Wishes,
     live: &mut Live,
-) -> Done<(Data, Prepared, Plan)> {
+) -> Done<(Opened, Data)> {
     config.context = wishes.context.unwrap_or_else(|| default_context(&config.origin, device));
     let from = match &gathered.same {
         Some(run) => {
@@ -322,15 +370,14 @@ fn set_up(
     teacher::decide(config, &tokenizer)?;
     prepare::check_least(config, &opened, plan::host_limit(wishes))?;
     teacher::write_texts(config, &mut gathered, device, live)?;
-    let data = gathered.encode(&tokenizer)?;
-    let mut prepared = prepare::prepare(config, &data, opened, device)?;
-    prepare::keep_teacher(config, &prepared)?;
-    say_model(config, &data, &prepared, device, live)?;
-    let plan = plan::plan(config, &mut prepared, (device, dir), wishes, live)?;
-    for (kind, text) in plan.lines(config.budget) {
-        live.line(kind, &text);
+    let ranks = ranks::here();
+    // A plan alone is made of nothing that others could read: each rank gathers for itself.
+    if !ranks.is_alone() && gathered.walk.out.is_some() {
+        prepare::keep_texts(&opened.model, config, dir)?;
+        ranks.tell(|| Ok(config.clone()))?;
     }
-    Ok((data, prepared, plan))
+    let data = gathered.encode(&tokenizer)?;
+    Ok((opened, data))
 }
 
 fn say_model(

@@ -11,6 +11,7 @@ use super::config::{Budget, Origin, RunConfig};
 use super::prepare::Prepared;
 use super::{Checkpointing, Wishes};
 use crate::machine;
+use crate::ranks;
 use crate::report::live::Live;
 use crate::report::{Done, Failure, count, mebibytes};
 use elapid::Device;
@@ -59,6 +60,17 @@ pub struct Plan {
     pub n_steps: u64,
     /// Seconds of steps and measurements.
     pub total_s: f64,
+    /// Of each rank, where there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranks: Vec<RankPlan>,
+}
+
+/// What one of several ranks holds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankPlan {
+    pub fixed: Fixed,
+    /// As of the plan.
+    pub peak: u64,
 }
 
 /// Tokens in a step when nobody says.
@@ -80,9 +92,10 @@ fn is_gpu(device: &Device) -> bool {
 /// How many bytes the process may hold at once.
 pub fn host_limit(wishes: &Wishes) -> u64 {
     let held = machine::held_bytes().unwrap_or(0);
-    // A tenth is left to everybody else. Where the system does not tell, all is allowed.
+    // A tenth is left to everybody else. Where the system does not tell, all is allowed. Ranks on
+    // one machine divide it.
     let free = machine::free_bytes().map_or(u64::MAX / 2, |free| free / 10 * 9);
-    wishes.memory.unwrap_or(held.saturating_add(free))
+    wishes.memory.unwrap_or(held.saturating_add(free / ranks::here().n_local as u64))
 }
 
 /// How many bytes the device may hold at once.
@@ -103,16 +116,53 @@ fn held(device: &Device) -> u64 {
     }
 }
 
-/// Passes that the rows of a step may be divided into.
+/// Rows of a step that were asked for, or the default; every rank takes as many passes.
+fn rows_of_step(wished: Option<usize>, default: usize) -> Done<usize> {
+    let n_ranks = ranks::here().n_ranks;
+    match wished {
+        Some(n) if !n.is_multiple_of(n_ranks) => {
+            let problem = format!("a batch of {n} cannot be divided among {n_ranks} ranks");
+            Err(Failure::new(problem, "--batch is of a whole step: give a multiple of the ranks"))
+        }
+        Some(n) => Ok(n),
+        None => Ok(default.max(1).next_multiple_of(n_ranks)),
+    }
+}
+
+/// Divides the passes of a run among other ranks than it was planned for: the same rows in the same
+/// order. Where a rank would have none, passes become smaller.
+pub fn divide_again(config: &mut RunConfig) -> Done<()> {
+    let (n_ranks, n_accumulate) = (ranks::here().n_ranks, config.settings.n_accumulate);
+    if n_accumulate >= n_ranks {
+        return Ok(());
+    }
+    let n_rows = config.n_rows * n_accumulate;
+    if !n_rows.is_multiple_of(n_ranks) {
+        let problem =
+            format!("a step of {n_rows} sequences cannot be divided among {n_ranks} ranks");
+        return Err(Failure::new(problem, "resume with another number of ranks"));
+    }
+    config.n_rows = n_rows / n_ranks;
+    config.settings.n_accumulate = n_ranks;
+    Ok(())
+}
+
+/// Passes that the rows of a step may be divided into: as many for every rank.
 fn divisions(n_rows: usize, wished: Option<usize>) -> Done<Vec<usize>> {
+    let n_ranks = ranks::here().n_ranks;
     if let Some(n) = wished {
         if !n_rows.is_multiple_of(n) {
             let problem = format!("a batch of {n_rows} cannot be split into {n} equal parts");
             return Err(Failure::new(problem, "--accumulate must divide --batch"));
         }
+        if !n.is_multiple_of(n_ranks) {
+            let problem = format!("{n} parts cannot be divided among {n_ranks} ranks");
+            return Err(Failure::new(problem, "--accumulate is of all ranks: give a multiple"));
+        }
         return Ok(vec![n]);
     }
-    Ok((1..=n_rows).filter(|n| n_rows.is_multiple_of(*n)).collect())
+    let is_even = |n: &usize| n_rows.is_multiple_of(*n) && n.is_multiple_of(n_ranks);
+    Ok((1..=n_rows).filter(is_even).collect())
 }
 
 /// Seconds since now.
@@ -174,7 +224,7 @@ fn choose(
     wishes: &Wishes,
 ) -> Done<Foretold> {
     let n_tok = default_tokens(config, device);
-    let n_rows = wishes.n_rows.unwrap_or((n_tok / config.context).max(1));
+    let n_rows = rows_of_step(wishes.n_rows, n_tok / config.context)?;
     let divisions = divisions(n_rows, wishes.n_accumulate)?;
     let limit = limit(device, wishes);
     let ways: &[bool] = match wishes.checkpointing {
@@ -188,9 +238,14 @@ fn choose(
         let foretold = Foretold::measure(prepared, config.context, device)?;
         for &n_accumulate in &divisions {
             let n_tok = n_rows / n_accumulate * config.context;
-            let peak = foretold.base + foretold.buffers(n_tok) as u64 + copies(prepared, device);
+            let fixed = prepared.training.fixed();
+            // Gradients of others are held until a rank has made all of its passes.
+            let is_once = n_accumulate == ranks::here().n_ranks;
+            let held = if is_once { 0 } else { fixed.trained - fixed.gradients };
+            let peak =
+                foretold.base + (foretold.buffers(n_tok) + held) as u64 + copies(prepared, device);
             least = least.min(peak);
-            if peak <= limit {
+            if ranks::here().all(peak <= limit)? {
                 config.n_rows = n_rows / n_accumulate;
                 config.checkpointing = checkpointing;
                 config.settings.n_accumulate = n_accumulate;
@@ -204,14 +259,15 @@ fn choose(
 /// Bytes of a checkpoint: trained parameters and moments.
 fn checkpoint_bytes(prepared: &Prepared) -> u64 {
     let fixed = prepared.training.fixed();
-    (fixed.gradients + fixed.moments + fixed.moments_on_host) as u64
+    (fixed.trained + fixed.moments_of_all) as u64
 }
 
 /// Bytes of copies that are held while a checkpoint is written, in the memory of the device.
 fn copies(prepared: &Prepared, device: &Device) -> u64 {
     match is_gpu(device) {
         true => 0,
-        false => checkpoint_bytes(prepared) + prepared.training.fixed().gradients as u64,
+        false if !ranks::here().is_first() => 0,
+        false => checkpoint_bytes(prepared) + prepared.training.fixed().trained as u64,
     }
 }
 
@@ -284,7 +340,7 @@ pub fn plan(
     };
     let peak = base + buffers as u64 + copies(prepared, device);
     let host_peak = is_gpu(device).then(|| {
-        let checkpoint = checkpoint_bytes(prepared) + fixed.gradients as u64;
+        let checkpoint = checkpoint_bytes(prepared) + fixed.trained as u64;
         machine::held_bytes().unwrap_or(0) + checkpoint
     });
     let flops = prepared.training.flops_per_token();
@@ -298,18 +354,26 @@ pub fn plan(
         limit: limit(device, wishes),
         host_peak,
         // Two checkpoints, the one being written, best weights twice, the model.
-        disk: 3 * checkpoint_bytes(prepared) + 3 * fixed.gradients as u64,
+        disk: 3 * checkpoint_bytes(prepared) + 3 * fixed.trained as u64,
         n_rows,
         n_accumulate,
         checkpointing: config.checkpointing,
         short_rows: config.settings.short_rows,
         n_tok: n_pass_tok * n_accumulate,
-        step_s: pass_s * n_accumulate as f64 + update_s,
-        limit_tok_s: product_rate(device) / flops,
+        step_s: pass_s * n_accumulate.div_ceil(ranks::here().n_ranks) as f64 + update_s,
+        limit_tok_s: product_rate(device) / flops * ranks::here().n_ranks as f64,
         n_steps: 0,
         total_s: 0.0,
+        ranks: Vec::new(),
+    };
+    let ranks = ranks::here();
+    plan.ranks = match ranks.is_alone() {
+        true => Vec::new(),
+        false => ranks.gather(&RankPlan { fixed, peak: plan.peak })?,
     };
     schedule(config, prepared, wishes, &mut plan);
+    // The first one's clock and memory have decided for all.
+    (*config, plan) = ranks.tell(|| Ok((config.clone(), plan)))?;
     if wishes.memory.is_some_and(|limit| plan.peak > limit) {
         return Err(refusal(config, plan.peak, plan.limit));
     }
@@ -380,9 +444,10 @@ impl Plan {
         let size = |n: usize| mebibytes(n as f64);
         let bytes = |n: u64| mebibytes(n as f64);
         let Plan { n_rows, n_accumulate, n_tok, n_steps, .. } = self;
-        let passes = match n_accumulate {
-            1 => String::new(),
-            n => format!(" in {n} passes"),
+        let passes = match (n_accumulate, self.ranks.len()) {
+            (1, _) => String::new(),
+            (n, 0) => format!(" in {n} passes"),
+            (n, n_ranks) => format!(" in {n} passes of {n_ranks} ranks"),
         };
         let short = self
             .short_rows
@@ -408,7 +473,15 @@ impl Plan {
             Budget::Minutes(n) => ("about ", format!("{n} minutes in all")),
             _ => ("", format!("about {}", minutes(self.total_s))),
         };
-        vec![
+        let each = self.ranks.iter().enumerate().map(|(rank, RankPlan { fixed, peak })| {
+            let [moments, gradients] = [fixed.moments, fixed.gradients].map(size);
+            let peak = bytes(*peak);
+            (
+                "memory",
+                format!("rank {rank}: moments {moments}, gradients {gradients}, peak {peak}"),
+            )
+        });
+        let mut lines = vec![
             (
                 "memory",
                 format!(
@@ -433,7 +506,9 @@ impl Plan {
                     count(*n_tok as f64 / self.step_s),
                 ),
             ),
-        ]
+        ];
+        lines.splice(2..2, each);
+        lines
     }
 }
 

@@ -4,6 +4,7 @@
 use super::config::{Origin, RunConfig, TeacherConfig};
 use super::data::{Data, Gathered, Set};
 use crate::files;
+use crate::ranks;
 use crate::report::{Done, Failure, mebibytes};
 use crate::source::walk::Listing;
 use elapid::Device;
@@ -215,6 +216,9 @@ pub fn prepare(config: &RunConfig, data: &Data, opened: Opened, device: &Device)
         seed: config.seed,
     };
     let mut training = session.begin_on(data.corpus.clone(), &batches, &config.settings)?;
+    if let Some(group) = ranks::here().group() {
+        training.join(group)?;
+    }
     training.set_checkpointing(config.checkpointing);
     let frozen_hash = training.frozen_hash();
     let teacher_hash = set_teacher(config, &mut training)?;

@@ -10,11 +10,12 @@ use super::secrets::{self, SecretKind};
 use super::walk::{Secrets, Walk};
 use crate::report::n_threads_default;
 use elapid::{Document, Error, Result, Signature};
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -47,8 +48,37 @@ pub struct Exposed {
     pub kind: SecretKind,
 }
 
+/// An entry as one rank tells it to another.
+#[derive(Serialize, Deserialize)]
+pub struct Told {
+    name: String,
+    weight: f64,
+    path: PathBuf,
+    range: Range<u64>,
+    form: Form,
+    n_bytes: usize,
+    hash: Option<[u8; 32]>,
+}
+
+impl From<&Entry> for Told {
+    fn from(entry: &Entry) -> Told {
+        let Entry { name, weight, path, range, form, n_bytes, hash, .. } = entry.clone();
+        // Another rank may have been started elsewhere.
+        let path = std::path::absolute(&path).unwrap_or_else(|_| path.to_path_buf());
+        Told { name, weight, path, range, form, n_bytes, hash }
+    }
+}
+
+impl From<Told> for Entry {
+    fn from(told: Told) -> Entry {
+        let Told { name, weight, path, range, form, n_bytes, hash } = told;
+        let language = elapid::language_of_path(&name);
+        Entry { name, language, weight, path: path.into(), range, form, n_bytes, hash }
+    }
+}
+
 /// What lies there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Form {
     /// Text.
     Text,

@@ -18,6 +18,7 @@ mod lsp;
 mod offline;
 mod project;
 mod pull;
+mod ranks;
 mod replay;
 mod secrets;
 mod serve;

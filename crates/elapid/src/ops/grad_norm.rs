@@ -39,6 +39,21 @@ pub fn squares<'a>(grads: impl Iterator<Item = &'a Tensor>) -> Squares {
     }
 }
 
+/// The sum of squares of each.
+pub fn sums_of_squares<'a>(grads: impl Iterator<Item = &'a Tensor>) -> Vec<f64> {
+    let grads: Vec<&Tensor> = grads.collect();
+    let Some(gpu) = grads.first().and_then(|grad| grad.device().gpu()) else {
+        return grads.into_iter().map(sum_of_squares).collect();
+    };
+    let pieces = squares_gpu(gpu, &grads).to_vec();
+    let mut pieces = pieces.into_iter().map(f64::from);
+    grads.iter().map(|x| pieces.by_ref().take(n_pieces(gpu, x)).sum()).collect()
+}
+
+fn n_pieces(gpu: &Gpu, x: &Tensor) -> usize {
+    gpu.parts(x).map(|part| part.len().div_ceil(PIECE)).sum()
+}
+
 static SUM_SQUARES: Kernel =
     Kernel::new("sum_squares", include_str!("grad_norm.wgsl"), include_str!("grad_norm.cu"));
 // For CUDA.
@@ -47,8 +62,7 @@ static SUM_ALL: Kernel = Kernel { entry: "sum_squares_all", wgsl: "", ..SUM_SQUA
 /// All partial sums into one tensor, which the host reads once.
 fn squares_gpu(gpu: &Gpu, grads: &[&Tensor]) -> Tensor {
     let device = Device::Gpu(gpu.clone());
-    let n_pieces = |x: &Tensor| gpu.parts(x).map(|part| part.len().div_ceil(PIECE)).sum();
-    let n_sums: usize = grads.iter().map(|x| -> usize { n_pieces(x) }).sum();
+    let n_sums = grads.iter().map(|x| n_pieces(gpu, x)).sum();
     let mut sums = Tensor::uninit(&device, &[n_sums]);
     let mut first = 0;
     if grads.iter().all(|x| gpu.can_follow(x)) {

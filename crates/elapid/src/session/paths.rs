@@ -8,9 +8,8 @@ use crate::model::save::{Form, Save};
 use crate::model::weights::Weights;
 use crate::tensor::device::Device;
 use crate::tensor::gpu::later::wait;
-use crate::train::state::{Capture, Extent, Saved};
+use crate::train::state::{Capture, Saved};
 use crate::train::{Training, method};
-use serde_json::Value;
 use std::path::Path;
 
 impl Session {
@@ -74,30 +73,9 @@ impl Session {
     }
 }
 
-impl Training {
-    /// Writes a checkpoint that [`Training::resume`] continues from to the bit; `extra` is the
-    /// caller's and comes back with it.
-    #[cfg(not(target_family = "wasm"))]
-    pub fn save(&self, path: impl AsRef<Path>, extra: &Value) -> Result<()> {
-        self.capture(Extent::Run, extra).save(path)
-    }
-
-    /// Writes a checkpoint.
-    #[cfg(target_family = "wasm")]
-    pub async fn save(&self, path: impl AsRef<Path>, extra: &Value) -> Result<()> {
-        self.capture(Extent::Run, extra).await?.save(path)
-    }
-
-    /// Continues from a checkpoint that the same model, data and settings wrote.
-    pub fn resume(&mut self, path: impl AsRef<Path>) -> Result<Saved> {
-        let saved = Saved::open(path)?;
-        saved.restore(self)?;
-        Ok(saved)
-    }
-}
-
 impl Capture {
-    /// Writes it as a checkpoint.
+    /// Writes it as a checkpoint; of a whole run it is one that [`Saved::restore`] continues from
+    /// to the bit.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         disk::write(path.as_ref(), |sink| self.write_to(sink))?;
         Ok(())

@@ -7,6 +7,7 @@ mod convert;
 mod devices;
 mod eval;
 mod failures;
+mod group;
 mod hostile;
 mod malformed;
 mod model;

@@ -182,7 +182,7 @@ fn a_run_with_a_teacher_goes_on_from_a_checkpoint_to_the_bit() {
         bytes.extend_from_slice(part);
         Ok(())
     };
-    first.capture(Extent::Run, &json!(null)).write_to(&mut sink).unwrap();
+    first.capture(Extent::Run, &json!(null)).unwrap().write_to(&mut sink).unwrap();
     let saved = Saved::parse("a", Arc::new(bytes)).unwrap();
     let mut second = taught(&setup, &device, Some("q8_0"));
     saved.restore(&mut second).unwrap();

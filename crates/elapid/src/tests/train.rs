@@ -52,7 +52,7 @@ pub(super) struct Setup {
     pub(super) settings: Settings,
     pub(super) load: LoadSettings,
     pub(super) weights_seed: u64,
-    checkpointing: bool,
+    pub(super) checkpointing: bool,
 }
 
 fn loader(load: &LoadSettings, checkpoint: &Checkpoint) -> Loader {
@@ -189,6 +189,7 @@ fn a_run_goes_on_from_any_checkpoint_to_the_bit() {
             let extra = json!({"note": [1, 2.5]});
             first
                 .capture(Extent::Run, &extra)
+                .unwrap()
                 .write_to(&mut |part| {
                     bytes.extend_from_slice(part);
                     Ok(())
@@ -216,7 +217,7 @@ fn a_changed_checkpoint_is_refused_and_one_of_another_run_too() {
         bytes.extend_from_slice(part);
         Ok(())
     };
-    training.capture(Extent::Run, &json!(null)).write_to(&mut sink).unwrap();
+    training.capture(Extent::Run, &json!(null)).unwrap().write_to(&mut sink).unwrap();
     for at in [70, bytes.len() / 2, bytes.len() - 100] {
         let mut changed = bytes.clone();
         changed[at] ^= 1;
@@ -545,7 +546,7 @@ fn the_projection_of_a_lens_has_the_gradient_of_finite_differences() {
             trainer.weights.tensor_mut(id).f32_mut()[at] += by;
             let still = AdamW { lr: 0.0, weight_decay: 0.0, ..AdamW::default() };
             // A step of no rate makes the embedding anew and changes nothing else.
-            trainer.update(&grads, 1.0, &StepSettings { adamw: still, clip_norm: None });
+            trainer.update(&grads, 1.0, &StepSettings { adamw: still, clip_norm: None }).unwrap();
             let loss =
                 trainer.gradients_of(std::slice::from_ref(&part), None, || ()).unwrap().0.loss;
             trainer.weights.tensor_mut(id).f32_mut()[at] -= by;
@@ -573,7 +574,7 @@ fn a_lens_learns_folds_into_the_embedding_and_goes_on_to_the_bit() {
         bytes.extend_from_slice(part);
         Ok(())
     };
-    first.capture(Extent::Run, &json!(null)).write_to(&mut sink).unwrap();
+    first.capture(Extent::Run, &json!(null)).unwrap().write_to(&mut sink).unwrap();
     let saved = Saved::parse("a", Arc::new(bytes)).unwrap();
     let mut second = with_lens(&device, &setup);
     saved.restore(&mut second).unwrap();

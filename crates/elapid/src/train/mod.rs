@@ -6,6 +6,7 @@
 //!
 //! `limbic/` is a head of another kind, with samples and steps of its own.
 
+pub mod group;
 pub mod lens;
 pub mod limbic;
 pub mod method;
@@ -29,6 +30,7 @@ use crate::tensor::Tensor;
 use crate::tensor::batch::{Batch, Targets};
 use crate::tensor::gpu::later::wait;
 use crate::train::optim::{Optimizer, OptimizerKind, global_squares};
+use group::{Findings, Group, Team};
 use lens::Lens;
 pub use run::{Outcome, Progress, Settings, Training, Turn, check};
 use teacher::Teacher;
@@ -45,6 +47,26 @@ pub struct Trainer {
     pub lens: Option<Lens>,
     /// Whose distribution is learned beside the targets.
     pub teacher: Option<Teacher>,
+    /// Other processes that train the same model.
+    pub team: Option<Team>,
+}
+
+/// Where batches stand among those of a step that other ranks have too.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Among {
+    /// Batches before them.
+    pub first: usize,
+    pub n_all: usize,
+    /// Of all targets of all batches.
+    pub weight: f64,
+}
+
+impl Among {
+    /// Batches that are all of a step.
+    pub fn alone(parts: &[PackedBatch]) -> Among {
+        let weight = parts.iter().map(PackedBatch::weight).sum();
+        Among { first: 0, n_all: parts.len(), weight }
+    }
 }
 
 /// Settings of a step.
@@ -107,79 +129,92 @@ impl Trainer {
     pub fn with(model: Model, weights: Weights, kind: OptimizerKind) -> Trainer {
         let optimizer = Optimizer::new(&weights, kind);
         let options = ForwardOptions::default();
-        Trainer { model, weights, optimizer, options, lens: None, teacher: None }
+        Trainer { model, weights, optimizer, options, lens: None, teacher: None, team: None }
+    }
+
+    /// From now on one of a group: of what the optimizer remembers its own part stays.
+    pub fn join(&mut self, group: Group) -> Result<()> {
+        let team = Team::new(group, &self.weights)?;
+        self.optimizer.keep(|id| team.is_mine(id));
+        self.team = Some(team);
+        Ok(())
     }
 
     /// Loss, gradients and what the tape held, of one batch; nothing is changed.
     pub fn gradients(&self, batch: &Batch, targets: &Targets) -> Result<(StepReport, Gradients)> {
         let mut grads = Gradients::default();
         let found = self.add_gradients(batch, targets, self.options, &mut grads)?;
-        wait(self.report(&[found], grads))
-    }
-
-    /// What was found, read from the device at last: nothing before waits for it.
-    async fn report(&self, parts: &[Found], grads: Gradients) -> Result<(StepReport, Gradients)> {
         let grads = self.through_lens(grads);
         let squares = global_squares(&grads);
-        // All in one piece: a browser takes as long for four bytes as for four thousand.
-        let mut wanted: Vec<&Tensor> = parts.iter().map(|part| &part.loss).collect();
-        wanted.extend(parts.iter().filter_map(|part| part.divergence.as_ref()));
-        let n_numbers = wanted.len();
-        if let Squares::Parts(parts) = &squares {
-            wanted.push(parts);
-        }
-        let flat: Vec<Tensor> = wanted.iter().map(|it| it.reshape(&[it.n_elem(), 1])).collect();
-        let read = Tensor::stack(&flat).read().await;
-        let (numbers, sums) = read.split_at(n_numbers);
-        let grad_norm = match squares {
-            Squares::Sum(sum) => sum.sqrt(),
-            Squares::Parts(_) => norm_of(sums),
-        };
-        let sum_of = |list: &[f32]| list.iter().map(|&x| f64::from(x)).sum::<f64>() as f32;
-        let (losses, divergences) = numbers.split_at(parts.len());
-        let loss = sum_of(losses);
-        let divergence = (divergences.len() == parts.len()).then(|| sum_of(divergences));
-        let tape_bytes = parts.iter().map(|part| part.tape_bytes).max().unwrap_or(0);
+        wait(async {
+            let (found, grad_norm) = findings(&[found], Some(squares)).await;
+            Ok((self.report(found, grad_norm)?, grads))
+        })
+    }
+
+    /// What was found, once all of it was read from the device.
+    fn report(&self, found: Findings, grad_norm: f64) -> Result<StepReport> {
+        let Findings { losses, divergences, tape_bytes } = found;
+        let loss = losses.iter().sum::<f64>() as f32;
+        let divergence = divergences.map(|list| list.iter().sum::<f64>() as f32);
         self.weights.device().check()?;
-        Ok((StepReport { loss, divergence, grad_norm, tape_bytes }, grads))
+        Ok(StepReport { loss, divergence, grad_norm, tape_bytes })
     }
 
     /// The same of several parts of one batch, one after the other; what is dropped is drawn from
     /// `noise`, for each part anew. `meanwhile` is called once the device has all of its work.
-    pub async fn gradients_later(
-        &mut self,
-        parts: &[PackedBatch],
-        noise: Option<Noise>,
-        meanwhile: impl FnOnce(),
-    ) -> Result<(StepReport, Gradients)> {
-        let all: f64 = parts.iter().map(PackedBatch::weight).sum();
-        let mut grads = Gradients::default();
-        let mut of_parts = Vec::new();
-        for (idx, part) in parts.iter().enumerate() {
-            let of_part = |noise: Noise| {
-                let counter = noise.counter * parts.len() as u64 + idx as u64;
-                Noise { counter, ..noise }
-            };
-            self.weights.set_noise(noise.map(of_part));
-            let targets = Targets { ids: &part.targets, weights: &part.weights, norm: all as f32 };
-            let balance_share = (part.weight() / all) as f32;
-            let options = ForwardOptions { balance_share, ..self.options };
-            let found = self.add_gradients(&part.batch, &targets, options, &mut grads);
-            self.weights.set_noise(None);
-            of_parts.push(found?);
-        }
-        meanwhile();
-        self.report(&of_parts, grads).await
-    }
-
-    /// The same, waited for.
     pub fn gradients_of(
         &mut self,
         parts: &[PackedBatch],
         noise: Option<Noise>,
         meanwhile: impl FnOnce(),
     ) -> Result<(StepReport, Gradients)> {
-        wait(self.gradients_later(parts, noise, meanwhile))
+        wait(self.gradients_among(parts, Among::alone(parts), noise, meanwhile))
+    }
+
+    /// The same of a rank's parts of a step, awaited; of the gradients its own.
+    pub async fn gradients_among(
+        &mut self,
+        parts: &[PackedBatch],
+        among: Among,
+        noise: Option<Noise>,
+        meanwhile: impl FnOnce(),
+    ) -> Result<(StepReport, Gradients)> {
+        let Among { first, n_all, weight: all } = among;
+        let outbox = self.team.as_ref().map(|team| team.outbox(self.weights.device()));
+        let mut grads = Gradients::default();
+        let mut of_parts = Vec::new();
+        for (idx, part) in parts.iter().enumerate() {
+            let of_part = |noise: Noise| {
+                let counter = noise.counter * n_all as u64 + (first + idx) as u64;
+                Noise { counter, ..noise }
+            };
+            self.weights.set_noise(noise.map(of_part));
+            let targets = Targets { ids: &part.targets, weights: &part.weights, norm: all as f32 };
+            let balance_share = (part.weight() / all) as f32;
+            let options = ForwardOptions { balance_share, ..self.options };
+            if idx + 1 == parts.len() {
+                grads.give_to(outbox.as_ref().map(|outbox| outbox.on_final()));
+            }
+            let found = self.add_gradients(&part.batch, &targets, options, &mut grads);
+            self.weights.set_noise(None);
+            of_parts.push(found?);
+        }
+        meanwhile();
+        let grads = self.through_lens(grads);
+        let (found, grad_norm, grads) = match (&mut self.team, &outbox) {
+            (Some(team), Some(outbox)) => {
+                let sums = team.finish(outbox, grads, &self.weights)?;
+                let (found, _) = findings(&of_parts, None).await;
+                let (found, squares, sums) = team.tally(found, sums)?;
+                (found, squares.sqrt(), sums)
+            }
+            _ => {
+                let (found, norm) = findings(&of_parts, Some(global_squares(&grads))).await;
+                (found, norm, grads)
+            }
+        };
+        Ok((self.report(found, grad_norm)?, grads))
     }
 
     /// Adds the gradients of one batch.
@@ -221,12 +256,17 @@ impl Trainer {
     ) -> Result<StepReport> {
         let (report, grads) = self.gradients(batch, targets)?;
         let report = report.check()?;
-        self.update(&grads, report.grad_norm, settings);
+        self.update(&grads, report.grad_norm, settings)?;
         Ok(report)
     }
 
     /// Changes the trained parameters by these gradients, whose norm is `grad_norm`.
-    pub fn update(&mut self, grads: &Gradients, grad_norm: f64, settings: &StepSettings) {
+    pub fn update(
+        &mut self,
+        grads: &Gradients,
+        grad_norm: f64,
+        settings: &StepSettings,
+    ) -> Result<()> {
         let mut adamw = settings.adamw;
         if let Some(limit) = settings.clip_norm {
             // As torch clips: the small addend keeps a zero norm from dividing.
@@ -236,7 +276,11 @@ impl Trainer {
             let decays = weights.role(id) == Role::Matrix;
             AdamW { weight_decay: if decays { adamw.weight_decay } else { 0.0 }, ..adamw }
         });
+        if let Some(team) = &mut self.team {
+            team.spread(&mut self.weights)?;
+        }
         self.refresh();
+        Ok(())
     }
 
     /// A hash of everything that training must not change.
@@ -251,4 +295,29 @@ impl Trainer {
             lens.forward(&mut self.weights);
         }
     }
+}
+
+/// The findings of passes and the norm of gradients, read from the device at last: nothing before
+/// waits for it.
+async fn findings(parts: &[Found], squares: Option<Squares>) -> (Findings, f64) {
+    // All in one piece: a browser takes as long for four bytes as for four thousand.
+    let mut wanted: Vec<&Tensor> = parts.iter().map(|part| &part.loss).collect();
+    wanted.extend(parts.iter().filter_map(|part| part.divergence.as_ref()));
+    let n_numbers = wanted.len();
+    if let Some(Squares::Parts(parts)) = &squares {
+        wanted.push(parts);
+    }
+    let flat: Vec<Tensor> = wanted.iter().map(|it| it.reshape(&[it.n_elem(), 1])).collect();
+    let read = Tensor::stack(&flat).read().await;
+    let (numbers, sums) = read.split_at(n_numbers);
+    let grad_norm = match squares {
+        Some(Squares::Sum(sum)) => sum.sqrt(),
+        _ => norm_of(sums),
+    };
+    let mut numbers = numbers.iter().map(|&x| f64::from(x));
+    let losses = numbers.by_ref().take(parts.len()).collect();
+    let divergences: Vec<f64> = numbers.collect();
+    let divergences = (divergences.len() == parts.len()).then_some(divergences);
+    let tape_bytes = parts.iter().map(|part| part.tape_bytes).max().unwrap_or(0);
+    (Findings { losses, divergences, tape_bytes }, grad_norm)
 }

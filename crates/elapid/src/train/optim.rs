@@ -79,6 +79,8 @@ impl State {
 /// An optimizer with what it remembers.
 pub struct Optimizer {
     states: BTreeMap<ParamId, (String, State)>,
+    /// Of states that another rank has: names and shapes of their tensors.
+    elsewhere: BTreeMap<ParamId, Vec<(String, Vec<usize>)>>,
     n_steps: u64,
     /// Bytes of moments that are brought over at once, of those that lie elsewhere.
     bytes_over_max: usize,
@@ -161,11 +163,33 @@ impl Optimizer {
             (id, (weights.name(id).to_string(), state))
         };
         let states = weights.trained().into_iter().map(state).collect();
-        Optimizer { states, n_steps: 0, bytes_over_max: bytes_max.unwrap_or(usize::MAX) }
+        let bytes_over_max = bytes_max.unwrap_or(usize::MAX);
+        Optimizer { states, elsewhere: BTreeMap::new(), n_steps: 0, bytes_over_max }
     }
 
     pub fn n_steps(&self) -> u64 {
         self.n_steps
+    }
+
+    /// Leaves the states of other parameters to other ranks.
+    pub fn keep(&mut self, is_mine: impl Fn(ParamId) -> bool) {
+        let ids: Vec<ParamId> = self.states.keys().copied().filter(|id| !is_mine(*id)).collect();
+        for id in ids {
+            let (name, state) = self.states.remove(&id).expect("it was listed");
+            self.elsewhere.insert(id, described(&name, &state));
+        }
+    }
+
+    /// What the optimizers of all ranks remember: parameters, names and shapes of tensors, in the
+    /// order of the parameters.
+    pub fn names(&self) -> Vec<(ParamId, String, Vec<usize>)> {
+        let own = self.states.iter().map(|(id, (name, state))| (*id, described(name, state)));
+        let others = self.elsewhere.iter().map(|(id, list)| (*id, list.clone()));
+        let all: BTreeMap<ParamId, _> = own.chain(others).collect();
+        let flat = all
+            .into_iter()
+            .flat_map(|(id, list)| list.into_iter().map(move |(name, shape)| (id, name, shape)));
+        flat.collect()
     }
 
     /// Changes every trained parameter that has a gradient, with the settings `settings` gives it.
@@ -177,7 +201,8 @@ impl Optimizer {
         settings: impl Fn(&Weights, ParamId) -> AdamW,
     ) {
         self.n_steps += 1;
-        let grad = |id: ParamId| grads.get(id.0).map(|grad| (id, grad));
+        let is_here = |id: &ParamId| self.states.contains_key(id);
+        let grad = |id: ParamId| grads.get(id.0).filter(|_| is_here(&id)).map(|grad| (id, grad));
         let (ids, grads): (Vec<_>, Vec<_>) = weights.trained().into_iter().filter_map(grad).unzip();
         let configs: Vec<AdamW> = ids.iter().map(|&id| settings(weights, id)).collect();
         let states = self.states.iter_mut().filter(|it| ids.binary_search(it.0).is_ok());
@@ -268,6 +293,11 @@ impl Optimizer {
         self.n_steps = n_steps;
         Ok(())
     }
+}
+
+fn described(name: &str, state: &State) -> Vec<(String, Vec<usize>)> {
+    let tensors = state.tensors().into_iter();
+    tensors.map(|(kind, x)| (format!("{kind}.{name}"), x.shape().to_vec())).collect()
 }
 
 /// Norm of all gradients together.

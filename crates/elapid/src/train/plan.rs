@@ -35,8 +35,15 @@ pub struct Fixed {
     /// What it remembers in the memory of the CPU while a GPU computes.
     #[serde(default)]
     pub moments_on_host: usize,
-    /// Gradients of what is trained.
+    /// Gradients that are held after a step of one pass: those of what is trained; of several ranks
+    /// each holds its own.
     pub gradients: usize,
+    /// All that is trained.
+    #[serde(default)]
+    pub trained: usize,
+    /// What the optimizers of all ranks remember.
+    #[serde(default)]
+    pub moments_of_all: usize,
     /// Weights of a teacher.
     #[serde(default)]
     pub teacher: usize,
@@ -54,14 +61,23 @@ impl Fixed {
                 false => moments_on_host += tensor.n_bytes(),
             }
         }
+        let trained = weights.trained();
+        let is_mine = |id: &&ParamId| trainer.team.as_ref().is_none_or(|team| team.is_mine(**id));
+        let moments_of_all = trainer.optimizer.names().into_iter();
         Fixed {
             weights: weights.ids().map(n_bytes).sum(),
             moments,
             moments_on_host,
-            gradients: weights.trained().into_iter().map(n_bytes).sum(),
+            gradients: trained.iter().filter(is_mine).map(|id| n_bytes(*id)).sum(),
+            trained: trained.iter().map(|id| n_bytes(*id)).sum(),
+            moments_of_all: moments_of_all.map(|(_, _, shape)| 4 * n_elem(&shape)).sum(),
             teacher: trainer.teacher.as_ref().map_or(0, Teacher::n_bytes),
         }
     }
+}
+
+fn n_elem(shape: &[usize]) -> usize {
+    shape.iter().product()
 }
 
 /// What a step took.
@@ -111,16 +127,23 @@ impl Training {
         let adamw = AdamW { lr: 0.0, weight_decay: 0.0, ..AdamW::default() };
         let settings = StepSettings { adamw, clip_norm: None };
         let (mut activations, mut pass_s, mut update_s) = (0, f64::INFINITY, f64::INFINITY);
+        let probe = |trainer: &mut Trainer, on| {
+            if let Some(team) = &mut trainer.team {
+                team.is_probe = on;
+            }
+        };
+        probe(trainer, true);
         for _ in 0..n_reps.max(1) {
             let begin = clock();
             let (report, grads) = device.run(|| trainer.gradients_of(&part, None, || ()))?;
             pass_s = pass_s.min(clock() - begin);
             activations = report.tape_bytes;
             let begin = clock();
-            device.run(|| trainer.update(&grads, report.grad_norm, &settings));
+            device.run(|| trainer.update(&grads, report.grad_norm, &settings))?;
             device.wait()?;
             update_s = update_s.min(clock() - begin);
         }
+        probe(trainer, false);
         trainer.optimizer.reset();
         let buffers = device.memory().reserved.saturating_sub(before);
         device.trim();

@@ -18,7 +18,8 @@
 //!
 //! Not here: the clock, files, evaluation (`eval.rs`); the caller decides when to save and measure.
 
-use super::{StepReport, StepSettings, Trainer};
+use super::group::{Group, Team};
+use super::{Among, StepReport, StepSettings, Trainer};
 use crate::data::pack::{Cursor, Loader, PackedBatch};
 use crate::error::{Error, Result};
 use crate::model::weights::Noise;
@@ -26,6 +27,7 @@ use crate::ops::adamw::AdamW;
 use crate::train::optim::OptimizerKind;
 use crate::train::schedule::Schedule;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Settings of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -239,10 +241,13 @@ pub struct Training {
     ready: Option<Result<Ready>>,
 }
 
-/// The batches of a step, and where the data stands before and after them.
+/// The batches of a step that this rank takes, and where the data stands before and after all.
 struct Ready {
     place: Cursor,
     parts: Vec<PackedBatch>,
+    among: Among,
+    /// Tokens of all.
+    n_tok: usize,
     after: Cursor,
 }
 
@@ -252,6 +257,18 @@ impl Training {
         check(&settings)?;
         let progress = Progress { cursor: loader.cursor(), ..Progress::default() };
         Ok(Training { trainer, loader, settings, progress, ready: None })
+    }
+
+    /// From now on this process is one of several that make each step together: rank `r` of `n`
+    /// takes the `r`-th part of the `n_accumulate` batches of a step, and what the optimizer
+    /// remembers is divided among them. Every rank has the same model, data and settings, and calls
+    /// the same methods. `n` ranks that take one batch each make the steps of one that takes all, to
+    /// the bit. [`Training::capture`] of a whole run gathers its parts on rank 0.
+    ///
+    /// Fails where the ranks start from other weights, or do not answer.
+    pub fn join(&mut self, group: Group) -> Result<()> {
+        self.ready = None;
+        self.trainer.join(group)
     }
 
     /// Rows of a batch from now on.
@@ -307,15 +324,26 @@ impl Training {
         self.progress.skipped.push(later.cursor);
     }
 
-    /// The batches of the step to come, without those that one diverged on.
-    fn next_batches(loader: &mut Loader, settings: &Settings, skipped: &[Cursor]) -> Result<Ready> {
+    /// The batches of the step to come, without those that one diverged on; of these the ones in
+    /// `own`.
+    fn next_batches(
+        loader: &mut Loader,
+        settings: &Settings,
+        skipped: &[Cursor],
+        own: &Range<usize>,
+    ) -> Result<Ready> {
         loop {
             let place = loader.cursor();
             let parts = (0..settings.n_accumulate).map(|_| loader.next_batch());
-            let parts = parts.collect::<Result<_>>()?;
-            if !skipped.contains(&place) {
-                return Ok(Ready { place, parts, after: loader.cursor() });
+            let mut parts = parts.collect::<Result<Vec<_>>>()?;
+            if skipped.contains(&place) {
+                continue;
             }
+            let among = Among { first: own.start, ..Among::alone(&parts) };
+            let n_tok = parts.iter().map(|part| part.batch.tokens.len()).sum();
+            parts.truncate(own.end);
+            parts.drain(..own.start);
+            return Ok(Ready { place, parts, among, n_tok, after: loader.cursor() });
         }
     }
 
@@ -329,27 +357,34 @@ impl Training {
     pub(crate) async fn step_later(&mut self) -> Result<Outcome> {
         let lr = self.lr();
         let Training { trainer, loader, settings, progress, ready } = self;
-        let mut next = || Training::next_batches(loader, settings, &progress.skipped);
+        let n = settings.n_accumulate;
+        let own = trainer.team.as_ref().map_or(0..n, |team| team.share(n));
+        if let Some(n_ranks) = trainer.team.as_ref().map(Team::n_ranks).filter(|ranks| *ranks > n) {
+            let problem = format!("a step of {n} batches for {n_ranks} ranks");
+            return Err(Error::input(problem, "use fewer ranks, or more batches in a step"));
+        }
+        let mut next = || Training::next_batches(loader, settings, &progress.skipped, &own);
         let made = ready.take().unwrap_or_else(&mut next)?;
         // What was made before a retreat may be what is left out now.
         let is_left_out = progress.skipped.contains(&made.place);
-        let Ready { place, mut parts, after } = if is_left_out { next()? } else { made };
+        let made = if is_left_out { next()? } else { made };
+        let Ready { place, mut parts, among, n_tok, after } = made;
         if let Some(most) = settings.row_length(progress.step) {
             for PackedBatch { batch, .. } in &mut parts {
                 batch.segments = batch.segments.cut(most);
             }
         }
-        let n_tok = parts.iter().map(|part| part.batch.tokens.len()).sum();
         let noise = Noise { seed: settings.seed, counter: progress.step };
         let meanwhile = || *ready = Some(next());
-        let (report, grads) = trainer.gradients_later(&parts, Some(noise), meanwhile).await?;
+        let gradients = trainer.gradients_among(&parts, among, Some(noise), meanwhile);
+        let (report, grads) = gradients.await?;
         if let Some(why) = self.diverged(&report) {
             self.ready = None;
             self.progress.cursor = place;
             self.loader.seek(place)?;
             return Ok(Outcome::Diverged(why));
         }
-        self.trainer.update(&grads, report.grad_norm, &self.step_settings(lr));
+        self.trainer.update(&grads, report.grad_norm, &self.step_settings(lr))?;
         self.progress.see(f64::from(report.loss));
         self.progress.step += 1;
         self.progress.n_tok += n_tok as u64;

@@ -16,7 +16,8 @@ use crate::files::package::{self, OutFile, Package};
 use crate::files::safetensors::{self, SafeTensors};
 use crate::files::{Outgoing, Sink, TensorFile};
 use crate::model::weights::Weights;
-use crate::tensor::gpu::later::block_on;
+#[cfg(not(target_family = "wasm"))]
+use crate::tensor::gpu::later::wait;
 use crate::tensor::{DType, SharedBytes, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -53,28 +54,33 @@ pub enum Extent {
 }
 
 impl Training {
-    /// A copy of what a checkpoint of this moment holds; `extra` comes back with [`Saved`]. Awaited
-    /// in a browser.
+    /// A copy of what a checkpoint of this moment holds; `extra` comes back with [`Saved`]. Fails
+    /// where there are several ranks and one does not answer. Awaited in a browser.
     #[cfg(not(target_family = "wasm"))]
-    pub fn capture(&self, extent: Extent, extra: &Value) -> Capture {
-        block_on(self.capture_later(extent, extra)).expect("a program of its own waits")
+    pub fn capture(&self, extent: Extent, extra: &Value) -> Result<Capture> {
+        wait(self.capture_later(extent, extra))
     }
 
-    pub(crate) async fn capture_later(&self, extent: Extent, extra: &Value) -> Capture {
+    pub(crate) async fn capture_later(&self, extent: Extent, extra: &Value) -> Result<Capture> {
         let weights = &self.trainer.weights;
         let trained = weights.trained().into_iter();
         let trained = trained.map(|id| (format!("p.{}", weights.name(id)), weights.tensor(id)));
-        let kept = match extent {
-            Extent::Run => self.trainer.optimizer.state(),
-            Extent::Weights => Vec::new(),
+        let (kept, team) = match (extent, &self.trainer.team) {
+            (Extent::Weights, _) => (Vec::new(), None),
+            (Extent::Run, None) => (self.trainer.optimizer.state(), None),
+            (Extent::Run, Some(team)) => (Vec::new(), Some(team)),
         };
-        let state = State { progress: self.progress().clone(), extra: extra.clone() };
-        let mut tensors = Vec::new();
+        let mut tensors: Vec<Captured> = Vec::new();
         for (name, tensor) in trained.chain(kept) {
             let bytes = tensor.read_bytes().await.into_owned();
             tensors.push((name, tensor.shape().to_vec(), bytes));
         }
-        Capture { step: state.progress.step, state, tensors }
+        if let Some(team) = team {
+            let mut take = |name, shape, bytes| tensors.push((name, shape, bytes));
+            team.collect(&self.trainer.optimizer, &mut take)?;
+        }
+        let state = State { progress: self.progress().clone(), extra: extra.clone() };
+        Ok(Capture { step: state.progress.step, state, tensors })
     }
 }
 
@@ -131,7 +137,7 @@ impl Saved {
         let trainer = &mut training.trainer;
         let mut get = |name: &str| self.tensor(&trainer.weights, name);
         trainer.optimizer.restore(self.step, &mut get)?;
-        let want = trainer.weights.trained().len() + trainer.optimizer.state().len();
+        let want = trainer.weights.trained().len() + trainer.optimizer.names().len();
         let got = file.names().len();
         if want != got {
             let problem = format!("holds {got} tensors, the run has {want}");

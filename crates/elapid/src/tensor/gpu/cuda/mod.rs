@@ -10,6 +10,7 @@
 //! | `product.rs` | matrix products of tensors: formats, places and strides          |
 //! | `blas.rs`    | matrix products of what lies somewhere, by cuBLASLt              |
 //! | `profile.rs` | time of kernels                                                  |
+//! | `nccl.rs`    | messages to the GPUs of other processes                          |
 //!
 //! Failures of calls end in `Failure`, as with wgpu. A context that has failed for good says so at
 //! every call: `find_loss` asks it.
@@ -17,6 +18,7 @@
 mod blas;
 mod context;
 mod module;
+pub(crate) mod nccl;
 mod product;
 mod profile;
 
@@ -143,6 +145,16 @@ impl Cuda {
             offset_align: 16,
             n_rounds_max: usize::MAX,
         }
+    }
+
+    /// Joins the GPUs of other processes.
+    pub(crate) fn join_ranks(
+        &self,
+        id: [u8; nccl::ID_BYTES],
+        rank: usize,
+        n_ranks: usize,
+    ) -> std::result::Result<nccl::Nccl, String> {
+        nccl::Nccl::open(&self.context, id, rank, n_ranks)
     }
 
     /// Waits while another thread records; then none does as long as the guard is there, and the

@@ -17,11 +17,12 @@ use crate::report::Done;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-const FOLDER: &str = ".elapid";
+pub const FOLDER: &str = ".elapid";
 pub const CERTIFICATE: &str = "certificate.json";
 /// The verdict of a run whose result is used.
 const BETTER: &str = "better";
 
+#[derive(Clone)]
 pub struct Project {
     pub root: PathBuf,
 }
@@ -137,7 +138,7 @@ impl Adapted {
         })
     }
 
-    fn is_better(&self) -> bool {
+    pub fn is_better(&self) -> bool {
         self.verdict().is_some_and(|verdict| verdict.eq_ignore_ascii_case(BETTER))
     }
 

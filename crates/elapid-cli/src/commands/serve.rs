@@ -5,15 +5,22 @@ use crate::base;
 use crate::compute::Compute;
 use crate::files;
 use crate::hub;
+use crate::machine;
+use crate::project::Loadable;
 use crate::project::Project;
+use crate::report::text::bytes;
 use crate::report::{Done, Failure, between, line, metrics, size};
-use crate::server::{Guard, Named, Settings, listen};
-use crate::talk::flags::{AdapterPath, cache_type, load};
-use elapid::{CacheType, Generator, GeneratorSettings, Model};
+use crate::run;
+use crate::server::models::{Entry, Held, Models};
+use crate::server::watch::Watched;
+use crate::server::{Guard, Named, Settings, Shared, listen};
+use crate::talk::flags::{AdapterPath, cache_type, load_on, number_from_zero};
+use elapid::{CacheType, Device, Generator, GeneratorSettings, Model};
 use serde_json::{Value, json};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Default context size, if the model could hold more.
@@ -29,19 +36,41 @@ const CONTEXT_MAX: usize = 8192;
 /// Completion requests (`/infill`, or `suffix` in `/v1/completions`) are shown the pieces of the
 /// project that matter at the cursor, unless they bring `input_extra` or `project_context: false`.
 ///
+/// Of several models a request chooses one by its name; they are loaded when they are asked for,
+/// within --memory. Adapters are loaded, unloaded and scaled by `/lora-adapters`.
+///
 /// Listens on localhost only by default; any other address needs an API key.
-#[derive(clap::Args)]
-#[command(after_help = "Examples:\n  elapid serve\n  elapid serve model.gguf --project .\n  \
+#[derive(clap::Args, Clone)]
+#[command(
+    after_help = "Examples:\n  elapid serve --watch .\n  elapid serve model.gguf --project .\n  \
+    elapid serve small.gguf large.gguf models/ --memory 4G --idle 10\n  \
     elapid serve SmolLM2-135M --adapter runs/a1 --adapter runs/a2=0.5\n  \
     elapid serve model.gguf --host 0.0.0.0 --api-key-file keys.txt --parallel 8\n\n\
     SIGINT or SIGTERM stops the server: running requests may finish. \
     A second signal cancels them.\n\n\
     Exit codes: 0 after a signal, 130 after a second one, 1 if it cannot start, 69 if the engine \
-    can no longer answer (a lost GPU, for example): restart it.")]
+    can no longer answer (a lost GPU, for example): restart it."
+)]
 pub struct Serve {
-    /// Model: directory, .gguf or .elapid file, a run of `elapid train`, or elapid-code
-    /// [default: the newest adapter of the project with its base, or elapid-code]
-    model: Option<PathBuf>,
+    /// Models: directory, .gguf or .elapid file, owner/repo, a run of `elapid train`, elapid-code,
+    /// or a directory of such; the first answers requests that name none [default: the newest
+    /// adapter of the project with its base, or elapid-code]
+    #[arg(value_name = "MODEL")]
+    models: Vec<PathBuf>,
+    /// Memory for loaded models, such as 4G: the one used least recently makes room for another
+    /// [default: what is free at the start]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<u64>,
+    /// Unload a model after this many minutes without a request [default: never]
+    #[arg(long, value_name = "MINUTES", value_parser = number_from_zero)]
+    idle: Option<f32>,
+    /// Directory that clients may load adapters from (`POST /lora-adapters`); may be repeated
+    #[arg(long, value_name = "DIR")]
+    adapter_dir: Vec<PathBuf>,
+    /// Serve what `elapid adapt` and `elapid train` make in this project or directory of runs
+    /// while the server runs; may be repeated
+    #[arg(long, value_name = "DIR")]
+    watch: Vec<PathBuf>,
     /// Project whose files are shown to completion requests that bring no other files [default:
     /// that of the current directory if no model is given]
     #[arg(long, value_name = "DIR")]
@@ -55,7 +84,7 @@ pub struct Serve {
     /// Port to listen on; 0 picks a free one
     #[arg(long, default_value_t = 8012)]
     port: u16,
-    /// Adapter to load, with its default scale; may be repeated
+    /// Adapter to load onto the first model, with its default scale; may be repeated
     #[arg(long, value_name = "PATH[=SCALE]")]
     adapter: Vec<AdapterPath>,
     /// API key that clients must send
@@ -88,7 +117,7 @@ pub struct Serve {
     /// Maximum size of a request body
     #[arg(long, value_name = "MIB", default_value_t = 8, value_parser = between(1, 1024))]
     max_body_mib: usize,
-    /// Model name reported to clients [default: that of its file, run or project]
+    /// Name of the first model for clients [default: that of its file, run or project]
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
     /// Answer requests for a model of another name with 404 [default: the loaded model answers]
@@ -121,35 +150,137 @@ impl Serve {
         let project = self.project()?;
         let listener = self.bind(&keys)?;
         let address = listener.local_addr().map_err(|error| self.cannot_listen(&error))?;
-        let chosen = Chosen::new(self.model.as_deref(), &self.adapter, &here())?;
-        chosen.say();
-        let loaded = self.load(&chosen)?;
-        let pulled = || hub::cache::name_of(&chosen.model);
-        let own = || name(&loaded.name, &chosen, self.adapter.len());
-        let name = self.alias.clone().or_else(pulled).unwrap_or_else(own);
-        let (sentence, about) = self.describe(&loaded, &name, address, project.as_ref());
-        let context = loaded.engine.settings().context;
+        let device = self.compute.open()?;
+        let entries = self.entries()?;
+        let memory = self.memory_max(&entries, &device)?;
+        let (flags, on) = (self.clone(), device.clone());
         let settings = Settings {
             body_bytes_max: self.max_body_mib << 20,
-            n_tok_max: self.max_tokens.unwrap_or(context),
+            n_tok_max: self.max_tokens.unwrap_or(usize::MAX),
+            n_slots: self.parallel,
+            memory,
+            idle: self.idle.map(|minutes| Duration::from_secs_f32(60.0 * minutes)),
+            adapter_dirs: self.directories("--adapter-dir", &self.adapter_dir)?,
             time_max: Duration::from_secs(self.timeout_s as u64),
             guard: Guard::new(address, &self.host, &keys, &self.allow_origin),
-            name,
             strict: self.strict_model,
             logs: self.log,
             n_lookup: self.lookup,
-            project,
-            named: match chosen.why {
-                Some(_) => Named::WithAdapters,
-                None => Named::Alone,
-            },
+            project: project.clone(),
         };
-        listen::serve(listener, loaded, settings, || {
+        let load = move |entry: &Entry| flags.load(entry, &on);
+        let watched = self.watched()?;
+        let models = Models::new(Arc::new(Shared::new(settings)), entries, Box::new(load));
+        let (sentence, about) = self.describe(&models, address, project.as_ref())?;
+        listen::serve(listener, Arc::new(models), watched, || {
             eprintln!("{sentence}");
             if self.json {
                 line(about);
             }
         })
+    }
+
+    /// The models that were named, or the one of the project.
+    fn entries(&self) -> Done<Vec<Entry>> {
+        if self.models.is_empty() {
+            let chosen = Chosen::new(None, &self.adapter, &here())?;
+            chosen.say();
+            return Ok(vec![self.entry(&chosen, self.alias.clone())?]);
+        }
+        let mut entries: Vec<Entry> = Vec::new();
+        for path in &self.models {
+            let inside = inside(path)?;
+            for path in inside.as_deref().unwrap_or(std::slice::from_ref(path)) {
+                let is_first = entries.is_empty();
+                let adapters = if is_first { &self.adapter[..] } else { &[] };
+                let chosen = Chosen::new(Some(path), adapters, &here())?;
+                let alias = self.alias.clone().filter(|_| is_first);
+                match self.entry(&chosen, alias) {
+                    Ok(entry) => entries.push(entry),
+                    Err(failure) if inside.is_some() => {
+                        let why = failure.to_string();
+                        let why = why.lines().next().unwrap_or_default();
+                        eprintln!("note    {} is left out: {why}", path.display());
+                    }
+                    Err(failure) => return Err(failure),
+                }
+            }
+        }
+        for idx in 1..entries.len() {
+            let is_taken = |name: &str| entries[..idx].iter().any(|entry| entry.name == name);
+            let name = entries[idx].name.clone();
+            let mut names =
+                std::iter::once(name.clone()).chain((2..).map(|n| format!("{name}-{n}")));
+            entries[idx].name = names.find(|name| !is_taken(name)).unwrap_or(name);
+        }
+        match entries.is_empty() {
+            false => Ok(entries),
+            true => {
+                Err(Failure::new("there is no model in these directories", "name a model file"))
+            }
+        }
+    }
+
+    /// A model to be served.
+    fn entry(&self, chosen: &Chosen, alias: Option<String>) -> Done<Entry> {
+        let info = Model::open(&chosen.model)?.info()?;
+        let context = info.n_ctx.map_or(CONTEXT_MAX, |n| n.min(CONTEXT_MAX));
+        let pulled = || hub::cache::name_of(&chosen.model);
+        let own = || name(&info.name, chosen, self.adapter.len());
+        let name = alias.or_else(pulled).unwrap_or_else(own);
+        let named = if chosen.why.is_some() { Named::WithAdapters } else { Named::Alone };
+        let held = |it: &AdapterPath| {
+            let (path, name) = (it.path.clone(), it.path.display().to_string());
+            Held { name, path, own: it.scale, scale: it.scale, is_own: false }
+        };
+        let adapters = chosen.adapters.iter().map(held).collect();
+        let facts = (info, self.context.unwrap_or(context));
+        Ok(Entry::new(name, chosen.model.clone(), facts, (named, adapters)))
+    }
+
+    /// Bytes that models may take, if each of them fits.
+    fn memory_max(&self, entries: &[Entry], device: &Device) -> Done<Option<u64>> {
+        let free = || (device.kind() == "cpu").then(machine::free_bytes).flatten();
+        let Some(memory) = self.memory else {
+            return Ok(if entries.len() > 1 { free() } else { None });
+        };
+        match entries.iter().find(|entry| entry.n_bytes() > memory) {
+            None => Ok(Some(memory)),
+            Some(entry) => {
+                let (needs, has) = (bytes(entry.n_bytes() as f64), bytes(memory as f64));
+                let problem = format!("{} needs {needs}, --memory allows {has}", entry.name);
+                Err(Failure::new(problem, "give more, or a shorter --context"))
+            }
+        }
+    }
+
+    fn directories(&self, flag: &str, list: &[PathBuf]) -> Done<Vec<PathBuf>> {
+        let full = |dir: &PathBuf| match dir.canonicalize() {
+            Ok(full) if full.is_dir() => Ok(full),
+            _ => {
+                let problem = format!("{flag} {}: there is no such directory", dir.display());
+                Err(Failure::new(problem, "give a directory that is there"))
+            }
+        };
+        list.iter().map(full).collect()
+    }
+
+    fn watched(&self) -> Done<Vec<Watched>> {
+        let dirs = self.directories("--watch", &self.watch)?;
+        let watched = |dir: PathBuf| {
+            let flags = self.clone();
+            let make = move |load: &Loadable, name: String| {
+                let of_load = |(path, scale): &(PathBuf, f32)| AdapterPath {
+                    path: path.clone(),
+                    scale: *scale,
+                };
+                let adapters = load.adapter.iter().map(of_load).collect();
+                let why = Some(String::new());
+                flags.entry(&Chosen { model: load.model.clone(), adapters, why }, Some(name))
+            };
+            Watched::new(&dir, self.models.is_empty(), Box::new(make))
+        };
+        Ok(dirs.into_iter().map(watched).collect())
     }
 
     /// The project whose files are shown, if any is.
@@ -160,22 +291,24 @@ impl Serve {
                 Err(Failure::new(problem, "give the directory of the project"))
             }
             Some(dir) => Ok(Some(Project::of(dir))),
-            None => Ok((self.model.is_none() && !self.no_project_context).then(here)),
+            None => Ok((self.models.is_empty() && !self.no_project_context).then(here)),
         }
     }
 
-    fn load(&self, chosen: &Chosen) -> Done<Generator> {
-        let model = Model::open(&chosen.model)?;
-        let context = model.info()?.n_ctx.map_or(CONTEXT_MAX, |n| n.min(CONTEXT_MAX));
+    fn load(&self, entry: &Entry, device: &Device) -> Done<Generator> {
         let settings = GeneratorSettings {
-            context: Some(self.context.unwrap_or(context)),
+            context: Some(entry.context),
             n_slots: self.parallel,
             n_waiting_max: self.queue,
             snapshot_bytes_max: self.snapshot_mib << 20,
             cache: self.cache_type,
             expert_bytes_max: self.expert_memory.map(|n_bytes| n_bytes as usize),
         };
-        load(model, &self.compute, &settings, &chosen.adapters)
+        let path = |held: &Held| AdapterPath { path: held.path.clone(), scale: held.scale };
+        let adapters = entry.adapters();
+        let given = adapters.iter().flatten().filter(|held| !held.is_own);
+        let adapters: Vec<AdapterPath> = given.map(path).collect();
+        load_on(Model::open(&entry.path)?, device, &settings, &adapters)
     }
 
     fn keys(&self) -> Done<Vec<String>> {
@@ -224,35 +357,58 @@ impl Serve {
         Failure::new(problem, "choose another port: --port N, or --port 0 for a free one")
     }
 
-    /// What is served and where, for people and for programs.
+    /// Loads the first model: what is served and where, for people and for programs.
     fn describe(
         &self,
-        loaded: &Generator,
-        name: &str,
+        models: &Models,
         address: SocketAddr,
         project: Option<&Project>,
-    ) -> (String, Value) {
-        let (settings, has_fim) = (loaded.engine.settings(), loaded.fim.is_some());
-        let (n_slots, context) = (settings.n_slots, settings.context);
-        let adapters: Vec<&str> = loaded.adapters.iter().map(|a| a.name.as_str()).collect();
-        let with = match adapters.len() {
+    ) -> Done<(String, Value)> {
+        let list = models.list();
+        let app = models.load(&list[0]).map_err(|error| {
+            Failure::new(error.message, "try it with `elapid info` and `elapid generate`")
+        })?;
+        let mut about = app.about();
+        let has_fim = about["fim"] == true;
+        let with = match about["adapters"].as_array().map_or(0, Vec::len) {
             0 => String::new(),
             n => format!(", {n} adapter{}", if n == 1 { "" } else { "s" }),
+        };
+        let others = match list.len() - 1 {
+            0 => String::new(),
+            n => format!(", {n} more model{}", if n == 1 { "" } else { "s" }),
         };
         let fim = if has_fim { "yes" } else { "no" };
         let project = project.filter(|_| has_fim).map(|project| &project.root);
         let shown = project.map_or(String::new(), |root| format!(", files of {}", root.display()));
+        let (name, context) = (&list[0].name, list[0].context);
         let sentence = format!(
-            "serve   http://{address}  {name}{with}, {n_slots} slots, context {context}, \
-             fill-in-the-middle: {fim}{shown}"
+            "serve   http://{address}  {name}{with}{others}, {} slots, context {context}, \
+             fill-in-the-middle: {fim}{shown}",
+            self.parallel
         );
-        let about = json!({
-            "url": format!("http://{address}"), "host": address.ip().to_string(),
-            "port": address.port(), "model": name, "adapters": adapters, "slots": n_slots,
-            "context": context, "fim": has_fim, "chat": loaded.chat.is_some(), "project": project,
-        });
-        (sentence, about)
+        about["url"] = json!(format!("http://{address}"));
+        about["host"] = json!(address.ip().to_string());
+        about["port"] = json!(address.port());
+        about["project"] = json!(project);
+        about["models"] = list.iter().map(|entry| entry.name.clone()).collect();
+        Ok((sentence, about))
     }
+}
+
+/// The models in a directory that is none itself.
+fn inside(path: &Path) -> Done<Option<Vec<PathBuf>>> {
+    if !path.is_dir() || Model::open(run::usable(path)?).is_ok() {
+        return Ok(None);
+    }
+    let is_model = |path: &PathBuf| {
+        let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+        ["gguf", "elapid"].contains(&ending) || path.join("config.json").is_file()
+    };
+    let children = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = children.map(|it| it.path()).filter(is_model).collect();
+    found.sort();
+    Ok((!found.is_empty()).then_some(found))
 }
 
 /// What clients call a model that calls itself `own`: the project that it was adapted to, the run

@@ -1,5 +1,6 @@
 //! `elapid train` and `elapid plan`: the flags of a run.
 
+mod groups;
 mod names;
 mod plan_generate;
 
@@ -41,7 +42,7 @@ pub struct Train {
     flags: Flags,
     /// Resume this run, on the device and in the precision it started with unless others are given;
     /// with --steps, --tokens or --minutes for longer or shorter than planned
-    #[arg(long, value_name = "RUN", conflicts_with_all = DECIDED)]
+    #[arg(long, value_name = "RUN", conflicts_with_all = groups::decided())]
     resume: Option<PathBuf>,
     /// Run directory to create [default: runs/N]
     #[arg(long, value_name = "DIR")]
@@ -71,66 +72,11 @@ pub struct Plan {
     cache_type: CacheType,
 }
 
-/// Flags that a run has decided when it is resumed.
-const DECIDED: [&str; 52] = [
-    "path",
-    "data",
-    "eval",
-    "init",
-    "out",
-    "model",
-    "method",
-    "preset",
-    "arch",
-    "vocab",
-    "donor",
-    "teacher",
-    "teacher_temperature",
-    "teacher_share",
-    "teacher_tokens",
-    "seed",
-    "batch",
-    "accumulate",
-    "context",
-    "short_rows",
-    "lr",
-    "lr_min",
-    "warmup",
-    "schedule",
-    "optimizer",
-    "beta1",
-    "beta2",
-    "eps",
-    "weight_decay",
-    "clip",
-    "trust",
-    "spike",
-    "rank",
-    "alpha",
-    "dropout",
-    "rslora",
-    "dora",
-    "targets",
-    "quant",
-    "fim",
-    "spm",
-    "project",
-    "projects",
-    "config",
-    "held_out",
-    "keep_secrets",
-    "eval_every",
-    "save_every",
-    "patience",
-    "memory",
-    "expert_memory",
-    "checkpointing",
-];
-
 /// Flags of a new model, and of one that is fine-tuned.
 const NEW_OR_TUNED: [&str; 7] = ["model", "method", "preset", "arch", "config", "vocab", "donor"];
 
 #[derive(clap::Args)]
+#[command(mut_args = groups::grouped)]
 struct Flags {
     /// Directory, text file, or .jsonl file with `text`, `prompt` and `completion`, or `messages`
     path: Option<PathBuf>,
@@ -208,13 +154,13 @@ struct Flags {
     /// [default: 256 for a new model where a step is faster so, else 0]
     #[arg(long, value_name = "N")]
     short_rows: Option<usize>,
-    /// Peak learning rate [default: by --method]
+    /// Peak learning rate [default: 4e-3 from scratch, 4e-4 with lora, 1e-4 with full, else 1e-3]
     #[arg(long, value_name = "X")]
     lr: Option<f64>,
-    /// Minimum learning rate, as a fraction of the peak
+    /// Minimum learning rate, as a fraction of the peak [default: 0.1]
     #[arg(long, value_name = "X")]
     lr_min: Option<f64>,
-    /// Warmup steps
+    /// Warmup steps [default: 20, at most a fifth of all]
     #[arg(long, value_name = "N")]
     warmup: Option<u64>,
     /// Learning rate schedule after warmup [default: wsd where time is the budget, else cosine]
@@ -223,34 +169,36 @@ struct Flags {
     /// Optimizer for matrices; everything else uses AdamW [default: muon from scratch, else adamw]
     #[arg(long, value_enum)]
     optimizer: Option<OptimizerName>,
-    /// AdamW beta1: decay rate of the first moment
+    /// AdamW beta1: decay rate of the first moment [default: 0.9]
     #[arg(long, value_name = "X")]
     beta1: Option<f64>,
-    /// AdamW beta2: decay rate of the second moment
+    /// AdamW beta2: decay rate of the second moment [default: 0.95 from scratch, else 0.99]
     #[arg(long, value_name = "X")]
     beta2: Option<f64>,
-    /// AdamW epsilon, added to the square root of the second moment
+    /// AdamW epsilon, added to the square root of the second moment [default: 1e-8]
     #[arg(long, value_name = "X")]
     eps: Option<f64>,
-    /// Weight decay, applied to matrices only
+    /// Weight decay, applied to matrices only [default: 0.1 from scratch, else 0.01]
     #[arg(long, value_name = "X")]
     weight_decay: Option<f64>,
-    /// Clip the global gradient norm to X (0: never)
+    /// Clip the global gradient norm to X (0: never) [default: 1]
     #[arg(long, value_name = "X")]
     clip: Option<f64>,
-    /// Limit the RMS change of a parameter per step to X times its RMS (0: no limit)
+    /// Limit the RMS change of a parameter per step to X times its RMS [default: 0.05, from scratch
+    /// 0: no limit]
     #[arg(long, value_name = "X")]
     trust: Option<f64>,
-    /// Roll back a step whose training perplexity exceeds X times the running average (0: never)
+    /// Roll back a step whose perplexity exceeds X times the running average (0: never) [default:
+    /// 1.25]
     #[arg(long, value_name = "X")]
     spike: Option<f64>,
-    /// LoRA rank
+    /// LoRA rank [default: 16]
     #[arg(long, value_name = "N", value_parser = between(1, 4096))]
     rank: Option<usize>,
     /// LoRA alpha: adapters are scaled by alpha / rank [default: twice the rank]
     #[arg(long, value_name = "X")]
     alpha: Option<f64>,
-    /// LoRA dropout on the inputs of adapters
+    /// LoRA dropout on the inputs of adapters [default: 0]
     #[arg(long, value_name = "X")]
     dropout: Option<f64>,
     /// Scale adapters by alpha / sqrt(rank) instead (rsLoRA)
@@ -285,7 +233,7 @@ struct Flags {
     /// Learn keys, tokens, passwords and e-mail addresses too; by default they are replaced
     #[arg(long)]
     keep_secrets: bool,
-    /// Steps between evaluations
+    /// Steps between evaluations [default: a twentieth of all, or what the time allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     eval_every: Option<u64>,
     /// Steps between checkpoints [default: as often as 2% of the time allows]

@@ -12,6 +12,7 @@ use super::answer::{End, Piece, Shape, Wire};
 use super::body::Body;
 use super::chat::Ready;
 use super::error::{Answered, ApiError, Dialect};
+use super::models::Models;
 use super::params::Defaults;
 use super::tools::{Parser, Part};
 use axum::Json;
@@ -21,7 +22,8 @@ use elapid::Reason;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-pub async fn messages(State(app): State<Arc<App>>, body: Body) -> Answered<Response> {
+pub async fn messages(State(models): State<Arc<Models>>, body: Body) -> Answered<Response> {
+    let app = models.open(body.model()).await?;
     let map: Map<String, Value> = body.read()?;
     if !map.contains_key("max_tokens") {
         return Err(ApiError::missing("max_tokens"));
@@ -39,7 +41,8 @@ pub async fn messages(State(app): State<Arc<App>>, body: Body) -> Answered<Respo
     ready.respond(&app, answers).await
 }
 
-pub async fn count_tokens(State(app): State<Arc<App>>, body: Body) -> Answered<Json<Value>> {
+pub async fn count_tokens(State(models): State<Arc<Models>>, body: Body) -> Answered<Json<Value>> {
+    let app = models.open(body.model()).await?;
     let ready = Ready::chat(&app, &translated(body.read()?)?, Defaults::Openai, &[]).await?;
     Ok(Json(json!({"input_tokens": ready.prompt.len()})))
 }

@@ -7,6 +7,7 @@
 use super::App;
 use super::error::{Answered, ApiError};
 use super::fields;
+use super::models::Models;
 use axum::body::{Body as HttpBody, HttpBody as _};
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -29,10 +30,10 @@ const N_DRAINED_MAX: usize = 16 << 20;
 
 pub struct Body(Value);
 
-impl FromRequest<Arc<App>> for Body {
+impl FromRequest<Arc<Models>> for Body {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, _: &Arc<App>) -> Answered<Body> {
+    async fn from_request(request: Request, _: &Arc<Models>) -> Answered<Body> {
         check_type(request.headers())?;
         // `gather` has put it into memory.
         let bytes = axum::body::to_bytes(request.into_body(), usize::MAX).await;
@@ -46,6 +47,15 @@ impl Body {
     /// A request of another API, translated.
     pub fn of(map: Map<String, Value>) -> Body {
         Body(Value::Object(map))
+    }
+
+    /// The model that is asked for.
+    pub fn model(&self) -> Option<&str> {
+        self.0.get("model").or(self.0.get("name")).and_then(Value::as_str)
+    }
+
+    pub fn is_object(&self) -> bool {
+        self.0.is_object()
     }
 
     pub fn has(&self, name: &str) -> bool {

@@ -18,10 +18,6 @@ const HINTS: &[&str] = &[
     "cache_prompt",
     "client_metadata",
     "debug_options",
-    "dry_allowed_length",
-    "dry_base",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
     "dynatemp_exponent",
     "id_slot",
     "keep_alive",
@@ -41,7 +37,6 @@ const HINTS: &[&str] = &[
     "t_max_prompt_ms",
     "timings_per_token",
     "user",
-    "xtc_threshold",
 ];
 
 const NEUTRAL: &[(&str, &str)] = &[
@@ -63,8 +58,6 @@ const NEUTRAL: &[(&str, &str)] = &[
 /// What to do instead, for fields that people ask for.
 const INSTEAD: &[(&str, &str)] = &[
     ("mirostat", "mirostat is not supported; use `min_p` or `top_p`"),
-    ("dry_multiplier", "DRY is not supported; use `repeat_penalty`"),
-    ("xtc_probability", "XTC is not supported; use `temperature`"),
     ("functions", "is the old form; use `tools`"),
     ("function_call", "is the old form; use `tool_choice`"),
     ("previous_response_id", "nothing is stored here; send the whole conversation as `input`"),
@@ -158,9 +151,12 @@ mod tests {
     fn a_field_that_is_not_read_is_refused_unless_it_says_nothing() {
         assert_eq!(refused(json!({"_first": 1, "second": 1})), None);
         assert_eq!(refused(json!({"mirostat": 0, "mirostat_tau": 5.0, "typical_p": 1.0})), None);
-        assert_eq!(refused(json!({"dry_multiplier": 0.0, "dry_base": 1.75, "other": null})), None);
+        assert_eq!(
+            refused(json!({"dynatemp_range": 0.0, "dynatemp_exponent": 1.75, "other": null})),
+            None
+        );
         assert_eq!(refused(json!({"mirostat": 2})), Some("mirostat".into()));
-        assert_eq!(refused(json!({"xtc_probability": 0.1})), Some("xtc_probability".into()));
+        assert_eq!(refused(json!({"dynatemp_range": 0.1})), Some("dynatemp_range".into()));
         assert_eq!(refused(json!({"typical_p": 0.9})), Some("typical_p".into()));
         assert_eq!(refused(json!({"temprature": 0.5})), Some("temprature".into()));
     }

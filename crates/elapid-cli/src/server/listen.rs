@@ -9,11 +9,11 @@
 //! and `/health` get the reason, then the server ends with an exit code of its own, for whatever
 //! starts it again.
 
+use super::models::Models;
 use super::nearby::Nearby;
-use super::{App, Settings, router};
+use super::{router, watch};
 use crate::report::{Done, Failure};
 use axum::Router;
-use elapid::Generator;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
-use tokio::sync::watch;
+use tokio::sync::watch as channel;
 use tokio::task::JoinSet;
 
 /// For the headers of a request, and between two requests; less where a whole request has less.
@@ -44,8 +44,8 @@ const INTERRUPTED: i32 = 130;
 
 pub fn serve(
     listener: std::net::TcpListener,
-    loaded: Generator,
-    settings: Settings,
+    models: Arc<Models>,
+    watched: Vec<watch::Watched>,
     on_ready: impl FnOnce(),
 ) -> Done<ExitCode> {
     let fail = |error: std::io::Error| {
@@ -54,9 +54,7 @@ pub fn serve(
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(2).thread_name("http").enable_all().build();
     let runtime = runtime.map_err(fail)?;
-    let (app, thread) = App::new(loaded, settings).map_err(fail)?;
-    let app = Arc::new(app);
-    let warming = app.clone();
+    let warming = models.shared.clone();
     std::thread::spawn(move || warming.nearby.iter().for_each(Nearby::warm_up));
     let done = runtime.block_on(async {
         listener.set_nonblocking(true)?;
@@ -65,27 +63,37 @@ pub fn serve(
         let (sender, mut signals) = mpsc::unbounded_channel();
         let told = ctrlc::set_handler(move || _ = sender.send(()));
         told.map_err(std::io::Error::other)?;
+        if let Some(idle) = models.shared.settings.idle {
+            tokio::spawn(unload_idle(models.clone(), idle));
+        }
+        watched.into_iter().for_each(|dir| _ = tokio::spawn(dir.follow(models.clone())));
         on_ready();
-        Ok(run(listener, app.clone(), &mut signals).await)
+        Ok(run(listener, models.clone(), &mut signals).await)
     });
     // What was not finished in time is cut off.
     runtime.shutdown_timeout(Duration::from_millis(100));
-    app.worker.stop();
-    let code = done.map_err(fail)?;
-    // A thread that has panicked has said so on stderr.
-    let _ = thread.join();
-    Ok(code)
+    models.stop();
+    done.map_err(fail)
+}
+
+/// Looks now and then which models nobody uses.
+async fn unload_idle(models: Arc<Models>, idle: Duration) {
+    loop {
+        tokio::time::sleep((idle / 4).min(Duration::from_secs(5))).await;
+        models.unload_idle(idle).await;
+    }
 }
 
 /// A signal is an item of `signals`.
 async fn run(
     listener: TcpListener,
-    app: Arc<App>,
+    models: Arc<Models>,
     signals: &mut UnboundedReceiver<()>,
 ) -> ExitCode {
-    let (stop, stopping) = watch::channel(false);
-    let header_time = HEADER_TIME.min(app.settings.time_max);
-    let accepting = accept(listener, router(app.clone()), header_time, stopping);
+    let (stop, stopping) = channel::channel(false);
+    let header_time = HEADER_TIME.min(models.shared.settings.time_max);
+    let accepting = accept(listener, router(models.clone()), header_time, stopping);
+    let mut broken = models.shared.broken.subscribe();
     let mut connections = tokio::spawn(accepting);
     let code = tokio::select! {
         _ = signals.recv() => {
@@ -93,9 +101,8 @@ async fn run(
             eprintln!("stop    answers under way have {seconds} s; once more ends them at once");
             ExitCode::SUCCESS
         }
-        () = app.worker.broken() => {
-            let why = app.worker.board().broken.map(|why| why.message);
-            let why = why.unwrap_or("the engine has ended".into());
+        why = async { broken.wait_for(Option::is_some).await.ok().and_then(|it| it.clone()) } => {
+            let why = why.map_or("the engine has ended".into(), |why| why.message);
             eprintln!("stop    nothing can be answered any more: {why}");
             tokio::time::sleep(LINGER).await;
             ExitCode::from(UNAVAILABLE)
@@ -120,7 +127,7 @@ async fn accept(
     listener: TcpListener,
     router: Router,
     header_time: Duration,
-    mut stopping: watch::Receiver<bool>,
+    mut stopping: channel::Receiver<bool>,
 ) {
     let mut tasks = JoinSet::new();
     loop {
@@ -145,7 +152,7 @@ async fn connection(
     stream: TcpStream,
     router: Router,
     header_time: Duration,
-    mut stopping: watch::Receiver<bool>,
+    mut stopping: channel::Receiver<bool>,
 ) {
     // Pieces of an answer are small and wanted at once.
     let _ = stream.set_nodelay(true);

@@ -8,7 +8,9 @@
 //! | `gbnf.rs`     | grammars of llama.cpp                                                  |
 //! | `fields.rs`   | fields that nobody reads are refused                                   |
 //! | `chat.rs`     | the one request behind every chat; `tools.rs`: calls in its answer     |
-//! | `worker.rs`   | the one thread that owns the engine                                    |
+//! | `models.rs`   | which models there are, which are loaded, what makes room              |
+//! | `worker.rs`   | the thread that owns the engine of a model                             |
+//! | `watch.rs`    | what `elapid adapt` makes while the server runs                        |
 //! | `nearby.rs`   | other files of the project for the place of the cursor                 |
 //! | `answer.rs`   | from answers that grow to a response, whole or streamed                |
 //! | `openai/`     | `/v1/...`; `anthropic.rs`: `/v1/messages`; `ollama.rs`: `/api/...`     |
@@ -31,6 +33,7 @@ mod gbnf;
 pub mod listen;
 mod llama;
 mod log;
+pub mod models;
 pub mod nearby;
 mod ollama;
 mod openai;
@@ -38,6 +41,7 @@ mod params;
 mod security;
 mod tabby;
 mod tools;
+pub mod watch;
 mod worker;
 
 use crate::project::Project;
@@ -46,25 +50,34 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
-use axum::response::{Html, IntoResponse, Response};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use elapid::{Chat, Device, FimTokens, Generator, LoadedAdapter, ModelInfo, Special, Tokenizer};
+use elapid::{Chat, Device, FimTokens, Generator, ModelInfo, Special, Tokenizer};
 use error::{Answered, ApiError, Dialect};
+use models::{Entry, Models};
 use nearby::{Nearby, Picked};
 pub use security::Guard;
+use serde_json::{Value, json};
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch as channel};
 use tokio::task::JoinSet;
 use worker::Worker;
 
-const PAGE: &str = include_str!("page.html");
+/// The page and what it loads: nothing from elsewhere.
+const PAGE: [(&str, &str, &str); 4] = [
+    ("/", "text/html; charset=utf-8", include_str!("page/index.html")),
+    ("/page.css", "text/css; charset=utf-8", include_str!("page/page.css")),
+    ("/page.js", "text/javascript; charset=utf-8", include_str!("page/page.js")),
+    ("/markdown.js", "text/javascript; charset=utf-8", include_str!("page/markdown.js")),
+];
 
-/// The page holds its own style and program and loads nothing from elsewhere.
-const PAGE_POLICY: &str = "default-src 'self'; script-src 'unsafe-inline'; \
-                           style-src 'unsafe-inline'; img-src 'self' data:; \
-                           frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
+const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
+                           connect-src 'self'; img-src data:; frame-ancestors 'none'; \
+                           base-uri 'none'; form-action 'none'";
 
 /// Requests whose text is cut into tokens at the same time: the rest of the machine answers.
 const N_PREPARING: usize = 2;
@@ -77,10 +90,16 @@ pub struct Settings {
     pub body_bytes_max: usize,
     /// Tokens of an answer; a request for more gets this many.
     pub n_tok_max: usize,
+    /// Requests that a model answers at the same time.
+    pub n_slots: usize,
+    /// Bytes that loaded models may take.
+    pub memory: Option<u64>,
+    /// After so long without a request a model is unloaded.
+    pub idle: Option<Duration>,
+    /// Adapters may be loaded from below these; canonical paths.
+    pub adapter_dirs: Vec<PathBuf>,
     /// From a request to the end of its answer.
     pub time_max: Duration,
-    /// The model name reported to clients.
-    pub name: String,
     /// Whether a request for a model that is not here gets 404.
     pub strict: bool,
     /// Whether each request gets a line on stderr.
@@ -89,8 +108,6 @@ pub struct Settings {
     pub n_lookup: usize,
     /// The project whose files are shown to requests that bring none.
     pub project: Option<Project>,
-    /// What the name of the model stands for.
-    pub named: Named,
 }
 
 /// What clients mean by the name of the model.
@@ -102,8 +119,36 @@ pub enum Named {
     WithAdapters,
 }
 
-/// What every route knows.
+/// What the models of a server share.
+pub struct Shared {
+    settings: Settings,
+    nearby: Option<Nearby>,
+    preparing: Semaphore,
+    n_answers: AtomicU64,
+    started: Instant,
+    created_s: u64,
+    /// Why nothing is answered any more.
+    broken: channel::Sender<Option<ApiError>>,
+}
+
+impl Shared {
+    pub fn new(settings: Settings) -> Shared {
+        Shared {
+            nearby: settings.project.as_ref().map(Nearby::new),
+            settings,
+            preparing: Semaphore::new(N_PREPARING),
+            n_answers: AtomicU64::new(0),
+            started: Instant::now(),
+            created_s: now_s(),
+            broken: channel::Sender::new(None),
+        }
+    }
+}
+
+/// A model that is loaded: what every route knows of it.
 pub struct App {
+    shared: Arc<Shared>,
+    entry: Arc<Entry>,
     worker: Worker,
     tokenizer: Arc<Tokenizer>,
     /// What the model is called, and where it came from.
@@ -112,55 +157,46 @@ pub struct App {
     chat: Option<Chat>,
     chat_source: Option<String>,
     fim: Option<FimTokens>,
-    nearby: Option<Nearby>,
-    adapters: Vec<LoadedAdapter>,
-    /// Scales of adapters where a request does not say, by number.
-    scales: Mutex<Vec<f32>>,
-    settings: Settings,
     /// Tokens of prompt and answer together.
     context: usize,
-    n_slots: usize,
     info: ModelInfo,
     device: Device,
-    preparing: Semaphore,
-    n_answers: AtomicU64,
-    started: Instant,
-    created_s: u64,
+}
+
+impl Deref for App {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.shared
+    }
 }
 
 impl App {
     /// What every route knows of a model, and the engine that answers for it.
-    fn new(
-        loaded: Generator,
-        settings: Settings,
-    ) -> std::io::Result<(App, std::thread::JoinHandle<()>)> {
-        let Generator { path, engine, adapters, chat_source, chat, fim, info, .. } = loaded;
-        let tokenizer = engine.tokenizer().clone();
-        let (context, n_slots) = (engine.settings().context, engine.settings().n_slots);
-        let device = engine.device().clone();
-        let (worker, thread) = Worker::start(engine, settings.time_max)?;
-        let app = App {
-            worker,
-            tokenizer,
-            name: settings.name.clone(),
-            path: path.display().to_string(),
-            chat,
-            chat_source,
-            nearby: settings.project.as_ref().filter(|_| fim.is_some()).map(Nearby::new),
-            fim,
-            scales: Mutex::new(adapters.iter().map(|adapter| adapter.scale).collect()),
-            adapters,
-            settings,
-            context,
-            n_slots,
-            info,
-            device,
-            preparing: Semaphore::new(N_PREPARING),
-            n_answers: AtomicU64::new(0),
-            started: Instant::now(),
-            created_s: now_s(),
-        };
-        Ok((app, thread))
+    fn new(mut loaded: Generator, entry: Arc<Entry>, shared: Arc<Shared>) -> std::io::Result<App> {
+        Ok(App {
+            tokenizer: loaded.engine.tokenizer().clone(),
+            name: entry.name.clone(),
+            path: loaded.path.display().to_string(),
+            chat: loaded.chat.take(),
+            chat_source: loaded.chat_source.take(),
+            fim: loaded.fim.clone(),
+            context: loaded.engine.settings().context,
+            info: loaded.info.clone(),
+            device: loaded.engine.device().clone(),
+            worker: Worker::start(loaded, shared.settings.time_max, shared.broken.clone())?,
+            entry,
+            shared,
+        })
+    }
+
+    /// What is served, for programs.
+    pub fn about(&self) -> Value {
+        let names = self.entry.names();
+        json!({
+            "model": self.name, "adapters": names[1..], "slots": self.settings.n_slots,
+            "context": self.context, "fim": self.fim.is_some(), "chat": self.chat.is_some(),
+        })
     }
 
     /// Work that takes a while and has nothing to wait for.
@@ -181,13 +217,11 @@ impl App {
         Some(nearby.pick(named, around, hole::picked_bytes(self.context)))
     }
 
-    fn scales(&self) -> MutexGuard<'_, Vec<f32>> {
-        self.scales.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adapters that act where a request does not say.
     fn default_adapters(&self) -> Vec<(usize, f32)> {
-        self.scales().iter().copied().enumerate().filter(|(_, scale)| *scale != 0.0).collect()
+        let adapters = self.entry.adapters();
+        let scales = adapters.iter().map(|held| held.as_ref().map_or(0.0, |held| held.scale));
+        scales.enumerate().filter(|(_, scale)| *scale != 0.0).collect()
     }
 
     /// The name of the model that answers, and its adapters.
@@ -195,40 +229,36 @@ impl App {
     /// The name of an adapter is the model with this adapter on it; the name of the model is the
     /// model alone, unless the adapter was found in a project; no name, and one that is not known,
     /// is whatever the server was started with.
-    fn choose(&self, model: Option<&str>) -> Answered<(String, Vec<(usize, f32)>)> {
-        // Ollama's clients add a tag.
-        let name = match model.map(|name| name.strip_suffix(":latest").unwrap_or(name)) {
-            None | Some("" | "default") => return Ok((self.name.clone(), self.default_adapters())),
-            Some(name) if name == self.name => {
-                let adapters = match self.settings.named {
-                    Named::Alone => Vec::new(),
-                    Named::WithAdapters => self.default_adapters(),
-                };
-                return Ok((self.name.clone(), adapters));
-            }
-            Some(name) => name,
+    fn choose(&self, model: Option<&str>) -> (String, Vec<(usize, f32)>) {
+        let name = model.map(|name| name.strip_suffix(":latest").unwrap_or(name));
+        if name == Some(&self.name) && self.entry.named == Named::Alone {
+            return (self.name.clone(), Vec::new());
+        }
+        let adapters = self.entry.adapters();
+        let named = |held: &Option<models::Held>| {
+            held.as_ref().filter(|held| Some(&held.name[..]) == name).map(|held| held.own)
         };
-        if let Some(idx) = self.adapters.iter().position(|adapter| adapter.name == name) {
-            // One that is off by default is wanted by name.
-            let scale = self.adapters[idx].scale;
-            return Ok((name.into(), vec![(idx, if scale == 0.0 { 1.0 } else { scale })]));
-        }
-        match self.settings.strict {
-            true => Err(self.unknown_model(name)),
-            false => Ok((self.name.clone(), self.default_adapters())),
+        let found = adapters.iter().enumerate().find_map(|(idx, held)| Some((idx, named(held)?)));
+        drop(adapters);
+        match (name, found) {
+            // One that is off is wanted by name.
+            (Some(name), Some((idx, own))) if name != self.name => {
+                (name.into(), vec![(idx, if own == 0.0 { 1.0 } else { own })])
+            }
+            _ => (self.name.clone(), self.default_adapters()),
         }
     }
 
-    fn unknown_model(&self, name: &str) -> ApiError {
-        let known: Vec<String> = self.models().map(|name| format!("`{name}`")).collect();
-        let words = format!("unknown model `{name}`; this server has {}", known.join(", "));
-        let (status, param) = (StatusCode::NOT_FOUND, Some("model".into()));
-        ApiError { param, ..ApiError::new(status, words).with_code("model_not_found") }
-    }
-
-    fn models(&self) -> impl Iterator<Item = &str> {
-        let adapters = self.adapters.iter().map(|adapter| adapter.name.as_str());
-        std::iter::once(self.name.as_str()).chain(adapters)
+    /// Loads an adapter; `own` is how it acts by name, `scale` where a request does not say.
+    async fn load_adapter(&self, path: PathBuf, own: f32, scale: f32) -> Answered<String> {
+        let (number, name) = self.worker.load_adapter(path.clone(), own).await?;
+        let mut adapters = self.entry.adapters();
+        if adapters.len() <= number {
+            adapters.resize(number + 1, None);
+        }
+        adapters[number] =
+            Some(models::Held { name: name.clone(), path, own, scale, is_own: false });
+        Ok(name)
     }
 
     fn token_id(&self, name: &str, id: u32) -> Answered<u32> {
@@ -283,9 +313,18 @@ fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-fn router(app: Arc<App>) -> Router {
-    Router::new()
-        .route("/", get(page))
+fn router(models: Arc<Models>) -> Router {
+    let page = |router: Router<_>, (path, kind, text)| {
+        let headers = [
+            (header::CONTENT_TYPE, kind),
+            (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
+            (header::REFERRER_POLICY, "no-referrer"),
+            (header::CACHE_CONTROL, "no-cache"),
+        ];
+        router.route(path, get(async move || (headers, text)))
+    };
+    PAGE.into_iter()
+        .fold(Router::new(), page)
         .route("/favicon.ico", get(async || StatusCode::NO_CONTENT))
         // OpenAI
         .route("/v1/models", get(openai::models))
@@ -328,15 +367,16 @@ fn router(app: Arc<App>) -> Router {
         .route("/v1/events", post(async || StatusCode::NO_CONTENT))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
-        .layer(axum::middleware::from_fn_with_state(app.clone(), enter))
-        .with_state(app)
+        .layer(axum::middleware::from_fn_with_state(models.clone(), enter))
+        .with_state(models)
 }
 
 /// Lets a request in, and answers for handlers that panic.
-async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let log = app.settings.logs.then(|| log::Line::new(request.method(), request.uri()));
+async fn enter(State(models): State<Arc<Models>>, request: Request, next: Next) -> Response {
+    let settings = &models.shared.settings;
+    let log = settings.logs.then(|| log::Line::new(request.method(), request.uri()));
     let dialect = Dialect::of(request.uri().path());
-    let mut response = answered(&app, request, next).await;
+    let mut response = answered(settings, request, next).await;
     if let Some(error) = response.extensions_mut().remove::<ApiError>()
         && dialect != Dialect::Openai
     {
@@ -350,8 +390,8 @@ async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     }
 }
 
-async fn answered(app: &App, request: Request, next: Next) -> Response {
-    let checked = app.settings.guard.check(request.method(), request.uri(), request.headers());
+async fn answered(settings: &Settings, request: Request, next: Next) -> Response {
+    let checked = settings.guard.check(request.method(), request.uri(), request.headers());
     let origin = match checked {
         Ok(origin) if request.method() != Method::OPTIONS => origin,
         ended => {
@@ -359,7 +399,7 @@ async fn answered(app: &App, request: Request, next: Next) -> Response {
             return ended.map_or_else(ApiError::into_response, security::preflight);
         }
     };
-    let request = match body::gather(request, app.settings.body_bytes_max).await {
+    let request = match body::gather(request, settings.body_bytes_max).await {
         Ok(request) => request,
         Err(error) => return error.into_response(),
     };
@@ -377,12 +417,6 @@ async fn answered(app: &App, request: Request, next: Next) -> Response {
         security::allow(headers, origin);
     }
     response
-}
-
-async fn page() -> Response {
-    let headers =
-        [(header::CONTENT_SECURITY_POLICY, PAGE_POLICY), (header::REFERRER_POLICY, "no-referrer")];
-    (headers, Html(PAGE)).into_response()
 }
 
 async fn not_found(method: Method, uri: Uri) -> ApiError {

@@ -13,6 +13,7 @@ use super::chat::Ready;
 use super::error::{Answered, ApiError, Dialect};
 use super::fields::names;
 use super::llama::Hole;
+use super::models::{Entry, Models};
 use super::openai::embed;
 use super::params::{Common, Defaults, Params};
 use super::tools::{Parser, Part, Syntax};
@@ -20,7 +21,7 @@ use super::{App, now_s};
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use elapid::Reason;
+use elapid::{ModelInfo, Reason};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -56,57 +57,58 @@ fn time(seconds: u64) -> String {
     jiff::Timestamp::from_second(seconds as i64).unwrap_or_default().to_string()
 }
 
-fn entry(app: &App, name: &str) -> Value {
-    let size: usize = app.info.dtype_bytes.values().sum();
-    let digest = blake3::hash(format!("{name}\n{}", app.path).as_bytes()).to_hex();
+fn entry(models: &Models, it: &Entry, name: &str) -> Value {
+    let size: usize = it.info.dtype_bytes.values().sum();
+    let digest = blake3::hash(format!("{name}\n{}", it.path.display()).as_bytes()).to_hex();
     json!({
-        "name": name, "model": name, "modified_at": time(app.created_s), "size": size,
-        "digest": digest.as_str(), "details": details(app),
+        "name": name, "model": name, "modified_at": time(models.shared.created_s),
+        "size": size, "digest": digest.as_str(), "details": details(&it.info),
     })
 }
 
-fn details(app: &App) -> Value {
-    let level = app.info.dtype_bytes.iter().max_by_key(|pair| pair.1);
+fn details(info: &ModelInfo) -> Value {
+    let level = info.dtype_bytes.iter().max_by_key(|pair| pair.1);
     let level = level.map_or(String::new(), |pair| pair.0.to_ascii_uppercase());
-    let format = if app.info.architecture.is_some() { "gguf" } else { "safetensors" };
-    let millions = app.info.n_params as f64 / 1e6;
+    let format = if info.architecture.is_some() { "gguf" } else { "safetensors" };
+    let millions = info.n_params as f64 / 1e6;
     let size = match millions {
         m if m >= 1000.0 => format!("{:.1}B", m / 1e3),
         m => format!("{m:.2}M"),
     };
     json!({
-        "parent_model": "", "format": format, "family": app.info.family,
-        "families": [app.info.family], "parameter_size": size, "quantization_level": level,
+        "parent_model": "", "format": format, "family": info.family,
+        "families": [info.family], "parameter_size": size, "quantization_level": level,
     })
 }
 
-pub async fn tags(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({"models": app.models().map(|name| entry(&app, name)).collect::<Vec<_>>()}))
-}
-
-/// What is loaded: all, for as long as the server runs.
-pub async fn running(State(app): State<Arc<App>>) -> Json<Value> {
-    let running = |name: &str| {
-        let mut entry = entry(&app, name);
-        entry["expires_at"] = json!(time(now_s() + 24 * 3600));
-        entry["size_vram"] = match app.device.kind() {
-            "cpu" => json!(0),
-            _ => entry["size"].clone(),
-        };
-        entry["context_length"] = json!(app.context);
-        entry
+pub async fn tags(State(models): State<Arc<Models>>) -> Json<Value> {
+    let of_model = |it: Arc<Entry>| -> Vec<Value> {
+        it.names().iter().map(|name| entry(&models, &it, name)).collect()
     };
-    Json(json!({"models": app.models().map(running).collect::<Vec<_>>()}))
+    Json(json!({"models": models.list().into_iter().flat_map(of_model).collect::<Vec<_>>()}))
 }
 
-#[derive(Deserialize)]
-struct Show {
-    #[serde(alias = "name")]
-    model: Option<String>,
+/// What is loaded, and until when if nobody asks.
+pub async fn running(State(models): State<Arc<Models>>) -> Json<Value> {
+    let idle = models.shared.settings.idle;
+    let of_model = |it: Arc<Entry>| {
+        let device = it.loaded()?.device.kind();
+        let left = idle.map_or(24 * 3600, |idle| idle.saturating_sub(it.idle_time()).as_secs());
+        let running = |name: &String| {
+            let mut entry = entry(&models, &it, name);
+            entry["expires_at"] = json!(time(now_s() + left));
+            entry["size_vram"] = if device == "cpu" { json!(0) } else { entry["size"].clone() };
+            entry["context_length"] = json!(it.context);
+            entry
+        };
+        Some(it.names().iter().map(running).collect::<Vec<_>>())
+    };
+    let list: Vec<Value> = models.list().into_iter().filter_map(of_model).flatten().collect();
+    Json(json!({"models": list}))
 }
 
-pub async fn show(State(app): State<Arc<App>>, body: Body) -> Answered<Json<Value>> {
-    app.choose(body.read::<Show>()?.model.as_deref())?;
+pub async fn show(State(models): State<Arc<Models>>, body: Body) -> Answered<Json<Value>> {
+    let app = models.open(body.model()).await?;
     let info = &app.info;
     let arch = info.architecture.as_deref().unwrap_or(&info.family);
     let template = app.chat_source.as_deref().unwrap_or_default();
@@ -128,7 +130,7 @@ pub async fn show(State(app): State<Arc<App>>, body: Body) -> Answered<Json<Valu
     }
     Ok(Json(json!({
         "modelfile": format!("FROM {}\n", app.path), "parameters": "", "template": template,
-        "details": details(&app), "model_info": facts, "capabilities": can,
+        "details": details(&app.info), "model_info": facts, "capabilities": can,
         "modified_at": time(app.created_s),
     })))
 }
@@ -162,7 +164,8 @@ fn translated(mut map: Map<String, Value>) -> Answered<Map<String, Value>> {
     Ok(map)
 }
 
-pub async fn chat(State(app): State<Arc<App>>, body: Body) -> Answered<Response> {
+pub async fn chat(State(models): State<Arc<Models>>, body: Body) -> Answered<Response> {
+    let app = models.open(body.model()).await?;
     let map: Map<String, Value> = body.read()?;
     let shows_image =
         |message: &Value| message["images"].as_array().is_some_and(|it| !it.is_empty());
@@ -185,7 +188,8 @@ struct Generate {
     max_tokens: Option<Limit>,
 }
 
-pub async fn generate(State(app): State<Arc<App>>, body: Body) -> Answered<Response> {
+pub async fn generate(State(models): State<Arc<Models>>, body: Body) -> Answered<Response> {
+    let app = models.open(body.model()).await?;
     let mut map = translated(body.read()?)?;
     let body = Body::of(map.clone());
     let fields: Generate = body.read()?;
@@ -193,7 +197,7 @@ pub async fn generate(State(app): State<Arc<App>>, body: Body) -> Answered<Respo
     let is_plain = fields.raw == Some(true) || !suffix.is_empty() || app.chat.is_none();
     if prompt.is_empty() && suffix.is_empty() {
         // How clients have a model loaded: it is.
-        let (model, _) = app.choose(fields.model.as_deref())?;
+        let (model, _) = app.choose(fields.model.as_deref());
         let mut answer = json!({"model": model, "created_at": time(now_s()), "response": ""});
         (answer["done"], answer["done_reason"]) = (json!(true), json!("load"));
         return Ok(Json(answer).into_response());
@@ -203,7 +207,7 @@ pub async fn generate(State(app): State<Arc<App>>, body: Body) -> Answered<Respo
             return Err(ApiError::field("system", "needs a chat template; omit it"));
         }
         body.refuse_others(&[names::<Generate>(), names::<Common>()])?;
-        let (model, adapters) = app.choose(fields.model.as_deref())?;
+        let (model, adapters) = app.choose(fields.model.as_deref());
         let wanted = fields.max_tokens.and_then(Limit::limit);
         plain(&app, &body, (&prompt, &suffix), (model, adapters, wanted)).await?
     } else {
@@ -342,19 +346,20 @@ struct Embed {
     _truncate: Option<bool>,
 }
 
-async fn vectors(app: &App, body: &Body) -> Answered<(String, Vec<Vec<f32>>, usize)> {
+async fn vectors(models: &Arc<Models>, body: &Body) -> Answered<(String, Vec<Vec<f32>>, usize)> {
+    let app = models.open(body.model()).await?;
     let mut map: Map<String, Value> = body.read()?;
     map.remove("options");
     Body::of(map).refuse_others(&[names::<Embed>()])?;
     let fields: Embed = body.read()?;
-    let (model, _) = app.choose(fields.model.as_deref())?;
-    let (vectors, n_tok) = embed(app, fields.input, fields.dimensions).await?;
+    let (model, _) = app.choose(fields.model.as_deref());
+    let (vectors, n_tok) = embed(&app, fields.input, fields.dimensions).await?;
     Ok((model, vectors, n_tok))
 }
 
-pub async fn embed_many(State(app): State<Arc<App>>, body: Body) -> Answered<Json<Value>> {
+pub async fn embed_many(State(models): State<Arc<Models>>, body: Body) -> Answered<Json<Value>> {
     let started = Instant::now();
-    let (model, vectors, n_tok) = vectors(&app, &body).await?;
+    let (model, vectors, n_tok) = vectors(&models, &body).await?;
     Ok(Json(json!({
         "model": model, "embeddings": vectors, "load_duration": 0, "prompt_eval_count": n_tok,
         "total_duration": started.elapsed().as_nanos() as u64,
@@ -362,7 +367,7 @@ pub async fn embed_many(State(app): State<Arc<App>>, body: Body) -> Answered<Jso
 }
 
 /// The older route, of one text.
-pub async fn embed_one(State(app): State<Arc<App>>, body: Body) -> Answered<Json<Value>> {
-    let (_, vectors, _) = vectors(&app, &body).await?;
+pub async fn embed_one(State(models): State<Arc<Models>>, body: Body) -> Answered<Json<Value>> {
+    let (_, vectors, _) = vectors(&models, &body).await?;
     Ok(Json(json!({"embedding": vectors.into_iter().next()})))
 }

@@ -51,6 +51,13 @@ pub struct Common {
     grammar: Option<String>,
     response_format: Option<ResponseFormat>,
     samplers: Option<Texts>,
+    dry_multiplier: Option<Num<0, 100>>,
+    dry_base: Option<Num<1, 100>>,
+    dry_allowed_length: Option<Int<0, 4096>>,
+    dry_penalty_last_n: Option<Int<-1, { i32::MAX as i64 }>>,
+    dry_sequence_breakers: Option<Texts>,
+    xtc_probability: Option<Num<0, 1>>,
+    xtc_threshold: Option<Num<0, 1>>,
 }
 
 /// `{"15043": -100}` of OpenAI; `[[15043, 1.5], ["text", false]]` of llama.cpp.
@@ -112,11 +119,6 @@ impl Params {
         adapters: Vec<(usize, f32)>,
     ) -> Answered<Params> {
         let sampling = sampling(app, &common, defaults)?;
-        let sampling = match common.samplers {
-            Some(names) if sampling.temperature > 0.0 => chain(names, sampling)?,
-            // The likeliest token stays the likeliest.
-            _ => sampling,
-        };
         let mut logit_bias = bias(app, common.logit_bias)?;
         let mut stop_tokens = app.tokenizer.eog().to_vec();
         if common.ignore_eos == Some(true) {
@@ -138,6 +140,10 @@ impl Params {
             logit_bias,
             stop_tokens,
             stop_texts: stops(common.stop)?,
+            dry_breakers: match common.dry_sequence_breakers {
+                None => Request::default().dry_breakers,
+                given => Texts::list(given, "dry_sequence_breakers", N_STOPS_MAX)?,
+            },
             constraint: forms.pop(),
             adapters: match common.lora {
                 Some(list) => scales(app, "lora", &list)?,
@@ -174,6 +180,13 @@ impl Params {
             "frequency_penalty": s.frequency_penalty, "stop": r.stop_texts,
             "max_tokens": n_max, "n_predict": n_max, "n_probs": r.n_top,
             "stream": self.mode == Mode::Stream, "n_lookup": r.n_lookup,
+            "dry_multiplier": s.dry_multiplier, "dry_base": s.dry_base,
+            "dry_allowed_length": s.dry_allowed_length, "dry_penalty_last_n": s.dry_last_n,
+            "dry_sequence_breakers": r.dry_breakers, "xtc_probability": s.xtc_probability,
+            "xtc_threshold": s.xtc_threshold,
+            "samplers": SAMPLERS.iter().filter_map(|(letter, name)| {
+                Some((s.sequence.iter().position(|it| *it == *letter as u8)?, name))
+            }).collect::<BTreeMap<_, _>>().into_values().collect::<Vec<_>>(),
             "lora": r.adapters.iter().map(adapter).collect::<Vec<_>>(),
         })
     }
@@ -196,10 +209,7 @@ fn sampling(app: &App, common: &Common, defaults: Defaults) -> Answered<Sampling
         let words = format!("{temperature} is not a number from 0 to 100");
         return Err(ApiError::field("temperature", words));
     }
-    let n_penalized = match common.repeat_last_n.map_or(64, |n| n.0) {
-        -1 => app.context,
-        n => app.context.min(n as usize),
-    };
+    let n_last = |n: i64| if n < 0 { app.context } else { app.context.min(n as usize) };
     let repeat_penalty = common.repetition_penalty.or(common.repeat_penalty);
     Ok(Sampling {
         temperature: temperature.max(0.0),
@@ -210,76 +220,57 @@ fn sampling(app: &App, common: &Common, defaults: Defaults) -> Answered<Sampling
         repeat_penalty: repeat_penalty.map_or(default.repeat_penalty, |it| it.0 as f32),
         frequency_penalty: common.frequency_penalty.map_or(0.0, |it| it.0 as f32),
         presence_penalty: common.presence_penalty.map_or(0.0, |it| it.0 as f32),
-        n_penalized,
+        n_penalized: n_last(common.repeat_last_n.map_or(64, |n| n.0)),
+        dry_multiplier: common.dry_multiplier.map_or(0.0, |it| it.0 as f32),
+        dry_base: common.dry_base.map_or(default.dry_base, |it| it.0 as f32),
+        dry_allowed_length: common.dry_allowed_length.map_or(2, Int::size),
+        dry_last_n: n_last(common.dry_penalty_last_n.map_or(-1, |n| n.0)),
+        xtc_probability: common.xtc_probability.map_or(0.0, |it| it.0 as f32),
+        xtc_threshold: common.xtc_threshold.map_or(0.1, |it| it.0 as f32),
+        sequence: match &common.samplers {
+            Some(names) if temperature > 0.0 => sequence(names)?,
+            // The likeliest token stays the likeliest.
+            _ => default.sequence,
+        },
         seed: seed(common.seed.as_ref())?,
-        cuts_first: false,
     })
 }
 
-/// Samplers, by llama.cpp's letter and name, in the order in which they act here; the temperature
-/// may come last too. Those after it have fields of their own, which must be off.
-const CHAIN: [(char, &str); 9] = [
+/// Samplers, by llama.cpp's letter and name. The last two have fields of their own, which must be
+/// off.
+const SAMPLERS: [(char, &str); 9] = [
     ('e', "penalties"),
-    ('t', "temperature"),
+    ('d', "dry"),
     ('k', "top_k"),
     ('p', "top_p"),
     ('m', "min_p"),
-    ('d', "dry"),
+    ('x', "xtc"),
+    ('t', "temperature"),
     ('s', "top_n_sigma"),
     ('y', "typ_p"),
-    ('x', "xtc"),
 ];
 
-/// Without the samplers that are not in this list of llama.cpp's, in its order.
-fn chain(names: Texts, sampling: Sampling) -> Answered<Sampling> {
+/// The letters of this list of llama.cpp's, each once.
+fn sequence(names: &Texts) -> Answered<[u8; 8]> {
     const NAME: &str = "samplers";
-    let place = |is_it: &dyn Fn(&(char, &str)) -> bool, name: &dyn std::fmt::Display| {
-        let known = CHAIN[..5].iter().map(|pair| pair.1).collect::<Vec<_>>().join(", ");
+    let letter = |is_it: &dyn Fn(&(char, &str)) -> bool, name: &dyn std::fmt::Display| {
+        let known = SAMPLERS[..7].iter().map(|pair| pair.1).collect::<Vec<_>>().join(", ");
         let words = || ApiError::field(NAME, format!("`{name}` is not known; known: {known}"));
-        CHAIN.iter().position(is_it).ok_or_else(words)
+        SAMPLERS.iter().find(|pair| is_it(pair)).map(|pair| pair.0 as u8).ok_or_else(words)
     };
-    let places: Answered<Vec<usize>> = match &names {
-        Texts::One(letters) => letters.chars().map(|ch| place(&|it| it.0 == ch, &ch)).collect(),
-        Texts::Many(list) => list.iter().map(|name| place(&|it| it.1 == name, name)).collect(),
+    let letters: Answered<Vec<u8>> = match names {
+        Texts::One(letters) => letters.chars().map(|ch| letter(&|it| it.0 == ch, &ch)).collect(),
+        Texts::Many(list) => list.iter().map(|name| letter(&|it| it.1 == name, name)).collect(),
     };
-    let places = places?;
-    let has = |place: usize| places.contains(&place);
-    let greedy = Sampling::greedy();
-    let penalties = if has(0) { sampling } else { greedy };
-    let kept = Sampling {
-        repeat_penalty: penalties.repeat_penalty,
-        frequency_penalty: penalties.frequency_penalty,
-        presence_penalty: penalties.presence_penalty,
-        temperature: if has(1) { sampling.temperature } else { 1.0 },
-        top_k: sampling.top_k.filter(|_| has(2)),
-        top_p: if has(3) { sampling.top_p } else { greedy.top_p },
-        min_p: if has(4) { sampling.min_p } else { greedy.min_p },
-        ..sampling
-    };
-    let acts = |place: &&usize| match **place {
-        0 => {
-            Sampling { repeat_penalty: 1.0, frequency_penalty: 0.0, presence_penalty: 0.0, ..kept }
-                != kept
+    let (mut sequence, mut n) = ([0; 8], 0);
+    for letter in letters?.into_iter().filter(|letter| !b"sy".contains(letter)) {
+        if sequence.contains(&letter) {
+            return Err(ApiError::field(NAME, "names a sampler twice"));
         }
-        1 => kept.temperature != 1.0,
-        2 => kept.top_k.is_some(),
-        3 => kept.top_p < 1.0,
-        4 => kept.min_p > 0.0,
-        _ => false,
-    };
-    let mut acting: Vec<usize> = places.iter().filter(acts).copied().collect();
-    let cuts_first = acting.len() > 1 && acting.last() == Some(&1);
-    if cuts_first {
-        acting.pop();
+        sequence[n] = letter;
+        n += 1;
     }
-    match acting.is_sorted_by(|a, b| a < b) {
-        true => Ok(Sampling { cuts_first, ..kept }),
-        false => {
-            let words = "known orders are penalties, temperature, top_k, top_p, min_p, and the \
-                         same with the temperature last";
-            Err(ApiError::field(NAME, words))
-        }
-    }
+    Ok(sequence)
 }
 
 /// The seed that was given, or another each time.
@@ -368,9 +359,11 @@ fn response_format(format: ResponseFormat) -> Answered<Option<Constraint>> {
 /// `[{"id": 0, "scale": 0.5}]`: those that are not named are off.
 pub fn scales(app: &App, name: &str, list: &[Scale]) -> Answered<Vec<(usize, f32)>> {
     let mut found = BTreeMap::new();
+    let adapters = app.entry.adapters();
     for Scale { id, scale } in list {
-        if *id >= app.adapters.len() {
-            let words = format!("names adapter {id}; this server has {}", app.adapters.len());
+        if !adapters.get(*id).is_some_and(Option::is_some) {
+            let n = adapters.iter().flatten().count();
+            let words = format!("names adapter {id}; this server has {n}");
             return Err(ApiError::field(name, words));
         }
         found.insert(*id, scale.map_or(1.0, |scale| scale.0 as f32));

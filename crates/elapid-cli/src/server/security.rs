@@ -18,7 +18,8 @@ use axum::response::{IntoResponse, Response};
 use std::net::{IpAddr, SocketAddr};
 
 /// Routes that need no key: they say nothing about anybody's text.
-const OPEN_PATHS: [&str; 4] = ["/", "/health", "/v1/health", "/favicon.ico"];
+const OPEN_PATHS: [&str; 7] =
+    ["/", "/page.css", "/page.js", "/markdown.js", "/health", "/v1/health", "/favicon.ico"];
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 

@@ -9,6 +9,7 @@ use super::body::Body;
 use super::error::Answered;
 use super::fields::names;
 use super::llama::Hole;
+use super::models::Models;
 use super::params::{Common, Defaults, Params};
 use crate::report::n_threads_default;
 use axum::Json;
@@ -31,7 +32,7 @@ struct Fields {
 }
 
 pub async fn complete(app: &Arc<App>, body: &Body) -> Answered<Response> {
-    let params = Params::new(app, body.read()?, Defaults::Infill, app.default_adapters())?;
+    let params = Params::new(app, body.read()?, Defaults::Infill, app.choose(None).1)?;
     let hole = body.read::<Fields>()?.segments;
     body.refuse_others(&[names::<Common>(), names::<Fields>()])?;
     let prepared = app.prepare(|| match app.fim.is_some() {
@@ -50,14 +51,15 @@ pub async fn complete(app: &Arc<App>, body: &Body) -> Answered<Response> {
     Ok(Json(json!({"id": app.answer_id("cmpl"), "choices": choices})).into_response())
 }
 
-pub async fn health(State(app): State<Arc<App>>) -> Json<Value> {
+pub async fn health(State(models): State<Arc<Models>>) -> Answered<Json<Value>> {
+    let app = models.open(None).await?;
     let (kind, cpu) = (app.device.kind(), app.device.host_device().describe());
     let cuda: Vec<String> = (kind == "cuda").then(|| app.device.describe()).into_iter().collect();
-    Json(json!({
+    Ok(Json(json!({
         "model": app.name, "chat_model": app.chat.is_some().then_some(&app.name),
         "device": kind, "arch": std::env::consts::ARCH, "cpu_info": cpu,
         "cpu_count": n_threads_default(),
         "cuda_devices": cuda, "family": app.info.family,
         "version": {"git_describe": concat!("elapid ", env!("CARGO_PKG_VERSION"))},
-    }))
+    })))
 }

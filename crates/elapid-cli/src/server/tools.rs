@@ -5,6 +5,9 @@
 //! | Hermes  | `<tool_call>{"name", "arguments"}</tool_call>` (Qwen too)  | with its mark       |
 //! | Llama   | `{"name", "parameters"}`, maybe after `<|python_tag|>`     | with the answer     |
 //! | Mistral | `[TOOL_CALLS][{"name", "arguments"}]`                      | with the answer     |
+//! | Harmony | `to=functions.NAME ...<|message|>{...}` (gpt-oss)          | with the message    |
+//!
+//! In Harmony an answer is messages of channels: what is thought (`analysis`) is left out.
 //!
 //! The source of the template says which one it is. Text that turns out to be no call is given out
 //! as the text it is. A call that must come is asked for by a grammar: the name of a tool, then
@@ -22,6 +25,7 @@ pub enum Syntax {
     Hermes,
     Llama,
     Mistral,
+    Harmony,
 }
 
 impl Syntax {
@@ -29,6 +33,7 @@ impl Syntax {
     pub fn of(template: &str) -> Option<Syntax> {
         let has = |text: &str| template.contains(text);
         match has("tools") {
+            true if has("<|channel|>") && has("<|message|>") => Some(Syntax::Harmony),
             true if has("<tool_call>") => Some(Syntax::Hermes),
             true if has("[TOOL_CALLS]") && !has("[ARGS]") => Some(Syntax::Mistral),
             true if has("<|python_tag|>") || has("Environment: ipython") => Some(Syntax::Llama),
@@ -42,6 +47,31 @@ impl Syntax {
             Syntax::Hermes => ("<tool_call>", "</tool_call>"),
             Syntax::Llama => ("<|python_tag|>", ""),
             Syntax::Mistral => ("[TOOL_CALLS]", ""),
+            Syntax::Harmony => ("<|message|>", ""),
+        }
+    }
+}
+
+/// What ends a message of Harmony.
+const ENDS: [&str; 4] = ["<|end|>", "<|call|>", "<|return|>", "<|start|>"];
+
+/// What a message of Harmony is.
+#[derive(Clone, Debug, PartialEq)]
+enum Channel {
+    Text,
+    Thought,
+    Call(String),
+}
+
+impl Channel {
+    /// By what stands before the message.
+    fn of(header: &str) -> Channel {
+        let name = header.split_once("to=functions.").map(|pair| pair.1);
+        let name = name.and_then(|rest| rest.split([' ', '<', '\n']).next());
+        match name {
+            Some(name) if !name.is_empty() => Channel::Call(name.into()),
+            _ if header.contains("analysis") => Channel::Thought,
+            _ => Channel::Text,
         }
     }
 }
@@ -111,13 +141,19 @@ pub fn forced(syntax: Syntax, functions: &[&Value], choice: &Choice) -> Answered
         Syntax::Hermes => ("<tool_call>\n", "\n</tool_call>", "arguments"),
         Syntax::Llama => ("", "", "parameters"),
         Syntax::Mistral => ("[TOOL_CALLS][", "]", "arguments"),
+        Syntax::Harmony => ("<|channel|>commentary to=functions.", "", ""),
     };
     let names: Vec<String> = (0..meant.len()).map(|idx| format!("f{idx}")).collect();
     let mut grammar = format!("%llguidance {{}}\nstart: {}\n", names.join(" | "));
     for (idx, function) in meant.into_iter().enumerate() {
         let name = &function["name"];
-        let start = json!(format!("{before}{{\"name\": {name}, \"{key}\": "));
-        let end = json!(format!("}}{after}"));
+        let (mut start, mut end) =
+            (format!("{before}{{\"name\": {name}, \"{key}\": "), format!("}}{after}"));
+        if syntax == Syntax::Harmony {
+            let name = name.as_str().unwrap_or_default();
+            (start, end) = (format!("{before}{name} <|constrain|>json<|message|>"), String::new());
+        }
+        let (start, end) = (json!(start), json!(end));
         let schema = function.get("parameters").filter(|schema| schema.is_object());
         let mut schema = schema.cloned().unwrap_or(json!({"type": "object"}));
         // As Python writes it: a small model would fill its answer with white space.
@@ -154,6 +190,8 @@ pub struct Parser {
     /// Text that may be or become a call.
     held: String,
     is_inside: bool,
+    /// The message of Harmony that `held` is the rest of.
+    channel: Option<Channel>,
     /// Whether anything but white space was given out.
     is_begun: bool,
 }
@@ -161,7 +199,7 @@ pub struct Parser {
 impl Parser {
     pub fn new(syntax: Option<Syntax>, n_calls_max: usize) -> Parser {
         let (held, is_inside, is_begun) = (String::new(), false, false);
-        Parser { syntax, n_calls_max, n_calls: 0, held, is_inside, is_begun }
+        Parser { syntax, n_calls_max, n_calls: 0, held, is_inside, channel: None, is_begun }
     }
 
     /// All parts of a whole answer.
@@ -182,6 +220,9 @@ impl Parser {
     pub fn push(&mut self, text: &str) -> Vec<Part> {
         let Some(syntax) = self.syntax else { return texts(text.to_string()) };
         self.held.push_str(text);
+        if syntax == Syntax::Harmony {
+            return self.messages();
+        }
         let ((open, close), mut parts) = (syntax.marks(), Vec::new());
         loop {
             if !self.is_inside {
@@ -209,9 +250,54 @@ impl Parser {
         }
     }
 
+    /// The messages of Harmony, as far as they are certain.
+    fn messages(&mut self) -> Vec<Part> {
+        const HEADER_END: &str = "<|message|>";
+        let mut parts = Vec::new();
+        loop {
+            let Some(channel) = &self.channel else {
+                let Some(at) = self.held.find(HEADER_END) else { return parts };
+                self.channel = Some(Channel::of(&self.held[..at]));
+                self.held.drain(..at + HEADER_END.len());
+                continue;
+            };
+            let found = ENDS.iter().filter_map(|mark| Some((self.held.find(mark)?, mark.len())));
+            let end = found.min();
+            let n_begun = ENDS.iter().map(|mark| n_begun(&self.held, mark)).max().unwrap_or(0);
+            let n_certain = end.map_or(self.held.len() - n_begun, |(at, _)| at);
+            if end.is_some() || !matches!(channel, Channel::Call(_)) {
+                let channel = channel.clone();
+                let given: String = self.held.drain(..n_certain).collect();
+                parts.extend(self.message(&channel, given));
+            }
+            let Some((_, n_mark)) = end else { return parts };
+            self.held.drain(..n_mark);
+            self.channel = None;
+        }
+    }
+
+    /// The parts of a message of Harmony.
+    fn message(&mut self, channel: &Channel, text: String) -> Vec<Part> {
+        match channel {
+            Channel::Thought => Vec::new(),
+            Channel::Text => texts(text),
+            Channel::Call(name) => match serde_json::from_str::<Value>(text.trim()) {
+                Ok(arguments) if arguments.is_object() && self.n_calls < self.n_calls_max => {
+                    self.n_calls += 1;
+                    vec![Part::Call(Call { name: name.clone(), arguments })]
+                }
+                Ok(arguments) if arguments.is_object() => Vec::new(),
+                _ => texts(text),
+            },
+        }
+    }
+
     /// What is left at the end.
     pub fn finish(&mut self) -> Vec<Part> {
         let held = std::mem::take(&mut self.held);
+        if let Some(channel) = self.channel.take() {
+            return self.message(&channel, held);
+        }
         match self.syntax {
             Some(syntax) if self.is_inside => self.close(&held, syntax.marks()),
             _ if self.n_calls > 0 && held.trim().is_empty() => Vec::new(),

@@ -1,4 +1,4 @@
-//! The one thread that owns the engine.
+//! The thread that owns the engine of a model.
 //!
 //! Commands come in by a channel, pieces of answers go out by a channel of each HTTP request. The
 //! thread sleeps while there is nothing to do. Between two steps of the engine it looks for clients
@@ -15,10 +15,12 @@ use super::error::{Answered, ApiError};
 use crate::talk::answer::unfinished;
 use crate::talk::ending::Ending;
 use axum::http::StatusCode;
-use elapid::{Engine, Error, Event, Finish, Reason, Refusal, Request, RequestId, Stats};
+use elapid::{Error, Event, Finish, Generator, Reason, Refusal, Request, RequestId, Stats};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
@@ -72,22 +74,70 @@ pub struct Worker {
     embedding: Semaphore,
     /// From a request to the end of its answer.
     time_max: Duration,
+    /// Every request under way has one.
+    busy: Arc<()>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
+
+/// What everybody is told once nothing is answered any more.
+pub type Broken = watch::Sender<Option<ApiError>>;
 
 fn gone<T>(_: T) -> ApiError {
     ApiError::unavailable("the engine has ended; the server stops")
 }
 
 impl Worker {
-    pub fn start(engine: Engine, time_max: Duration) -> std::io::Result<(Worker, JoinHandle<()>)> {
+    pub fn start(
+        generator: Generator,
+        time_max: Duration,
+        broken: Broken,
+    ) -> std::io::Result<Worker> {
         let (commands, inbox) = mpsc::channel();
-        let embedding = Semaphore::new(engine.settings().n_waiting_max.max(1));
+        let embedding = Semaphore::new(generator.engine.settings().n_waiting_max.max(1));
         let (shown, board) = watch::channel(Board::default());
         let (jobs, totals) = (BTreeMap::new(), Totals::default());
-        let desk = Desk { engine, jobs, board: shown, totals, n_panics: 0 };
+        let ends = broken.clone();
+        let desk = Desk { generator, jobs, board: shown, broken, totals, n_panics: 0 };
         let thread = std::thread::Builder::new().name("engine".into()).stack_size(STACK_BYTES);
-        let thread = thread.spawn(move || desk.run(&inbox))?;
-        Ok((Worker { commands, board, embedding, time_max }, thread))
+        let thread = thread.spawn(move || {
+            // What panicked has said so on stderr.
+            if catch_unwind(AssertUnwindSafe(|| desk.run(&inbox))).is_err() {
+                ends.send_replace(Some(ApiError::unavailable("the engine has ended")));
+            }
+        })?;
+        let (busy, thread) = (Arc::new(()), Mutex::new(Some(thread)));
+        Ok(Worker { commands, board, embedding, time_max, busy, thread })
+    }
+
+    /// Whether a request is under way.
+    pub fn is_busy(&self) -> bool {
+        Arc::strong_count(&self.busy) > 1
+    }
+
+    /// Loads an adapter: its number and name. Requests wait meanwhile.
+    pub async fn load_adapter(&self, path: PathBuf, scale: f32) -> Answered<(usize, String)> {
+        self.with_generator(move |generator| {
+            let number = generator.add_adapter(&path, scale)?;
+            Ok((number, generator.adapters[number].name.clone()))
+        })
+        .await
+    }
+
+    /// Unloads one; answers under way keep it.
+    pub async fn unload_adapter(&self, number: usize) -> Answered<()> {
+        self.with_generator(move |generator| generator.remove_adapter(number)).await
+    }
+
+    async fn with_generator<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Generator) -> elapid::Result<T> + Send + 'static,
+    ) -> Answered<T> {
+        self.ask(move |desk| {
+            let done = catch_unwind(AssertUnwindSafe(|| work(&mut desk.generator)));
+            let failed = |_| ApiError::internal("the adapter cannot be loaded; see the log");
+            Ok(done.map_err(failed)??)
+        })
+        .await
     }
 
     /// Hands requests in, each with where its answer ends besides where the model ends it.
@@ -103,6 +153,7 @@ impl Worker {
                 ending,
                 deadline,
                 finish: unfinished(request.prompt.len()),
+                _busy: self.busy.clone(),
                 begun: None,
                 read: None,
             };
@@ -137,16 +188,12 @@ impl Worker {
         self.board.borrow().clone()
     }
 
-    /// Ends the thread; whatever still runs is cut off.
+    /// Ends the thread and waits for its end; whatever still runs is cut off.
     pub fn stop(&self) {
         // One that is gone already need not be told.
         let _ = self.commands.send(None);
-    }
-
-    /// Returns when the engine is beyond help.
-    pub async fn broken(&self) {
-        // The sender goes away with the thread, which is the same.
-        let _ = self.board.clone().wait_for(|board| board.broken.is_some()).await;
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let _ = thread.map(JoinHandle::join);
     }
 }
 
@@ -159,6 +206,7 @@ struct Job {
     deadline: Instant,
     /// Its end if it came now.
     finish: Finish,
+    _busy: Arc<()>,
     /// When the engine turned to it, and when its prompt was read.
     begun: Option<Instant>,
     read: Option<Instant>,
@@ -188,9 +236,10 @@ impl Job {
 }
 
 struct Desk {
-    engine: Engine,
+    generator: Generator,
     jobs: BTreeMap<RequestId, Job>,
     board: watch::Sender<Board>,
+    broken: Broken,
     totals: Totals,
     /// Requests in a row that ended in a panic.
     n_panics: usize,
@@ -215,7 +264,7 @@ impl Desk {
             }
             // Nobody waits for figures: who wants them looks.
             self.board.send_if_modified(|board| {
-                board.stats = self.engine.stats();
+                board.stats = self.generator.engine.stats();
                 board.totals = self.totals.clone();
                 false
             });
@@ -223,7 +272,7 @@ impl Desk {
     }
 
     fn submit(&mut self, request: Request, job: Job) -> Answered<()> {
-        match self.engine.submit(request) {
+        match self.generator.engine.submit(request) {
             Ok(id) => {
                 self.jobs.insert(id, job);
                 self.totals.n_taken += 1;
@@ -239,7 +288,7 @@ impl Desk {
 
     fn embed(&mut self, ids: &[u32]) -> Answered<Vec<f32>> {
         self.totals.n_embedded += 1;
-        self.engine.embed(ids).map_err(|error| self.refused(&error))
+        self.generator.engine.embed(ids).map_err(|error| self.refused(&error))
     }
 
     /// What a client is told when its request was not taken: mostly its own fault.
@@ -254,7 +303,7 @@ impl Desk {
     /// Ends requests whose client has gone or whose time is over.
     fn sweep(&mut self) {
         let now = Instant::now();
-        let (engine, totals) = (&mut self.engine, &mut self.totals);
+        let (engine, totals) = (&mut self.generator.engine, &mut self.totals);
         self.jobs.retain(|id, job| {
             let (is_gone, is_late) = (job.pieces.is_closed(), now >= job.deadline);
             if is_gone {
@@ -273,16 +322,16 @@ impl Desk {
     fn step(&mut self) {
         let begin = Instant::now();
         self.totals.n_steps += 1;
-        self.totals.n_busy += self.engine.stats().running.len() as u64;
+        self.totals.n_busy += self.generator.engine.stats().running.len() as u64;
         // What belongs to a request the engine catches itself.
-        let events = catch_unwind(AssertUnwindSafe(|| self.engine.step()));
+        let events = catch_unwind(AssertUnwindSafe(|| self.generator.engine.step()));
         let Ok(events) = events else {
             return self.give_up(ApiError::unavailable("the engine panicked; see the log"));
         };
         for (id, event) in events {
             self.pass_on(id, event, [begin, Instant::now()]);
         }
-        if self.engine.is_idle() && !self.jobs.is_empty() {
+        if self.generator.engine.is_idle() && !self.jobs.is_empty() {
             self.give_up(ApiError::unavailable("the engine forgot a request"));
         }
     }
@@ -307,7 +356,7 @@ impl Desk {
                 if let Some(end) = end {
                     self.count(&end);
                     self.jobs.remove(&id);
-                    self.engine.cancel(id);
+                    self.generator.engine.cancel(id);
                 }
             }
             Event::Done(finish) => {
@@ -358,8 +407,9 @@ impl Desk {
         for (id, job) in std::mem::take(&mut self.jobs) {
             self.totals.n_failed += 1;
             job.send(Err(why.clone()));
-            self.engine.cancel(id);
+            self.generator.engine.cancel(id);
         }
-        self.board.send_modify(|board| board.broken = Some(why));
+        self.board.send_modify(|board| board.broken = Some(why.clone()));
+        self.broken.send_replace(Some(why));
     }
 }

@@ -6,8 +6,8 @@ use crate::compute::Compute;
 use crate::files;
 use crate::report::{Done, Failure, between, beyond_trained, size};
 use elapid::{
-    CacheType, ChatOptions, Constraint, DateTime, Error, Generator, GeneratorSettings, Message,
-    Model, Request, Sampling, Special,
+    CacheType, ChatOptions, Constraint, DateTime, Device, Error, Generator, GeneratorSettings,
+    Message, Model, Request, Sampling, Special,
 };
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -179,11 +179,21 @@ pub fn load(
     settings: &GeneratorSettings,
     adapters: &[AdapterPath],
 ) -> Done<Generator> {
+    load_on(model, &compute.open()?, settings, adapters)
+}
+
+/// The same on a device that is open.
+pub fn load_on(
+    model: Model,
+    device: &Device,
+    settings: &GeneratorSettings,
+    adapters: &[AdapterPath],
+) -> Done<Generator> {
     let n_ctx = model.info()?.n_ctx;
     if let Some(note) = settings.context.and_then(|context| beyond_trained(context, n_ctx)) {
         eprintln!("note    {note}");
     }
-    let mut generator = Generator::new(Arc::new(model), &compute.open()?, settings)?;
+    let mut generator = Generator::new(Arc::new(model), device, settings)?;
     for AdapterPath { path, scale } in adapters {
         generator.add_adapter(path, *scale)?;
     }

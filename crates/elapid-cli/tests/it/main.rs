@@ -26,6 +26,8 @@ mod serve_clients;
 mod serve_failures;
 mod serve_fuzz;
 mod serve_life;
+mod serve_models;
+mod serve_page;
 mod train;
 mod train_devices;
 mod train_teacher;

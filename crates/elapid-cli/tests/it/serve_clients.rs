@@ -108,10 +108,10 @@ fn a_field_is_honoured_or_refused_by_its_name() {
     good(client.post("/completion", &joined(plain.clone(), neutral)));
     for (path, field, value) in [
         ("/completion", "mirostat", json!(2)),
-        ("/completion", "dry_multiplier", json!(0.8)),
-        ("/completion", "xtc_probability", json!(0.5)),
+        ("/completion", "dry_base", json!(0.5)),
+        ("/completion", "xtc_probability", json!(1.5)),
         ("/completion", "typical_p", json!(0.5)),
-        ("/completion", "samplers", json!(["min_p", "top_k"])),
+        ("/completion", "samplers", json!(["min_p", "top_k", "min_p"])),
         ("/completion", "samplers", json!(["magic"])),
         ("/infill", "mirostat", json!(1)),
         ("/infill", "n_cmpl", json!(99)),
@@ -158,6 +158,24 @@ fn a_field_is_honoured_or_refused_by_its_name() {
         "temperature",
     ];
     assert_eq!(ask(json!({"samplers": last})), ask(json!({"samplers": "edskypmxt"})));
+    // An order of one's own; DRY and XTC change what is said.
+    ask(json!({"samplers": ["min_p", "temperature", "top_k", "penalties"], "repeat_penalty": 1.5}));
+    let wide = json!({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0});
+    let dry = json!({"dry_multiplier": 50.0, "dry_allowed_length": 0, "dry_sequence_breakers": []});
+    let xtc = json!({"xtc_probability": 1.0, "xtc_threshold": 0.001});
+    for more in [dry, xtc] {
+        assert_ne!(ask(joined(wide.clone(), more.clone())), ask(wide.clone()), "{more}");
+        let answer = client.post("/completion", &joined(plain.clone(), more.clone()));
+        for (field, value) in more.as_object().unwrap() {
+            let told = &good(client.post("/completion", &joined(plain.clone(), more.clone())))["generation_settings"]
+                [field];
+            assert!(
+                told == value
+                    || told.as_f64().map(|x| x as f32) == value.as_f64().map(|x| x as f32)
+            );
+        }
+        good(answer);
+    }
     // What llama.vscode asks to have a prompt read, and of a chat.
     let warm = json!({"messages": [{"role": "user", "content": "a"}], "n_predict": 0,
         "samplers": [], "cache_prompt": true, "t_max_prompt_ms": 500, "t_max_predict_ms": 1});

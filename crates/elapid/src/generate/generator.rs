@@ -90,7 +90,7 @@ pub struct Chat {
 impl Chat {
     /// The prompt for these messages, up to where the assistant begins. The template itself says
     /// what goes first, as it does in transformers.
-    pub fn prompt(&self, messages: &[Message], tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    pub(crate) fn prompt(&self, messages: &[Message], tokenizer: &Tokenizer) -> Result<Vec<u32>> {
         tokenizer.encode(&self.template.render(messages, &self.options)?, Special::Parse)
     }
 }

@@ -10,6 +10,7 @@
 //! Not here: text and tokens (`tokenizer/`), the choice itself (`sample.rs`). Nothing counts how
 //! much context a model was made for; that is the caller's.
 
+mod chain;
 pub mod decoder;
 pub mod engine;
 pub mod generator;

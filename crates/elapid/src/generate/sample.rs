@@ -18,7 +18,8 @@
 //! v        with probability w[v] / sum of what is left
 //! ```
 //!
-//! With `cuts_first` the cuts are made at a temperature of one, and `T` acts on what they leave.
+//! Where the temperature is last in `sequence`, the cuts are made at a temperature of one, and `T`
+//! acts on what they leave. Other sequences, DRY and XTC are in `chain.rs`.
 //!
 //! The limit of a temperature of zero is greedy: the largest logit. Among equals the smallest id
 //! goes first, everywhere.
@@ -30,6 +31,7 @@
 //! A vocabulary is large and this runs for every token: nothing sorts all of it, and lists are
 //! made of what is kept alone.
 
+use super::chain::{self, Breakers, dry};
 use crate::error::{Error, Result};
 use crate::ops::largest::K_MAX;
 use crate::tensor::cpu::F32s;
@@ -60,9 +62,23 @@ pub struct Sampling {
     pub n_penalized: usize,
     /// Seed of the draws.
     pub seed: u64,
-    /// Whether top-k, top-p and min-p look at the model's own distribution and the temperature
-    /// comes last, as in llama.cpp.
-    pub cuts_first: bool,
+    /// DRY: what is taken from a token that continues a repetition of `dry_allowed_length`, and
+    /// the factor for each token that it is longer; a multiplier of zero is off.
+    pub dry_multiplier: f32,
+    /// At least one.
+    pub dry_base: f32,
+    /// Repetitions of fewer tokens are left alone.
+    pub dry_allowed_length: usize,
+    /// How many of the last tokens DRY looks at.
+    pub dry_last_n: usize,
+    /// XTC: how often likely tokens are removed but for the least likely of them; zero is off.
+    pub xtc_probability: f32,
+    /// The probability from which a token is likely; above a half is off.
+    pub xtc_threshold: f32,
+    /// Samplers in the order in which they act, by llama.cpp's letters: e for penalties, d for
+    /// DRY, t for the temperature, k, p and m for top-k, top-p and min-p, x for XTC. Those that
+    /// are not there are off.
+    pub sequence: [u8; 8],
 }
 
 impl Default for Sampling {
@@ -94,7 +110,13 @@ impl Sampling {
             presence_penalty: 0.0,
             n_penalized: 64,
             seed: 0,
-            cuts_first: false,
+            dry_multiplier: 0.0,
+            dry_base: 1.75,
+            dry_allowed_length: 2,
+            dry_last_n: usize::MAX,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
+            sequence: *b"edtkpmx\0",
         }
     }
 
@@ -102,6 +124,41 @@ impl Sampling {
     #[cfg(test)]
     pub(crate) fn plain(seed: u64) -> Sampling {
         Sampling { temperature: 1.0, seed, ..Sampling::greedy() }
+    }
+
+    /// The samplers of the sequence that change anything.
+    fn acting(&self) -> Vec<u8> {
+        let acts = |letter: &u8| match letter {
+            b'e' => self.penalizes(),
+            b'd' => self.dry_multiplier != 0.0 && self.dry_last_n > 0,
+            b't' => self.temperature != 1.0,
+            b'k' => self.top_k.is_some(),
+            b'p' => self.top_p < 1.0,
+            b'm' => self.min_p > 0.0,
+            b'x' => self.xtc_probability > 0.0 && self.xtc_threshold <= 0.5,
+            _ => false,
+        };
+        self.sequence.iter().copied().filter(acts).collect()
+    }
+
+    /// The acting samplers that lower single tokens and come first, and the others.
+    pub(crate) fn split(&self) -> (Vec<u8>, Vec<u8>) {
+        let mut first = self.acting();
+        let n_first = first.iter().take_while(|letter| b"ed".contains(letter)).count();
+        let others = first.split_off(n_first);
+        (first, others)
+    }
+
+    /// The same with what the sequence leaves out off.
+    fn reduced(&self, acting: &[u8]) -> Sampling {
+        let has = |letter: u8| acting.contains(&letter);
+        Sampling {
+            temperature: if has(b't') { self.temperature } else { 1.0 },
+            top_k: self.top_k.filter(|_| has(b'k')),
+            top_p: if has(b'p') { self.top_p } else { 1.0 },
+            min_p: if has(b'm') { self.min_p } else { 0.0 },
+            ..*self
+        }
     }
 
     pub(crate) fn penalizes(&self) -> bool {
@@ -132,6 +189,10 @@ impl Sampling {
             ),
             ("the frequency penalty", frequency, -most..=most, "give a number; 0 changes nothing"),
             ("the presence penalty", presence, -most..=most, "give a number; 0 changes nothing"),
+            ("the DRY multiplier", self.dry_multiplier, -most..=most, "give a number; 0 is off"),
+            ("the DRY base", self.dry_base, 1.0..=most, "give a number from 1 on"),
+            ("the XTC probability", self.xtc_probability, 0.0..=1.0, "give a share from 0 to 1"),
+            ("the XTC threshold", self.xtc_threshold, 0.0..=1.0, "give a share from 0 to 1"),
         ];
         match ranges.into_iter().find(|(_, value, range, _)| !range.contains(value)) {
             None => Ok(()),
@@ -140,18 +201,43 @@ impl Sampling {
     }
 }
 
-/// Lowers the logits of the last tokens of `tokens`, prompt and answer.
-pub fn penalize(logits: &mut [f32], tokens: &[u32], sampling: &Sampling) {
+impl Sampling {
+    /// Lowers the logit of a token that came so many times.
+    pub(crate) fn penalize_one(&self, logit: &mut f32, count: usize) {
+        let factor = self.repeat_penalty;
+        *logit = if *logit > 0.0 { *logit / factor } else { *logit * factor };
+        *logit -= count as f32 * self.frequency_penalty + self.presence_penalty;
+    }
+}
+
+/// How often the last tokens of `tokens`, prompt and answer, came, if that is penalized.
+pub(crate) fn penalties(tokens: &[u32], sampling: &Sampling) -> Vec<(u32, usize)> {
     if !sampling.penalizes() {
-        return;
+        return Vec::new();
     }
     let mut recent = tokens[tokens.len().saturating_sub(sampling.n_penalized)..].to_vec();
     recent.sort_unstable();
-    for same in recent.chunk_by(|a, b| a == b) {
-        let Some(logit) = logits.get_mut(same[0] as usize) else { continue };
-        let (factor, count) = (sampling.repeat_penalty, same.len() as f32);
-        *logit = if *logit > 0.0 { *logit / factor } else { *logit * factor };
-        *logit -= count * sampling.frequency_penalty + sampling.presence_penalty;
+    recent.chunk_by(|a, b| a == b).map(|same| (same[0], same.len())).collect()
+}
+
+/// Lowers the logits of the last tokens of `tokens`, prompt and answer.
+pub fn penalize(logits: &mut [f32], tokens: &[u32], sampling: &Sampling) {
+    for (id, count) in penalties(tokens, sampling) {
+        logits.get_mut(id as usize).into_iter().for_each(|it| sampling.penalize_one(it, count));
+    }
+}
+
+/// Lowers logits by the samplers that come first.
+pub(crate) fn lower(logits: &mut [f32], sampling: &Sampling, past: (&[u32], &Breakers)) {
+    for letter in sampling.split().0 {
+        match letter {
+            b'e' => penalize(logits, past.0, sampling),
+            _ => {
+                for (id, amount) in dry(past.0, sampling, past.1) {
+                    logits.get_mut(id as usize).into_iter().for_each(|logit| *logit -= amount);
+                }
+            }
+        }
     }
 }
 
@@ -250,24 +336,56 @@ fn weight(logit: f32, max: f32, over: f32) -> f64 {
 
 /// The token chosen from `logits`, by the draw of counter `n`.
 pub fn pick(logits: &[f32], sampling: &Sampling, n: u64) -> Result<u32> {
+    pick_after(logits, sampling, (&[], &Breakers::default()), n)
+}
+
+/// The same behind these tokens, whose logits were lowered by the samplers that come first.
+pub(crate) fn pick_after(
+    logits: &[f32],
+    sampling: &Sampling,
+    past: (&[u32], &Breakers),
+    n: u64,
+) -> Result<u32> {
     sampling.check()?;
     let best = greedy(logits)?;
-    if sampling.temperature == 0.0 {
+    let letters = sampling.split().1;
+    let sampling = &sampling.reduced(&letters);
+    let draw = Rng::new(sampling.seed, STREAM).uniform(n);
+    if is_greedy(sampling, &letters) {
         return Ok(best as u32);
     }
+    let Some(is_last) = usual_order(&letters) else {
+        let kept = chain::kept(logits, sampling, &letters, past, n);
+        let max = kept.iter().map(|it| it.1).fold(f32::NEG_INFINITY, f32::max);
+        let weights: Vec<_> = kept.into_iter().map(|it| (it.0, weight(it.1, max, 1.0))).collect();
+        let sum: f64 = weights.iter().map(|it| it.1).sum();
+        return Ok(draw_of(weights.into_iter(), draw * sum).unwrap_or(best as u32));
+    };
     // The smallest temperatures have no inverse.
     let (max, over) = (logits[best], (1.0 / sampling.temperature).min(f32::MAX));
-    let draw = Rng::new(sampling.seed, STREAM).uniform(n);
     if let Sampling { top_k: None, top_p: 1.0, min_p: 0.0, .. } = sampling {
         return Ok(draw_of_all(logits, (max, over), draw).unwrap_or(best as u32));
     }
-    let mut kept =
-        candidates(logits, sampling, (max, if sampling.cuts_first { 1.0 } else { over }));
-    if sampling.cuts_first {
+    let mut kept = candidates(logits, sampling, (max, if is_last { 1.0 } else { over }));
+    if is_last {
         kept.iter_mut().for_each(|token| token.1 = weight(logits[token.0 as usize], max, over));
     }
     let sum: f64 = kept.iter().map(|token| token.1).sum();
     Ok(draw_of(kept.into_iter(), draw * sum).unwrap_or(best as u32))
+}
+
+/// At a temperature of zero cuts leave the likeliest token, and what raises another is unusual.
+fn is_greedy(reduced: &Sampling, letters: &[u8]) -> bool {
+    reduced.temperature == 0.0 && !letters.iter().any(|it| b"xed".contains(it))
+}
+
+/// Whether the temperature comes last or first; none where the order is neither of the usual two.
+fn usual_order(letters: &[u8]) -> Option<bool> {
+    let is_last = letters.len() > 1 && letters.last() == Some(&b't');
+    let place = |letter: &u8| b"tkpm".iter().position(|it| it == letter);
+    let cuts = &letters[..letters.len() - usize::from(is_last)];
+    let is_usual = cuts.is_sorted_by_key(place) && cuts.iter().all(|it| place(it).is_some());
+    is_usual.then_some(is_last)
 }
 
 /// What is known of a row of logits.
@@ -282,9 +400,12 @@ pub enum Row<'a> {
 /// How many of the largest logits are enough for a choice; none where it needs all of them, or as
 /// many as a GPU does not look for.
 pub fn n_enough(sampling: &Sampling) -> Option<usize> {
-    match sampling {
-        Sampling { temperature: 0.0, .. } => Some(1),
-        Sampling { top_k, .. } => top_k.filter(|k| *k <= K_MAX),
+    let (lowering, letters) = sampling.split();
+    let reduced = sampling.reduced(&letters);
+    match lowering.is_empty() {
+        true if is_greedy(&reduced, &letters) => Some(1),
+        true => reduced.top_k.filter(|k| *k <= K_MAX && usual_order(&letters).is_some()),
+        false => None,
     }
 }
 
@@ -300,16 +421,19 @@ pub fn pick_top(top: &[f32], sampling: &Sampling, n: u64) -> Result<u32> {
     let Some(&(best, max)) = list.first() else {
         return Err(Error::input("all tokens are forbidden", hint));
     };
+    let letters = sampling.split().1;
+    let sampling = &sampling.reduced(&letters);
     if sampling.temperature == 0.0 {
         return Ok(best);
     }
+    let is_last = usual_order(&letters) == Some(true);
     let over = (1.0 / sampling.temperature).min(f32::MAX);
-    let first = if sampling.cuts_first { 1.0 } else { over };
+    let first = if is_last { 1.0 } else { over };
     let k = sampling.top_k.unwrap_or(list.len());
     let weighed = list.iter().take(k).map(|&(id, logit)| (id, weight(logit, max, first)));
     // What is cut is cut from the end, or has a weight below a bound: the rest is in order.
     let mut kept = cut(weighed.collect(), sampling);
-    if sampling.cuts_first {
+    if is_last {
         let again = |id: u32| list.iter().find(|it| it.0 == id).map_or(max, |it| it.1);
         kept.iter_mut().for_each(|token| token.1 = weight(again(token.0), max, over));
     }
@@ -485,7 +609,7 @@ mod tests {
         // Of the model's own 0.4, 0.3 reach a half, of the squares 0.16 alone does.
         let half = Sampling { top_p: 0.5, ..cold };
         assert_shares(half, [0.0, 1.0, 0.0, 0.0]);
-        let last = Sampling { cuts_first: true, ..half };
+        let last = Sampling { sequence: *b"edkpmxt\0", ..half };
         assert_shares(last, [0.0, 16.0 / 25.0, 0.0, 9.0 / 25.0]);
         assert_shares(top_k(2), [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
         assert_shares(top_k(9), [0.1, 0.4, 0.2, 0.3]);

@@ -10,6 +10,7 @@ use crate::server::answer::{End, Piece, Shape, probabilities, respond};
 use crate::server::body::{Body, Int, Limit, Ms, Prompt, Texts};
 use crate::server::error::{Answered, ApiError};
 use crate::server::fields::names;
+use crate::server::models::Models;
 use crate::server::params::{Common, Defaults, Params, Top};
 use crate::server::{App, N_PROMPTS_MAX};
 use crate::talk::ending::Ending;
@@ -181,8 +182,9 @@ struct PromptField {
     prompt: Option<Prompt>,
 }
 
-pub async fn completion(State(app): State<Arc<App>>, body: Body) -> Answered<Response> {
-    let params = Params::new(&app, body.read()?, Defaults::Llama, app.default_adapters())?;
+pub async fn completion(State(models): State<Arc<Models>>, body: Body) -> Answered<Response> {
+    let app = models.open(body.model()).await?;
+    let params = Params::new(&app, body.read()?, Defaults::Llama, app.choose(body.model()).1)?;
     let mut fields: Fields = body.read()?;
     body.refuse_others(&[names::<Common>(), names::<Fields>(), names::<PromptField>()])?;
     let prompt = body.read::<PromptField>()?.prompt.ok_or_else(|| ApiError::missing("prompt"))?;

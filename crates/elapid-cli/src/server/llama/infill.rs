@@ -10,6 +10,7 @@ use crate::server::App;
 use crate::server::body::{Body, Size, at_most};
 use crate::server::error::{Answered, ApiError};
 use crate::server::fields::names;
+use crate::server::models::Models;
 use crate::server::params::{Common, Defaults, Params};
 use crate::talk::ending::Ending;
 use crate::talk::hole::{self, Others};
@@ -107,8 +108,9 @@ impl Hole {
     }
 }
 
-pub async fn infill(State(app): State<Arc<App>>, body: Body) -> Answered<Response> {
-    let params = Params::new(&app, body.read()?, Defaults::Infill, app.default_adapters())?;
+pub async fn infill(State(models): State<Arc<Models>>, body: Body) -> Answered<Response> {
+    let app = models.open(body.model()).await?;
+    let params = Params::new(&app, body.read()?, Defaults::Infill, app.choose(body.model()).1)?;
     let mut fields: Fields = body.read()?;
     let mut hole: Hole = body.read()?;
     body.refuse_others(&[names::<Common>(), names::<Fields>(), names::<Hole>()])?;

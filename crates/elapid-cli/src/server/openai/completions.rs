@@ -6,6 +6,7 @@ use crate::server::body::{Body, Int, Limit, Prompt};
 use crate::server::chat::Ready;
 use crate::server::error::{Answered, ApiError};
 use crate::server::fields::names;
+use crate::server::models::Models;
 use crate::server::params::{Common, Defaults, Params, Top};
 use crate::server::tools::{Call, Parser, Part};
 use crate::server::{App, N_PROMPTS_MAX, now_s, tabby};
@@ -37,14 +38,15 @@ struct CompletionFields {
     project_context: Option<bool>,
 }
 
-pub async fn completions(State(app): State<Arc<App>>, body: Body) -> Answered<Response> {
+pub async fn completions(State(models): State<Arc<Models>>, body: Body) -> Answered<Response> {
+    let app = models.open(body.model()).await?;
     // Tabby's editors ask here too.
     if body.has("segments") {
         return tabby::complete(&app, &body).await;
     }
     let fields: CompletionFields = body.read()?;
     body.refuse_others(&[names::<CompletionFields>(), names::<Common>(), names::<Form>()])?;
-    let (model, adapters) = app.choose(fields.model.as_deref())?;
+    let (model, adapters) = app.choose(fields.model.as_deref());
     let mut params = Params::new(&app, body.read()?, Defaults::Openai, adapters)?;
     let echo = fields.echo == Some(true);
     if echo && fields.logprobs.is_some() {
@@ -141,7 +143,8 @@ struct ChatFields {
     top_logprobs: Option<Top>,
 }
 
-pub async fn chat(State(app): State<Arc<App>>, body: Body) -> Answered<Response> {
+pub async fn chat(State(models): State<Arc<Models>>, body: Body) -> Answered<Response> {
+    let app = models.open(body.model()).await?;
     let fields: ChatFields = body.read()?;
     let mut answers = Answers::new(&app, Kind::Chat, &body, 1)?;
     let known = [names::<ChatFields>(), names::<Form>()].concat();

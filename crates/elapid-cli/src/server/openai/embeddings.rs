@@ -4,6 +4,7 @@ use crate::server::App;
 use crate::server::body::{Body, Prompt, Size};
 use crate::server::error::{Answered, ApiError};
 use crate::server::fields::names;
+use crate::server::models::Models;
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
@@ -20,10 +21,11 @@ struct Fields {
     dimensions: Option<Size>,
 }
 
-pub async fn embeddings(State(app): State<Arc<App>>, body: Body) -> Answered<Json<Value>> {
+pub async fn embeddings(State(models): State<Arc<Models>>, body: Body) -> Answered<Json<Value>> {
+    let app = models.open(body.model()).await?;
     let fields: Fields = body.read()?;
     body.refuse_others(&[names::<Fields>()])?;
-    let (model, _) = app.choose(fields.model.as_deref())?;
+    let (model, _) = app.choose(fields.model.as_deref());
     let is_base64 = match fields.encoding_format.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,

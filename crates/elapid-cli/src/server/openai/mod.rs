@@ -13,42 +13,48 @@ pub use completions::{chat, completions};
 pub use embeddings::{embed, embeddings};
 pub use responses::responses;
 
-use super::App;
 use super::error::{Answered, ApiError};
+use super::models::{Entry, Models};
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// `GET /v1/models`: the model, and each adapter as a model of its own.
-pub async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    let list: Vec<Value> = app.models().map(|name| entry(&app, name)).collect();
-    Json(json!({"object": "list", "data": list}))
+/// `GET /v1/models`: the models, and each adapter as a model of its own.
+pub async fn models(State(models): State<Arc<Models>>) -> Json<Value> {
+    Json(json!({"object": "list", "data": entries(&models)}))
 }
 
 /// `GET /v1/models/NAME`.
 pub async fn model(
-    State(app): State<Arc<App>>,
+    State(models): State<Arc<Models>>,
     path: Result<Path<String>, PathRejection>,
 ) -> Answered<Json<Value>> {
     let Path(name) = path.map_err(|error| ApiError::bad(format!("the path: {error}")))?;
-    match app.models().any(|known| known == name) {
-        true => Ok(Json(entry(&app, &name))),
-        false => Err(app.unknown_model(&name)),
-    }
+    let found = entries(&models).into_iter().find(|entry| entry["id"] == name[..]);
+    found.map(Json).ok_or_else(|| models.unknown(&name))
 }
 
-fn entry(app: &App, name: &str) -> Value {
-    let mut entry = json!({
-        "id": name, "object": "model", "created": app.created_s, "owned_by": "elapid",
-        "meta": {
-            "n_vocab": app.info.n_vocab, "n_ctx": app.context, "n_embd": app.info.d_model,
-            "n_params": app.info.n_params,
-        },
-    });
-    if name != app.name {
-        entry["parent"] = json!(app.name);
-    }
-    entry
+fn entries(models: &Models) -> Vec<Value> {
+    let created_s = models.shared.created_s;
+    let of_model = |entry: Arc<Entry>| {
+        let value = |name: String| {
+            let status = if entry.is_loaded() { "loaded" } else { "unloaded" };
+            let mut value = json!({
+                "id": name, "object": "model", "created": created_s, "owned_by": "elapid",
+                "status": {"value": status},
+                "meta": {
+                    "n_vocab": entry.info.n_vocab, "n_ctx": entry.context,
+                    "n_embd": entry.info.d_model, "n_params": entry.info.n_params,
+                },
+            });
+            if name != entry.name {
+                value["parent"] = json!(entry.name);
+            }
+            value
+        };
+        entry.names().into_iter().map(value).collect::<Vec<_>>()
+    };
+    models.list().into_iter().flat_map(of_model).collect()
 }

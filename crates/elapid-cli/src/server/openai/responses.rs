@@ -7,6 +7,7 @@ use crate::server::answer::{End, Piece, Shape, Wire};
 use crate::server::body::Body;
 use crate::server::chat::Ready;
 use crate::server::error::{Answered, ApiError};
+use crate::server::models::Models;
 use crate::server::params::Defaults;
 use crate::server::tools::{Call, Parser, Part};
 use crate::server::{App, now_s};
@@ -27,7 +28,8 @@ const REPEATED: [&str; 8] = [
     "top_p",
 ];
 
-pub async fn responses(State(app): State<Arc<App>>, body: Body) -> Answered<Response> {
+pub async fn responses(State(models): State<Arc<Models>>, body: Body) -> Answered<Response> {
+    let app = models.open(body.model()).await?;
     let map: Map<String, Value> = body.read()?;
     let mut head = json!({
         "id": app.answer_id("resp"), "object": "response", "created_at": now_s(),

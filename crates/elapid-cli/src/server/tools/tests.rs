@@ -42,6 +42,26 @@ fn calls_are_found_in_the_syntax_of_each_family() {
 }
 
 #[test]
+fn harmony_has_channels_of_which_what_is_thought_is_left_out() {
+    let thought = "<|channel|>analysis<|message|>I need <b>.<|end|><|start|>assistant";
+    let call =
+        "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>";
+    let f = call_of("f", json!({"a": 1}));
+    assert_eq!(parts(Syntax::Harmony, &format!("{thought}{call}")), [f.clone()]);
+    // The end of a call ends the answer, and is not part of it; the recipient may come first.
+    let other = " to=functions.f<|channel|>commentary<|message|>{\"a\": 1}";
+    assert_eq!(parts(Syntax::Harmony, other), [f.clone()]);
+    let said = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant";
+    assert_eq!(parts(Syntax::Harmony, &format!("{said}{call}")), [text("I look."), f]);
+    let last = format!("{thought}<|channel|>final<|message|>Done: a < b<|return|>");
+    assert_eq!(parts(Syntax::Harmony, &last), [text("Done: a < b")]);
+    assert_eq!(parts(Syntax::Harmony, "no marks"), [text("no marks")]);
+    let broken = "<|channel|>commentary to=functions.f<|message|>{\"a\"";
+    assert_eq!(parts(Syntax::Harmony, broken), [text("{\"a\"")]);
+    assert_eq!(Syntax::of("{{ tools }}<|channel|><|message|>"), Some(Syntax::Harmony));
+}
+
+#[test]
 fn what_is_no_call_is_text() {
     for (syntax, answer) in [
         (Syntax::Hermes, "a < b <tool"),

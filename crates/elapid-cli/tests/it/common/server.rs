@@ -119,6 +119,10 @@ impl Answer {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 
+    pub fn text(mut self) -> String {
+        self.body.read_to_string().unwrap()
+    }
+
     /// The objects of a stream that has one in each line.
     pub fn lines(mut self) -> Vec<Value> {
         let text = self.body.read_to_string().unwrap();

@@ -27,7 +27,8 @@ pub(super) type Combination = Vec<(usize, u32)>;
 /// Adapters by number, and combinations that are ready.
 pub(super) struct Adapters {
     base: Arc<Weights>,
-    list: Vec<Loaded>,
+    /// None for one that was removed: numbers are not given twice, as snapshots know them.
+    list: Vec<Option<Loaded>>,
     /// The last used is the last.
     ready: Vec<(Combination, Arc<Weights>)>,
 }
@@ -62,19 +63,29 @@ impl Adapters {
             let halves = [&mut module.a, &mut module.b].into_iter().chain(&mut module.magnitude);
             halves.filter(|half| half.dtype() != DType::F32).for_each(|half| *half = half.to_f32());
         }
-        self.list.push(Loaded { name: name.into(), lora });
+        self.list.push(Some(Loaded { name: name.into(), lora }));
         Ok(self.list.len() - 1)
+    }
+
+    /// Removes one; weights that are in use keep it.
+    pub(super) fn remove(&mut self, idx: usize) -> Result<()> {
+        self.get(idx)?;
+        self.list[idx] = None;
+        self.ready.retain(|(combination, _)| combination.iter().all(|part| part.0 != idx));
+        Ok(())
     }
 
     #[cfg(test)]
     pub(super) fn names(&self) -> Vec<(usize, &str)> {
-        self.list.iter().map(|it| it.name.as_str()).enumerate().collect()
+        let all = self.list.iter().enumerate();
+        all.filter_map(|(idx, it)| Some((idx, it.as_ref()?.name.as_str()))).collect()
     }
 
     fn get(&self, idx: usize) -> Result<&Loaded> {
-        self.list.get(idx).ok_or_else(|| {
+        self.list.get(idx).and_then(Option::as_ref).ok_or_else(|| {
             let all = self.list.iter().enumerate();
-            let list: Vec<String> = all.map(|(idx, it)| format!("{idx} {}", it.name)).collect();
+            let all = all.filter_map(|(idx, it)| Some(format!("{idx} {}", it.as_ref()?.name)));
+            let list: Vec<String> = all.collect();
             let hint = match list.is_empty() {
                 true => "none is loaded".to_string(),
                 false => format!("these are loaded: {}", list.join(", ")),
@@ -126,7 +137,7 @@ impl Adapters {
         parts.retain(|(_, factor)| *factor != 0.0);
         parts.sort_by_key(|part| part.0);
         let is_dora = |it: &&Loaded| it.lora.modules.iter().any(|it| it.magnitude.is_some());
-        let dora = parts.iter().map(|part| &self.list[part.0]).find(is_dora);
+        let dora = parts.iter().filter_map(|part| self.list[part.0].as_ref()).find(is_dora);
         match dora {
             Some(dora) if parts.len() > 1 => {
                 let problem = format!(
@@ -142,7 +153,7 @@ impl Adapters {
     fn combine(&self, parts: &[(usize, f32)]) -> Weights {
         let mut by_param: BTreeMap<&str, Vec<(&Module, f32)>> = BTreeMap::new();
         for (idx, factor) in parts {
-            let lora = &self.list[*idx].lora;
+            let Some(Loaded { lora, .. }) = &self.list[*idx] else { continue };
             for module in &lora.modules {
                 let factor = lora.factor(module) as f32 * factor;
                 by_param.entry(&module.param).or_default().push((module, factor));

@@ -39,6 +39,7 @@ use self::snapshots::Snapshots;
 use crate::tensor::batch::Batch;
 
 use crate::error::{Error, Result};
+use crate::generate::chain::Breakers;
 use crate::generate::decoder::Decoder;
 use crate::generate::sample::Row;
 use crate::model::lora::Lora;
@@ -64,6 +65,8 @@ pub struct Engine {
     tokenizer: Arc<Tokenizer>,
     /// Made when the first constraint comes.
     grammars: Option<Grammars>,
+    /// The last that were asked for.
+    breakers: Option<(Vec<String>, Arc<Breakers>)>,
     settings: EngineSettings,
     /// How keys and values are stored.
     cache: CacheType,
@@ -105,6 +108,7 @@ impl Engine {
             adapters: Adapters::new(weights),
             tokenizer,
             grammars: None,
+            breakers: None,
             settings,
             cache: CacheType::F32,
             snapshots: Snapshots::new(snapshot_bytes_max),
@@ -153,6 +157,11 @@ impl Engine {
         self.adapters.add(name, lora)
     }
 
+    /// Removes an adapter; requests that were taken keep it.
+    pub(crate) fn remove_adapter(&mut self, number: usize) -> Result<()> {
+        self.adapters.remove(number)
+    }
+
     /// Numbers and names of the adapters that are loaded.
     #[cfg(test)]
     pub(crate) fn adapters(&self) -> Vec<(usize, &str)> {
@@ -180,12 +189,26 @@ impl Engine {
                 Some(self.grammars.insert(made?).rule(constraint)?)
             }
         };
+        let breakers = match request.sampling.dry_multiplier != 0.0 {
+            true => self.breakers(&request.dry_breakers),
+            false => Arc::default(),
+        };
         let (combination, weights) = self.adapters.weights(&request.adapters)?;
         let keys = snapshots::keys(&combination, &request.prompt);
         let id = RequestId(self.n_taken);
         self.n_taken += 1;
         let context = self.settings.context;
-        Ok(Slot::new((id, request), (keys, weights), &self.tokenizer, rule, context))
+        Ok(Slot::new((id, request), (keys, weights), &self.tokenizer, (rule, breakers), context))
+    }
+
+    /// These texts as tokens: the whole vocabulary is looked through.
+    fn breakers(&mut self, texts: &[String]) -> Arc<Breakers> {
+        if let Some((_, breakers)) = self.breakers.as_ref().filter(|pair| pair.0 == texts) {
+            return breakers.clone();
+        }
+        let breakers = Arc::new(Breakers::new(&self.tokenizer, texts));
+        self.breakers = Some((texts.to_vec(), breakers.clone()));
+        breakers
     }
 
     /// Whether a request can be answered at all.

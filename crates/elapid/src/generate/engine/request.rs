@@ -31,6 +31,8 @@ pub struct Request {
     pub logit_bias: Vec<(u32, f32)>,
     /// Tokens that end the answer and are not part of it.
     pub stop_tokens: Vec<u32>,
+    /// Texts that end a repetition for DRY.
+    pub dry_breakers: Vec<String>,
     /// Texts that end the answer; no part of them is ever given out.
     pub stop_texts: Vec<String>,
     /// What the answer must look like.
@@ -57,6 +59,7 @@ impl Default for Request {
             sampling: Sampling::default(),
             logit_bias: Vec::new(),
             stop_tokens: Vec::new(),
+            dry_breakers: ["\n", ":", "\"", "*"].map(String::from).to_vec(),
             stop_texts: Vec::new(),
             constraint: None,
             adapters: Vec::new(),

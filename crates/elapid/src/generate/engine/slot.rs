@@ -15,6 +15,7 @@ use super::snapshots::{Key, PIECE, Snapshots};
 use super::stops::{Seen, Stops};
 use super::{Event, Finish, Reason, Request, RequestId, Running, Token};
 use crate::error::{Error, Result};
+use crate::generate::chain::Breakers;
 use crate::generate::sample::{self, Row};
 use crate::model::state::State;
 use crate::model::weights::Weights;
@@ -39,6 +40,7 @@ pub(super) struct Slot {
     stream: Stream<Arc<Tokenizer>>,
     stops: Stops,
     rule: Option<Rule>,
+    breakers: Arc<Breakers>,
     lookup: Lookup,
     /// Guesses of the pass under way, and the state before it where it cannot be cut.
     guesses: Vec<u32>,
@@ -55,7 +57,7 @@ impl Slot {
         (id, mut request): (RequestId, Request),
         (keys, weights): (Vec<Key>, Arc<Weights>),
         tokenizer: &Arc<Tokenizer>,
-        rule: Option<Rule>,
+        (rule, breakers): (Option<Rule>, Arc<Breakers>),
         context: usize,
     ) -> Slot {
         let stream = Stream::new(tokenizer.clone()).showing(request.special);
@@ -71,6 +73,7 @@ impl Slot {
             stream: stream.after(&tokens),
             stops: Stops::new(&request.stop_texts),
             rule,
+            breakers,
             lookup: Lookup::new(request.n_lookup),
             guesses: Vec::new(),
             before: None,
@@ -162,7 +165,7 @@ impl Slot {
     /// How many of the largest logits are enough for its next token; none where it needs them all.
     pub(super) fn n_enough(&self) -> Option<usize> {
         let Request { sampling, logit_bias, n_top, scores_prompt, .. } = &self.request;
-        let is_plain = !sampling.penalizes() && self.rule.is_none() && logit_bias.is_empty();
+        let is_plain = self.rule.is_none() && logit_bias.is_empty();
         let is_enough = is_plain && *n_top == 0 && !(*scores_prompt && self.n_left() > 0);
         sample::n_enough(sampling).filter(|_| is_enough)
     }
@@ -263,12 +266,14 @@ impl Slot {
     /// Draws a token from logits, unless the answer is over without one.
     fn say(&mut self, logits: &[f32]) -> Result<Option<Token>> {
         let sampling = &self.request.sampling;
-        let is_adjusted =
-            sampling.penalizes() || self.rule.is_some() || !self.request.logit_bias.is_empty();
+        let past = (&self.tokens[..], &*self.breakers);
+        let is_adjusted = !sampling.split().0.is_empty()
+            || self.rule.is_some()
+            || !self.request.logit_bias.is_empty();
         // Probabilities are told of the logits as the model gave them.
         let mut adjusted = if is_adjusted { logits.to_vec() } else { Vec::new() };
         if is_adjusted {
-            sample::penalize(&mut adjusted, &self.tokens, sampling);
+            sample::lower(&mut adjusted, sampling, past);
             for (id, bias) in &self.request.logit_bias {
                 adjusted[*id as usize] += bias;
             }
@@ -280,7 +285,7 @@ impl Slot {
             return Ok(None);
         }
         let choice = if is_adjusted { &adjusted[..] } else { logits };
-        let id = sample::pick(choice, sampling, self.n_tok() as u64)?;
+        let id = sample::pick_after(choice, sampling, past, self.n_tok() as u64)?;
         let progress = self.rule.as_mut().map(|rule| rule.take(id)).transpose()?;
         let is_over = progress == Some(Progress::Over);
         if self.request.stop_tokens.contains(&id) || is_over && self.is_end(id) {

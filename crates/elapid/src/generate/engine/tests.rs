@@ -78,6 +78,7 @@ fn request(prompt: &[u32], n_max: usize) -> Request {
         sampling: Sampling::greedy(),
         logit_bias: vec![],
         stop_tokens: vec![],
+        dry_breakers: vec![],
         stop_texts: vec![],
         constraint: None,
         adapters: vec![],

@@ -3,7 +3,7 @@
 use super::{Generator, LoadedAdapter};
 use crate::error::Result;
 use crate::model::adapter::Adapter;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 impl Generator {
     /// The adapter that the model was opened by.
@@ -24,15 +24,28 @@ impl Generator {
         self.adapters.push(LoadedAdapter { name, path: path.into(), scale });
         Ok(number)
     }
+
+    /// Takes an adapter off; requests that were taken keep it. Its number is not given again.
+    pub fn remove_adapter(&mut self, number: usize) -> Result<()> {
+        self.engine.remove_adapter(number)?;
+        self.adapters[number] =
+            LoadedAdapter { name: String::new(), path: PathBuf::new(), scale: 0.0 };
+        Ok(())
+    }
 }
 
-/// `a1` of `runs/a1`, of `runs/a1/adapter` and of `a1.gguf`; `a1-2` where `a1` is taken.
+/// `a1` of `runs/a1`, of `runs/a1/adapter` and of `a1.gguf`, `runs/1` of `runs/1`; `a1-2` where
+/// `a1` is taken.
 fn unique_name(path: &Path, taken: &[LoadedAdapter]) -> String {
     let last = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
     let full = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    let mut name = last(&full).unwrap_or_else(|| "adapter".into());
-    if name == "adapter" {
-        name = full.parent().and_then(last).unwrap_or(name);
+    let mut at = &*full;
+    if at.ends_with("adapter") {
+        at = at.parent().unwrap_or(at);
+    }
+    let mut name = last(at).unwrap_or_else(|| "adapter".into());
+    if let (true, Some(of)) = (name.parse::<u64>().is_ok(), at.parent().and_then(last)) {
+        name = format!("{of}/{name}");
     }
     let name = name.strip_suffix(".gguf").unwrap_or(&name).to_string();
     let is_taken = |name: &str| taken.iter().any(|adapter| adapter.name == name);
@@ -51,6 +64,7 @@ mod tests {
     fn names_of_adapters_are_unique() {
         let named = |name: &str| LoadedAdapter { name: name.into(), path: "x".into(), scale: 1.0 };
         assert_eq!(unique_name(Path::new("runs/a1/adapter"), &[]), "a1");
+        assert_eq!(unique_name(Path::new("p/.elapid/adapt/3/adapter"), &[]), "adapt/3");
         assert_eq!(unique_name(Path::new("a1.gguf"), &[named("a1"), named("a1-2")]), "a1-3");
     }
 }

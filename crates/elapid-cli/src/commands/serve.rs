@@ -7,7 +7,7 @@ use crate::files;
 use crate::hub;
 use crate::project::Project;
 use crate::report::{Done, Failure, between, line, metrics, size};
-use crate::server::{Guard, Named, Settings, listen};
+use crate::server::{Guard, Named, Settings, Studio, listen};
 use crate::talk::flags::{AdapterPath, cache_type, load};
 use elapid::{CacheType, Generator, GeneratorSettings, Model};
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ const CONTEXT_MAX: usize = 8192;
 /// Implements the APIs of OpenAI (`/v1/chat/completions`, `/v1/responses`, `/v1/completions`,
 /// `/v1/embeddings`), Anthropic (`/v1/messages`), Ollama (`/api/...`) and llama.cpp (`/infill`,
 /// `/completion`), so that their clients, llama.vim and llama.vscode work unchanged. Open the
-/// address in a browser to try it.
+/// address in a browser to try it, or `/studio` to have a model learn a folder in the browser.
 ///
 /// Completion requests (`/infill`, or `suffix` in `/v1/completions`) are shown the pieces of the
 /// project that matter at the cursor, unless they bring `input_extra` or `project_context: false`.
@@ -107,6 +107,10 @@ pub struct Serve {
     /// Web origin that may send requests (CORS), as `https://editor.example`; may be repeated
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
+    /// Folder of the page at `/studio`, as made by `web/build-studio` [default:
+    /// ../share/elapid/studio beside the binary, if it is there]
+    #[arg(long, value_name = "DIR")]
+    studio: Option<PathBuf>,
     #[command(flatten)]
     compute: Compute,
     /// Print the address as one JSON object on stdout
@@ -119,6 +123,7 @@ impl Serve {
         let keys = self.keys()?;
         self.check_origins()?;
         let project = self.project()?;
+        let studio = Studio::find(self.studio.as_deref())?;
         let listener = self.bind(&keys)?;
         let address = listener.local_addr().map_err(|error| self.cannot_listen(&error))?;
         let chosen = Chosen::new(self.model.as_deref(), &self.adapter, &here())?;
@@ -143,6 +148,7 @@ impl Serve {
                 Some(_) => Named::WithAdapters,
                 None => Named::Alone,
             },
+            studio,
         };
         listen::serve(listener, loaded, settings, || {
             eprintln!("{sentence}");

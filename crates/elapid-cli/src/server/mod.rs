@@ -14,6 +14,7 @@
 //! | `openai/`     | `/v1/...`; `anthropic.rs`: `/v1/messages`; `ollama.rs`: `/api/...`     |
 //! | `llama/`      | `/completion`, `/infill` and what watches and helps                    |
 //! | `tabby.rs`    | what Tabby's editors ask besides                                       |
+//! | `studio.rs`   | `/studio`: static files of a page that learns in the browser           |
 //! | `error.rs`    | everything that is no success; `log.rs`: a line for each request       |
 //!
 //! A request goes from top to bottom: it is let in, read, handed to the worker, and its answer is
@@ -36,6 +37,7 @@ mod ollama;
 mod openai;
 mod params;
 mod security;
+mod studio;
 mod tabby;
 mod tools;
 mod worker;
@@ -55,6 +57,7 @@ pub use security::Guard;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+pub use studio::Studio;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use worker::Worker;
@@ -91,6 +94,8 @@ pub struct Settings {
     pub project: Option<Project>,
     /// What the name of the model stands for.
     pub named: Named,
+    /// The page at `/studio`.
+    pub studio: Option<Studio>,
 }
 
 /// What clients mean by the name of the model.
@@ -287,6 +292,9 @@ fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/", get(page))
         .route("/favicon.ico", get(async || StatusCode::NO_CONTENT))
+        .route("/studio", get(studio::answer))
+        .route("/studio/", get(studio::answer))
+        .route("/studio/{*name}", get(studio::answer))
         // OpenAI
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{*name}", get(openai::model))

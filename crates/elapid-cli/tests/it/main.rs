@@ -25,6 +25,7 @@ mod serve_clients;
 mod serve_failures;
 mod serve_fuzz;
 mod serve_life;
+mod serve_studio;
 mod train;
 mod train_devices;
 mod train_teacher;

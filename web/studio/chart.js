@@ -101,10 +101,22 @@ export class Chart {
       parts.push(shape('text', { class: 'tick', x: right, y: y(this.before) - 6, 'text-anchor': 'end' },
         'held-out before'));
     }
-    parts.push(shape('path', { class: 'train', d: path(this.points.map((p, i) => [p.step, smooth[i]])) }));
-    parts.push(shape('path', { class: 'held', d: path(held.map((p) => [p.step, p.held ?? 0])) }));
-    for (const point of held) {
-      parts.push(shape('circle', { class: 'held', cx: x(point.step), cy: y(point.held ?? 0), r: 3.5 }));
+    /** @type {[number, number][]} */
+    const trained = this.points.map((point, idx) => [point.step, smooth[idx]]);
+    /** @type {[number, number][]} */
+    const measured = held.map((point) => [point.step, point.held ?? 0]);
+    if (this.before !== undefined) measured.unshift([0, this.before]);
+    for (const [name, list] of /** @type {const} */ ([['train', trained], ['held', measured]])) {
+      parts.push(shape('path', { class: name, d: path(list) }));
+    }
+    for (const [step, value] of measured) {
+      parts.push(shape('circle', { class: 'held', cx: x(step), cy: y(value), r: 3.5 }));
+    }
+    // Each line is named at its middle.
+    for (const [words, name, list] of /** @type {const} */ ([['training', 'train', trained], ['held-out', 'held', measured]])) {
+      const middle = list[Math.floor(list.length / 2)];
+      if (!middle || list.length < 2) continue;
+      parts.push(shape('text', { class: `name ${name}`, x: x(middle[0]), y: y(middle[1]) + (name === 'held' ? 20 : -9), 'text-anchor': 'middle' }, words));
     }
     const near = this.#nearest();
     if (near !== undefined) {

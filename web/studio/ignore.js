@@ -22,7 +22,7 @@ export async function ignoredBy(entries) {
   }
   /** @type {Map<string, boolean>} */
   const folders = new Map();
-  /** What lies in a folder that is ignored cannot be taken back. @param {string} path */
+  /** What lies in a folder that is ignored cannot be taken back. @type {(path: string) => boolean} */
   const isIgnoredFolder = (path) => {
     if (path === '') return false;
     let known = folders.get(path);

@@ -8,7 +8,7 @@
 import { ElapidError, Model, devices, evaluate, version } from './elapid/index.js';
 import { Chart } from './chart.js';
 import * as folders from './folder.js';
-import { $, bits, bytes, count, duration, many } from './format.js';
+import { $, duration, many } from './format.js';
 import * as learning from './learn.js';
 import { Playground } from './playground.js';
 import * as view from './view.js';
@@ -100,8 +100,8 @@ async function prepare() {
   view.showPlan(base.info, project.plan);
   showMinutes();
   $('learn', HTMLButtonElement).disabled = false;
-  playground.open(chosen.heldOut);
   $('try').hidden = false;
+  playground.open(chosen.heldOut);
 }
 
 /** Loads the base twice: one stays, one learns. */
@@ -243,8 +243,8 @@ async function resume(kept) {
   if ([...list.options].some((option) => option.value === kept.device)) list.value = kept.device;
   $('open').hidden = true;
   await loadModels();
-  playground.open(kept.heldOut);
   $('try').hidden = false;
+  playground.open(kept.heldOut);
   await start(kept);
 }
 

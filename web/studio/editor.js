@@ -69,11 +69,10 @@ export class Editor {
     this.place = at;
     this.ghost = '';
     this.#draw();
-    // The line of the cursor in the middle.
-    const lineHeight = Number.parseFloat(getComputedStyle(this.area).lineHeight);
-    const line = text.slice(0, at).split('\n').length;
-    this.area.scrollTop = Math.max(0, line * lineHeight - this.area.clientHeight / 2);
-    this.area.scrollLeft = 0;
+    // The cursor in the middle.
+    const ghost = /** @type {HTMLElement} */ (this.mirror.querySelector('.ghost'));
+    this.area.scrollTop = ghost.offsetTop - this.area.clientHeight / 2;
+    this.area.scrollLeft = ghost.offsetLeft - this.area.clientWidth / 2;
     this.#scroll();
     this.onChange();
   }

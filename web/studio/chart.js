@@ -5,7 +5,11 @@ const MARGIN = { top: 14, right: 16, bottom: 30, left: 46 };
 
 /** @typedef {{ step: number, train: number, held?: number }} Point */
 
-/** @param {string} tag @param {Record<string, string | number>} attributes @param {string} [text] */
+/**
+ * @param {string} tag
+ * @param {Record<string, string | number>} attributes
+ * @param {string} [text]
+ */
 function shape(tag, attributes, text) {
   const made = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
@@ -13,7 +17,12 @@ function shape(tag, attributes, text) {
   return made;
 }
 
-/** Round numbers between two others, about `n` of them. @param {number} low @param {number} high @param {number} n */
+/**
+ * Round numbers between two others, about `n` of them.
+ * @param {number} low
+ * @param {number} high
+ * @param {number} n
+ */
 export function ticks(low, high, n) {
   const rough = (high - low) / n;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -84,54 +93,107 @@ export class Chart {
     /** @param {number} value */
     const y = (value) => bottom - ((value - low) / (high - low)) * (bottom - MARGIN.top);
     /** @param {[number, number][]} list */
-    const path = (list) => list.map(([a, b], i) => `${i ? 'L' : 'M'}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join('');
+    const path = (list) =>
+      list.map(([a, b], i) => `${i ? 'L' : 'M'}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join('');
     const parts = [];
     for (const value of ticks(low, high, Math.max(2, Math.floor(height / 60)))) {
-      parts.push(shape('line', { class: 'grid', x1: MARGIN.left, x2: right, y1: y(value), y2: y(value) }));
-      parts.push(shape('text', { class: 'tick', x: MARGIN.left - 8, y: y(value) + 4, 'text-anchor': 'end' },
-        value.toFixed(high - low < 0.2 ? 3 : 2)));
+      parts.push(
+        shape('line', { class: 'grid', x1: MARGIN.left, x2: right, y1: y(value), y2: y(value) }),
+      );
+      parts.push(
+        shape(
+          'text',
+          { class: 'tick', x: MARGIN.left - 8, y: y(value) + 4, 'text-anchor': 'end' },
+          value.toFixed(high - low < 0.2 ? 3 : 2),
+        ),
+      );
     }
     for (const step of ticks(0, this.steps, Math.max(2, Math.floor(width / 110)))) {
       if (!Number.isInteger(step)) continue;
-      parts.push(shape('text', { class: 'tick', x: x(step), y: bottom + 20, 'text-anchor': 'middle' }, String(step)));
+      parts.push(
+        shape(
+          'text',
+          { class: 'tick', x: x(step), y: bottom + 20, 'text-anchor': 'middle' },
+          String(step),
+        ),
+      );
     }
     if (this.before !== undefined) {
-      const line = { class: 'before', x1: MARGIN.left, x2: right, y1: y(this.before), y2: y(this.before) };
+      const line = {
+        class: 'before',
+        x1: MARGIN.left,
+        x2: right,
+        y1: y(this.before),
+        y2: y(this.before),
+      };
       parts.push(shape('line', line));
-      parts.push(shape('text', { class: 'tick', x: right, y: y(this.before) - 6, 'text-anchor': 'end' },
-        'held-out before'));
+      parts.push(
+        shape(
+          'text',
+          { class: 'tick', x: right, y: y(this.before) - 6, 'text-anchor': 'end' },
+          'held-out before',
+        ),
+      );
     }
     /** @type {[number, number][]} */
     const trained = this.points.map((point, idx) => [point.step, smooth[idx]]);
     /** @type {[number, number][]} */
     const measured = held.map((point) => [point.step, point.held ?? 0]);
     if (this.before !== undefined) measured.unshift([0, this.before]);
-    for (const [name, list] of /** @type {const} */ ([['train', trained], ['held', measured]])) {
+    for (const [name, list] of /** @type {const} */ ([
+      ['train', trained],
+      ['held', measured],
+    ])) {
       parts.push(shape('path', { class: name, d: path(list) }));
     }
     for (const [step, value] of measured) {
       parts.push(shape('circle', { class: 'held', cx: x(step), cy: y(value), r: 3.5 }));
     }
     // Each line is named at its middle.
-    for (const [words, name, list] of /** @type {const} */ ([['training', 'train', trained], ['held-out', 'held', measured]])) {
+    for (const [words, name, list] of /** @type {const} */ ([
+      ['training', 'train', trained],
+      ['held-out', 'held', measured],
+    ])) {
       const middle = list[Math.floor(list.length / 2)];
       if (!middle || list.length < 2) continue;
-      parts.push(shape('text', { class: `name ${name}`, x: x(middle[0]), y: y(middle[1]) + (name === 'held' ? 20 : -9), 'text-anchor': 'middle' }, words));
+      parts.push(
+        shape(
+          'text',
+          {
+            class: `name ${name}`,
+            x: x(middle[0]),
+            y: y(middle[1]) + (name === 'held' ? 20 : -9),
+            'text-anchor': 'middle',
+          },
+          words,
+        ),
+      );
     }
     const near = this.#nearest();
     if (near !== undefined) {
       const at = this.points[near];
-      parts.push(shape('line', { class: 'cross', x1: x(at.step), x2: x(at.step), y1: MARGIN.top, y2: bottom }));
+      parts.push(
+        shape('line', {
+          class: 'cross',
+          x1: x(at.step),
+          x2: x(at.step),
+          y1: MARGIN.top,
+          y2: bottom,
+        }),
+      );
       parts.push(shape('circle', { class: 'train', cx: x(at.step), cy: y(smooth[near]), r: 3.5 }));
     }
     this.#tell(near, smooth, x);
     this.svg.replaceChildren(...parts);
     this.svg.setAttribute('viewBox', `0 0 ${width} ${height}`);
     const last = this.points.at(-1);
-    this.svg.setAttribute('aria-label', last
-      ? `Bits per byte by step. At step ${last.step} of ${this.steps}: training ${smooth.at(-1)?.toFixed(3)}, ` +
-        `held-out ${held.at(-1)?.held?.toFixed(3) ?? 'not measured yet'}, before ${this.before?.toFixed(3) ?? 'unknown'}.`
-      : 'Bits per byte by step; no step was made yet.');
+    /** @param {number | undefined} value */
+    const say = (value) => value?.toFixed(3) ?? 'not measured';
+    const words = last
+      ? `At step ${last.step} of ${this.steps}: training ${say(smooth.at(-1))}, ` +
+        `held-out ${say(held.at(-1)?.held)}, before ${say(this.before)}.`
+      : 'No step was made yet.';
+    this.svg.setAttribute('aria-label', `Bits per byte by step. ${words}`);
   }
 
   /** Index of the point under the pointer. */
@@ -142,7 +204,11 @@ export class Chart {
     return far.indexOf(Math.min(...far));
   }
 
-  /** @param {number | undefined} near @param {number[]} smooth @param {(step: number) => number} x */
+  /**
+   * @param {number | undefined} near
+   * @param {number[]} smooth
+   * @param {(step: number) => number} x
+   */
   #tell(near, smooth, x) {
     this.tip.hidden = near === undefined;
     if (near === undefined) return;

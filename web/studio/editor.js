@@ -1,7 +1,7 @@
 // A text area with ghost text: what a model would insert at the cursor, shown there before it is.
 //
 // The text area itself is transparent but for cursor and selection; a mirror behind it shows the
-// same text with the ghost inside. Tab takes the ghost and otherwise leaves the field as everywhere.
+// same text with the ghost inside. Tab takes the ghost and otherwise leaves the field as usual.
 
 /** Characters around the cursor that a model sees: more is slower and seldom better. */
 const BEFORE = 1500;
@@ -61,7 +61,11 @@ export class Editor {
     this.place = 0;
   }
 
-  /** Shows a text with the cursor at a place, and asks for a ghost there. @param {string} text @param {number} at */
+  /**
+   * Shows a text with the cursor at a place.
+   * @param {string} text
+   * @param {number} at
+   */
   open(text, at) {
     this.#cancel();
     this.area.value = text;
@@ -85,7 +89,11 @@ export class Editor {
     this.running = running;
     this.place = selectionEnd;
     try {
-      const ghost = await this.suggest(value.slice(0, selectionEnd), value.slice(selectionEnd), running.signal);
+      const ghost = await this.suggest(
+        value.slice(0, selectionEnd),
+        value.slice(selectionEnd),
+        running.signal,
+      );
       if (running.signal.aborted) return;
       this.ghost = ghost;
       this.#draw();
@@ -98,7 +106,8 @@ export class Editor {
   insert(text) {
     this.dismiss();
     this.area.focus();
-    if (!document.execCommand('insertText', false, text)) this.area.setRangeText(text, this.place, this.place, 'end');
+    if (!document.execCommand('insertText', false, text))
+      this.area.setRangeText(text, this.place, this.place, 'end');
     this.place = this.area.selectionEnd;
     this.#draw();
   }

@@ -5,12 +5,22 @@
 import { ignoredBy } from './ignore.js';
 
 /** @typedef {import('./elapid/index.js').FolderFile} FolderFile */
-/** @typedef {{ name: string, files: FolderFile[], leftOut: { name: string, reason: string }[] }} Folder */
+/** @typedef {{ name: string, reason: string }} LeftOut */
+/** @typedef {{ name: string, files: FolderFile[], leftOut: LeftOut[] }} Folder */
 /** @typedef {{ path: string, file: () => Promise<File> }} Entry */
 
 // Folders that are not even listed: they may hold more files than everything else. Others of this
 // kind are told by the engine.
-const PASSED = new Set(['.git', '.hg', '.svn', 'node_modules', '.venv', 'venv', '__pycache__', '.tox']);
+const PASSED = new Set([
+  '.git',
+  '.hg',
+  '.svn',
+  'node_modules',
+  '.venv',
+  'venv',
+  '__pycache__',
+  '.tox',
+]);
 const N_FILES_MAX = 50_000;
 
 /** Whether the browser lets a page open a folder by its own dialog. */
@@ -113,7 +123,10 @@ async function gather(name, entries, passed) {
   const files = [];
   const isIgnored = await ignoredBy(entries);
   for (const { path, file } of entries.sort((a, b) => (a.path < b.path ? -1 : 1))) {
-    const top = path.split('/').slice(0, -1).find((part) => PASSED.has(part));
+    const top = path
+      .split('/')
+      .slice(0, -1)
+      .find((part) => PASSED.has(part));
     if (top) {
       const inside = `${path.slice(0, path.indexOf(`${top}/`))}${top}/`;
       if (leftOut.at(-1)?.name !== inside) {

@@ -22,7 +22,10 @@ export async function ignoredBy(entries) {
   }
   /** @type {Map<string, boolean>} */
   const folders = new Map();
-  /** What lies in a folder that is ignored cannot be taken back. @type {(path: string) => boolean} */
+  /**
+   * What lies in a folder that is ignored cannot be taken back.
+   * @type {(path: string) => boolean}
+   */
   const isIgnoredFolder = (path) => {
     if (path === '') return false;
     let known = folders.get(path);
@@ -82,7 +85,8 @@ function toPattern(glob) {
     if (all === '/**') pattern += rest === '' ? '/.*' : '(?:/.*)?';
     else if (all.startsWith('*')) pattern += '[^/]*';
     else if (all === '?') pattern += '[^/]';
-    else if (range !== undefined) pattern += `[${not ? '^' : ''}${range.replace(/[\\\]]/g, '\\$&')}]`;
+    else if (range !== undefined)
+      pattern += `[${not ? '^' : ''}${range.replace(/[\\\]]/g, '\\$&')}]`;
     else pattern += (escaped ?? all).replace(/[.*+?^${}()|[\]\\/]/g, '\\$&');
   }
   return pattern;

@@ -12,7 +12,15 @@ import { mask } from './secrets.js';
 /** @typedef {Selection & { masked: number, measured: TextFile[] }} Chosen */
 
 /** @type {import('./elapid/index.js').TrainerOptions} */
-const SETTINGS = { method: 'lora', rank: 16, alpha: 32, lr: 1e-3, batch: 4, context: 256, fim: 0.5 };
+const SETTINGS = {
+  method: 'lora',
+  rank: 16,
+  alpha: 32,
+  lr: 1e-3,
+  batch: 4,
+  context: 256,
+  fim: 0.5,
+};
 export const STEP_TOKENS = (SETTINGS.batch ?? 1) * (SETTINGS.context ?? 1);
 
 /** Held-out text that is measured: what more would say is not worth the minutes. */
@@ -58,7 +66,8 @@ function sample(files) {
   let bytes = 0;
   for (const { name, text } of files) {
     const end = text.lastIndexOf('\n', MEASURED_FILE_BYTES_MAX) + 1;
-    const part = text.length <= MEASURED_FILE_BYTES_MAX ? text : text.slice(0, end || MEASURED_FILE_BYTES_MAX);
+    const part =
+      text.length <= MEASURED_FILE_BYTES_MAX ? text : text.slice(0, end || MEASURED_FILE_BYTES_MAX);
     bytes += part.length;
     if (bytes > MEASURED_BYTES_MAX && list.length > 0) break;
     list.push({ name, text: part });
@@ -66,8 +75,8 @@ function sample(files) {
   return list;
 }
 
-/** @param {TextFile[]} files */
-export const sizeOf = (files) => files.reduce((sum, file) => sum + file.text.length, 0);
+/** Bytes in UTF-8. @param {TextFile[]} files */
+export const sizeOf = (files) => new Blob(files.map((file) => file.text)).size;
 
 /** What a run would take; nothing is changed. @param {Model} model @param {TextFile[]} train */
 export const plan = (model, train) => new Trainer(model, SETTINGS).plan(train);
@@ -136,7 +145,10 @@ export class Run {
    */
   async learn(onStep) {
     const { kept } = this;
-    this.isKept = await store.keep(kept).then(() => true, () => false);
+    this.isKept = await store.keep(kept).then(
+      () => true,
+      () => false,
+    );
     const every = Math.max(1, Math.round(kept.steps / N_EVALS));
     const training = new Trainer(this.model, SETTINGS).train(kept.train, {
       steps: kept.steps,

@@ -1,7 +1,7 @@
 // Elapid Studio: ties the parts of the page together.
 //
 //   format.js   numbers as people read them        folder.js   files of a folder; ignore.js
-//   secrets.js  what must not be learned           learn.js    from files to a run; store.js keeps it
+//   secrets.js  what must not be learned           learn.js    files to a run; store.js keeps it
 //   view.js     what is known, as elements         chart.js    the curve
 //   editor.js   ghost text                         playground.js   both models beside each other
 
@@ -17,12 +17,19 @@ import * as view from './view.js';
 
 const BASE = 'model/elapid-code-small.gguf';
 
-/** @type {{ folder?: string, chosen?: learning.Chosen, plan?: import('./elapid/index.js').Plan }} */
+/** @typedef {import('./elapid/index.js').Plan} Plan */
+
+/** @type {{ folder?: string, chosen?: learning.Chosen, plan?: Plan }} */
 let project = {};
-/** The base model, which stays as it is; and the one that learns. @type {{ base?: Model, adapted?: Model }} */
+/**
+ * The base model, which stays as it is, and the one that learns.
+ * @type {{ base?: Model, adapted?: Model }}
+ */
 const models = {};
 /** @type {learning.Run | undefined} */
 let run;
+/** Ends with the run. @type {Promise<void>} */
+let running = Promise.resolve();
 const chart = new Chart($('chart'));
 const playground = new Playground(models);
 
@@ -72,11 +79,17 @@ async function open(opening) {
   const folder = await opening;
   if (!folder) return busy();
   run?.stop();
+  run = undefined;
+  await running.catch(() => undefined);
+  $('device', HTMLSelectElement).disabled = false;
   busy(`Reading ${many(folder.files.length, 'file')} of ${folder.name} …`);
   await painted();
   const chosen = await learning.choose(folder);
   if (chosen.train.length === 0 || chosen.measured.length === 0) {
-    throw new Error(`There is too little code in ${folder.name} to learn and to measure: open a folder with some files of source code`);
+    throw new Error(
+      `There is too little code in ${folder.name} to learn and to measure: ` +
+        'open a folder with some files of source code',
+    );
   }
   project = { folder: folder.name, chosen };
   for (const id of ['open', 'run', 'result', 'try', 'take']) $(id).hidden = true;
@@ -106,7 +119,9 @@ async function prepare() {
 
 /** Loads the base twice: one stays, one learns. */
 async function loadModels() {
-  const device = /** @type {import('./elapid/index.js').DeviceName} */ ($('device', HTMLSelectElement).value);
+  const device = /** @type {import('./elapid/index.js').DeviceName} */ (
+    $('device', HTMLSelectElement).value
+  );
   models.base?.free();
   models.adapted?.free();
   playground.isAdapted = false;
@@ -131,7 +146,8 @@ function showMinutes() {
   const passes = steps / Math.max(1, plan.stepsPerEpoch);
   $('plan-words').textContent =
     `${many(steps, 'step')} in about ${duration(steps * plan.stepSeconds)}: the files are read ` +
-    `${passes < 10 ? passes.toFixed(1) : Math.round(passes)} times. You can close the tab and continue later.`;
+    `${passes < 10 ? passes.toFixed(1) : Math.round(passes)} times. ` +
+    'You can close the tab and continue later.';
 }
 
 // ------------------------------------------------------------------------------------- learning
@@ -171,15 +187,18 @@ async function start(kept) {
   $('pause').textContent = 'Pause';
   for (const id of ['pause', 'stop']) $(id, HTMLButtonElement).disabled = false;
   $('run-words').textContent = '';
+  // Another device would load the models anew.
+  $('device', HTMLSelectElement).disabled = true;
   view.showStep(undefined, kept);
   chart.show(kept.points, kept.steps, kept.before.bitsPerByte);
   busy();
   $('run').scrollIntoView({ block: 'nearest', behavior: 'smooth' });
   try {
-    await current.learn((step) => {
+    running = current.learn((step) => {
       view.showStep(step, kept);
       chart.show(kept.points, kept.steps, kept.before.bitsPerByte);
     });
+    await running;
     if (run === current) await finish(current);
   } finally {
     for (const id of ['pause', 'stop']) $(id, HTMLButtonElement).disabled = true;
@@ -192,9 +211,11 @@ async function finish(done) {
   const { kept } = done;
   const last = kept.points.at(-1)?.step ?? 0;
   $('run-title').textContent = `Learned ${kept.folder}`;
-  $('run-words').textContent = `${many(last, 'step')} of ${kept.steps}. ` + (done.isKept
-    ? 'The result is kept in this browser until you learn another folder.'
-    : 'This browser keeps no files for pages: save the result before you close the tab.');
+  $('run-words').textContent =
+    `${many(last, 'step')} of ${kept.steps}. ` +
+    (done.isKept
+      ? 'The result is kept in this browser until you learn another folder.'
+      : 'This browser keeps no files for pages: save the result before you close the tab.');
   busy('Measuring on held-out files …');
   const { after, comparison } = await done.measure();
   busy();
@@ -255,25 +276,40 @@ async function showDevices() {
   const gpu = found.find((device) => device.id === 'webgpu');
   // A GPU in software is slower than the CPU beside it.
   const best = gpu && !gpu.isSoftware ? 'webgpu' : 'cpu';
-  const options = found.map(({ id, name }) => new Option(`${id === 'cpu' ? 'CPU' : 'GPU'}: ${name}`, id));
+  const options = found.map(
+    ({ id, name }) => new Option(`${id === 'cpu' ? 'CPU' : 'GPU'}: ${name}`, id),
+  );
   $('device', HTMLSelectElement).replaceChildren(...options);
   $('device', HTMLSelectElement).value = best;
-  $('device-words').textContent = !gpu
-    ? 'This browser offers no WebGPU here, so the model learns on the CPU, in wasm: slower, with the same result. The plan says how fast. Recent Chrome, Edge, Safari and Firefox have WebGPU.'
-    : gpu.isSoftware
-      ? 'WebGPU is only emulated in software here, so the model learns on the CPU, in wasm. The plan says how fast.'
-      : '';
+  const why = !gpu
+    ? 'This browser offers no WebGPU here'
+    : 'WebGPU is only emulated in software here';
+  $('device-words').textContent =
+    best === 'webgpu'
+      ? ''
+      : `${why}, so the model learns on the CPU, ` +
+        'in wasm: slower, with the same result. The plan says how fast.';
 }
 
 /** Light or dark, as chosen here or by the system. */
 function setUpTheme() {
   const root = document.documentElement;
-  const kept = localStorage.getItem('elapid.theme');
-  if (kept) root.dataset.theme = kept;
+  try {
+    const kept = localStorage.getItem('elapid.theme');
+    if (kept) root.dataset.theme = kept;
+  } catch {
+    // A browser may forbid to keep anything.
+  }
   $('theme').addEventListener('click', () => {
-    const isDark = (root.dataset.theme ?? (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : '')) === 'dark';
+    const isDark =
+      (root.dataset.theme ?? (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : '')) ===
+      'dark';
     root.dataset.theme = isDark ? 'light' : 'dark';
-    localStorage.setItem('elapid.theme', root.dataset.theme);
+    try {
+      localStorage.setItem('elapid.theme', root.dataset.theme);
+    } catch {
+      // For this visit alone, then.
+    }
   });
 }
 
@@ -303,10 +339,13 @@ function setUpFolders() {
   });
   $('pick').addEventListener('click', choose);
   $('other').addEventListener('click', choose);
-  input.addEventListener('change', safely(async () => {
-    if (input.files?.length) await open(folders.fromInput(input.files));
-    input.value = '';
-  }));
+  input.addEventListener(
+    'change',
+    safely(async () => {
+      if (input.files?.length) await open(folders.fromInput(input.files));
+      input.value = '';
+    }),
+  );
   // A folder may be dropped anywhere.
   const zone = $('drop');
   document.addEventListener('dragover', (event) => {
@@ -324,6 +363,7 @@ function setUpFolders() {
   });
 }
 
+addEventListener('unhandledrejection', (event) => fail(event.reason));
 setUpTheme();
 setUpNetwork();
 setUpFolders();

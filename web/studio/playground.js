@@ -29,11 +29,12 @@ export class Playground {
     $('file').addEventListener('change', () => this.#example());
     $('example').addEventListener('click', () => this.#example());
     for (const which of /** @type {Which[]} */ (['base', 'adapted'])) {
-      $(`take-${which}`).addEventListener('click', () => this.editor.insert($(`side-${which}`).textContent ?? ''));
+      $(`take-${which}`).addEventListener('click', () =>
+        this.editor.insert($(`side-${which}`).textContent ?? ''),
+      );
       this.#radio(which).addEventListener('change', () => this.editor.ask());
     }
   }
-
 
   /** Whether the model has learned something, so that two can be compared. */
   get isAdapted() {
@@ -44,6 +45,7 @@ export class Playground {
     if (is && !this.#isAdapted) this.#radio('adapted').checked = true;
     if (!is) this.#radio('base').checked = true;
     this.#radio('adapted').disabled = !is;
+    $('figure-adapted').hidden = !is;
     this.#isAdapted = is;
   }
 
@@ -119,7 +121,12 @@ export class Playground {
     return ghost;
   }
 
-  /** @param {Which} which @param {string} before @param {string} after @param {AbortSignal} signal */
+  /**
+   * @param {Which} which
+   * @param {string} before
+   * @param {string} after
+   * @param {AbortSignal} signal
+   */
   async #ask(which, before, after, signal) {
     const model = this.models[which];
     if (!model) return '';
@@ -132,7 +139,8 @@ export class Playground {
       side.textContent = text;
       $(`take-${which}`, HTMLButtonElement).disabled = text === '';
       const seconds = ((performance.now() - begin) / 1000).toFixed(1);
-      $('try-words').textContent = text === '' ? 'nothing to insert here' : `suggested in ${seconds} s`;
+      $('try-words').textContent =
+        text === '' ? 'nothing to insert here' : `suggested in ${seconds} s`;
       return text;
     } finally {
       side.classList.remove('waits');

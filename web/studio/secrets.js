@@ -2,7 +2,10 @@
 // replaced before anything is learned or measured, by the rules of `elapid adapt`
 // (crates/elapid-cli/src/source/secrets.rs).
 
-/** Prefix, what follows it, and whether nothing else begins so. @type {[string, string, boolean?][]} */
+/**
+ * Prefix, what follows it, and whether other words begin so, too.
+ * @type {[string, string, boolean?][]}
+ */
 const TOKENS = [
   ['(?:AKIA|ASIA)', '[A-Z0-9]{16}'],
   ['gh[pousr]_', '[\\w-]{36,255}'],
@@ -28,40 +31,72 @@ const TOKENS = [
   ['hvs\\.', '[\\w-]{24,128}'],
 ];
 
-const PEM =
-  /-----BEGIN [A-Z ]{0,30}PRIVATE KEY[A-Z ]{0,12}-----[\w+/=\\\s"',:]{40,16384}(?:-----END [A-Z ]{0,40}-----)?/g;
+const PEM = new RegExp(
+  '-----BEGIN [A-Z ]{0,30}PRIVATE KEY[A-Z ]{0,12}-----[\\w+/=\\\\\\s"\',:]{40,16384}' +
+    '(?:-----END [A-Z ]{0,40}-----)?',
+  'g',
+);
 const WEB_TOKEN = /\beyJ[\w-]{7,4096}\.eyJ[\w-]{7,4096}\.[\w-]{17,4096}/g;
 const URL_PASSWORD = /(:\/\/[\w.+%-]{0,64}:)([!#%&*+,.0-9:;=?A-Z^_a-z|~-]{4,128})(?=@\w)/g;
 const BEARER = /(Bearer )([\w+/=.-]{20,4096})/gi;
 const ASSIGNED = new RegExp(
   '((password|passwd|passphrase|pwd|secret|token|credential|api[_-]?key|access_?key|private_key' +
     '|auth_key|accountkey)([\\w-]{0,40})[\\\\"\'`\\])]{0,3}[ \\t]{0,8}' +
-    '(?::[ \\t]*[\\w&<>\'?]{1,32}[ \\t]*=(?!=)|[=:>~]{1,3}|,|\\()[ \\t]{0,8}[bfru$@]{0,2})' +
+    "(?::[ \\t]*[\\w&<>'?]{1,32}[ \\t]*=(?!=)|[=:>~]{1,3}|,|\\()[ \\t]{0,8}[bfru$@]{0,2})" +
     '(?:(\\\\?["\'`])([^"\'`\\n]{8,4096})\\4|([\\w+/=-]{16,4096})(?=[\\s,;"\'&#\\\\]|$))',
   'gi',
 );
+/**
+ * A pattern of any of these words between two others.
+ * @param {string} before
+ * @param {string} words
+ * @param {string} after
+ */
+const anyOf = (before, words, after) =>
+  new RegExp(`${before}(?:${words.trim().split(/\s+/).join('|')})${after}`, 'i');
+
 /** How names end that hold something about a secret, not the secret. */
-const AFTER = new RegExp(
-  '(?:type|url|uri|names?|field|path|file|count|_id|len|length|size|expiry|expires|expires_in|regex' +
-    '|pattern|label|placeholder|title|message|error|hash|digest|checksum|sha256|sha1|index|idx' +
-    '|version)$',
-  'i',
+const AFTER = anyOf(
+  '',
+  `type url uri names? field path file count _id len length size expiry expires expires_in regex
+  pattern label placeholder title message error hash digest checksum sha256 sha1 index idx version`,
+  '$',
 );
-const PLACEHOLDER = new RegExp(
-  'example|your|xxxx|placeholder|change-?_?me|changethis|dummy|fake|sample|redacted|replace|insert' +
-    '|todo|test|mock|demo|foobar|deadbeef|passw(?:or)?d|secret|token|api[_-]?key|my[_-]?key|123456' +
-    '|abcdef|qwerty|000000|111111|process\\.env|hunter2|letmein|admin|default|none|null|undefined' +
-    '|unused|invalid|hello|world|sha(?:256|384|512)-|env\\.|config\\.|settings\\.|^0x',
-  'i',
+/** What stands where a secret belongs. */
+const PLACEHOLDER = anyOf(
+  '',
+  `example your xxxx placeholder change-?_?me changethis dummy fake sample redacted replace insert
+  todo test mock demo foobar deadbeef passw(?:or)?d secret token api[_-]?key my[_-]?key 123456 abcdef
+  qwerty 000000 111111 process\\.env hunter2 letmein admin default none null undefined unused invalid
+  hello world sha(?:256|384|512)- env\\. config\\. settings\\. ^0x`,
+  '',
 );
 const UUID = /^[\da-f]{8}-(?:[\da-f]{4}-){3}[\da-f]{12}$/i;
-const EMAIL = /(?<!:\/\/)\b[A-Za-z0-9][\w.%+-]{0,63}@((?:[A-Za-z0-9-]{1,63}\.)+)([A-Za-z]{2,12})\b(?![([@_/:])/g;
-const NOBODY =
-  /^(?:git|no-?reply.*|do-?not-?reply|user(?:name)?|you|your\.name|name|someone|this|super|return|break|continue|foo|bar|test|example|email|hg|svn|postgres|root|admin|support|info|security)$/i;
-const NOWHERE =
-  /(?:^|\.)(?:(?:example|test|foo|bar|baz|domain|localhost|acme|your-?domain|mysite|invalid|mydomain|(?:your)?company|email)\.$|noreply\.)/i;
-const GENERIC =
-  /^(?:com|org|net|edu|gov|mil|int|info|biz|dev|app|tech|cloud|xyz|online|site|email|name|pro|systems|software|solutions|company|group|team|codes|engineering|agency|digital|network|studio|world|life|today|works|science|blog|live|(?!py|rs|js|ts|go|md|sh|cs|hs|kt|rb)[a-z]{2})$/i;
+const EMAIL = new RegExp(
+  '(?<!://)\\b[A-Za-z0-9][\\w.%+-]{0,63}@((?:[A-Za-z0-9-]{1,63}\\.)+)([A-Za-z]{2,12})\\b' +
+    '(?![([@_/:])',
+  'g',
+);
+/** Names before the `@` that are nobody's, domains of examples, and last parts of real ones. */
+const NOBODY = anyOf(
+  '^',
+  `git no-?reply.* do-?not-?reply user(?:name)? you your\\.name name someone this super return break
+  continue foo bar test example email hg svn postgres root admin support info security`,
+  '$',
+);
+const NOWHERE = anyOf(
+  '(?:^|\\.)',
+  `noreply\\. (?:example|test|foo|bar|baz|domain|localhost|acme|your-?domain|mysite)\\.$
+  (?:invalid|mydomain|(?:your)?company|email)\\.$`,
+  '',
+);
+const TOP = anyOf(
+  '^',
+  `com org net edu gov mil int info biz dev app tech cloud xyz online site email name pro systems
+  software solutions company group team codes engineering agency digital network studio world life
+  today works science blog live (?!py|rs|js|ts|go|md|sh|cs|hs|kt|rb)[a-z]{2}`,
+  '$',
+);
 
 /** Whether a value only stands for a secret. @param {string} value */
 function isPlaceholder(value) {
@@ -69,7 +104,10 @@ function isPlaceholder(value) {
   return new Set(value.toLowerCase()).size < 4 || isPattern || PLACEHOLDER.test(value);
 }
 
-/** Whether a value is no word and no row of words: letters and digits in short runs. @param {string} value */
+/**
+ * Whether a value is no word and no row of words: letters and digits in short runs.
+ * @param {string} value
+ */
 function isRandom(value) {
   const runs = value.match(/[A-Z]+[a-z]*|[a-z]+|\d+/g) ?? [];
   const inRuns = runs.join('').length;
@@ -91,7 +129,9 @@ function entropy(value) {
 
 /** Whether people choose such a value as a password. @param {string} value */
 function isPassword(value) {
-  const kinds = [/[a-z]/, /[A-Z]/, /\d/, /[!-/:-@[-`{-~]/].filter((kind) => kind.test(value)).length;
+  const kinds = [/[a-z]/, /[A-Z]/, /\d/, /[!-/:-@[-`{-~]/].filter((kind) =>
+    kind.test(value),
+  ).length;
   const isWord = /^[!-~]{8,63}$/.test(value) && !/[/<>{}()[\]\\]/.test(value);
   return isWord && /\d/.test(value) && kinds >= 3 && !(/[.:]/.test(value) && kinds < 4);
 }
@@ -138,7 +178,7 @@ export function mask(text) {
   });
   clean = clean.replace(EMAIL, (all, domain, top) => {
     const local = all.slice(0, all.indexOf('@'));
-    if (NOBODY.test(local) || NOWHERE.test(domain) || !GENERIC.test(top)) return all;
+    if (NOBODY.test(local) || NOWHERE.test(domain) || !TOP.test(top)) return all;
     found += 1;
     return 'user@example.com';
   });

@@ -13,7 +13,8 @@ export function showFolder(name, chosen) {
   $('folder-title').textContent = name;
   showLanguages(chosen.languages);
   $('n-train').textContent = `${many(chosen.train.length, 'file')}, ${bytes(sizeOf(chosen.train))}`;
-  $('n-held').textContent = `${many(chosen.heldOut.length, 'file')}, ${bytes(sizeOf(chosen.heldOut))}`;
+  $('n-held').textContent =
+    `${many(chosen.heldOut.length, 'file')}, ${bytes(sizeOf(chosen.heldOut))}`;
   $('n-masked').textContent = chosen.masked === 0 ? 'nothing found' : many(chosen.masked, 'secret');
   $('held-words').textContent =
     `Held-out files are never learned. ${bytes(sizeOf(chosen.measured))} of ` +
@@ -41,11 +42,21 @@ function showLanguages(languages) {
     return part;
   });
   $('languages-bar').replaceChildren(...parts);
-  $('languages-bar').setAttribute('aria-label',
-    shown.map((one) => `${one.language} ${percent(one.bytes / all)}`).join(', '));
-  $('languages').replaceChildren(...shown.map((one, idx) => element('li', {},
-    element('i', { class: `k${idx}` }), element('b', {}, one.language),
-    ` ${many(one.files, 'file')}, ${bytes(one.bytes)}`)));
+  $('languages-bar').setAttribute(
+    'aria-label',
+    shown.map((one) => `${one.language} ${percent(one.bytes / all)}`).join(', '),
+  );
+  $('languages').replaceChildren(
+    ...shown.map((one, idx) =>
+      element(
+        'li',
+        {},
+        element('i', { class: `k${idx}` }),
+        element('b', {}, one.language),
+        ` ${many(one.files, 'file')}, ${bytes(one.bytes)}`,
+      ),
+    ),
+  );
 }
 
 /** By reason, most first. @param {{ name: string, reason: string }[]} leftOut */
@@ -57,14 +68,28 @@ function showLeftOut(leftOut) {
   for (const { name, reason } of leftOut) {
     // Copies name the file that is kept: one line for all of them.
     const kind = reason.replace(/^((?:nearly )?the same as) .*/, '$1 another file');
-    reasons.set(kind, [...(reasons.get(kind) ?? []), kind === reason ? name : `${name}: ${reason}`]);
+    reasons.set(kind, [
+      ...(reasons.get(kind) ?? []),
+      kind === reason ? name : `${name}: ${reason}`,
+    ]);
   }
-  const lists = [...reasons].sort((a, b) => b[1].length - a[1].length).map(([reason, names]) => {
-    const more = names.length > N_PATHS ? [element('li', {}, `and ${names.length - N_PATHS} more`)] : [];
-    return element('details', {},
-      element('summary', {}, reason, element('span', { class: 'n' }, String(names.length))),
-      element('ul', { class: 'paths' }, ...names.slice(0, N_PATHS).map((name) => element('li', {}, name)), ...more));
-  });
+  const lists = [...reasons]
+    .sort((a, b) => b[1].length - a[1].length)
+    .map(([reason, names]) => {
+      const more =
+        names.length > N_PATHS ? [element('li', {}, `and ${names.length - N_PATHS} more`)] : [];
+      return element(
+        'details',
+        {},
+        element('summary', {}, reason, element('span', { class: 'n' }, String(names.length))),
+        element(
+          'ul',
+          { class: 'paths' },
+          ...names.slice(0, N_PATHS).map((name) => element('li', {}, name)),
+          ...more,
+        ),
+      );
+    });
   $('left-list').replaceChildren(...lists);
 }
 
@@ -74,16 +99,21 @@ function showLeftOut(leftOut) {
  */
 export function showPlan(info, plan) {
   /** @type {[string, string][]} */
-  const facts = info && plan
-    ? [
-        ['model', `${info.name}, ${count(info.parameters)} parameters`],
-        ['trained', `${count(plan.trainedParameters)} parameters (${percent(plan.trainedParameters / plan.parameters)}): an adapter`],
-        ['text', `${count(plan.tokens)} tokens in ${many(plan.documents, 'file')}`],
-        ['speed', `${count(STEP_TOKENS / plan.stepSeconds)} tokens per second on ${info.device.id === 'cpu' ? 'this CPU, in wasm' : info.device.name}`],
-        ['memory', `about ${bytes(plan.memory.sum)}`],
-      ]
-    : [];
-  const rows = facts.map(([name, value]) => element('div', {}, element('dt', {}, name), element('dd', {}, value)));
+  const facts = [];
+  if (info && plan) {
+    const share = percent(plan.trainedParameters / plan.parameters);
+    const device = info.device.id === 'cpu' ? 'this CPU, in wasm' : info.device.name;
+    facts.push(
+      ['model', `${info.name}, ${count(info.parameters)} parameters`],
+      ['trained', `${count(plan.trainedParameters)} parameters (${share}): an adapter`],
+      ['text', `${count(plan.tokens)} tokens in ${many(plan.documents, 'file')}`],
+      ['speed', `${count(STEP_TOKENS / plan.stepSeconds)} tokens per second on ${device}`],
+      ['memory', `about ${bytes(plan.memory.sum)}`],
+    );
+  }
+  const rows = facts.map(([name, value]) =>
+    element('div', {}, element('dt', {}, name), element('dd', {}, value)),
+  );
   $('plan').replaceChildren(...rows);
   if (!plan) $('plan-words').textContent = '';
 }
@@ -103,10 +133,16 @@ export function showStep(step, kept) {
   $('s-held').textContent = bits(held ?? kept.before.bitsPerByte);
   $('s-left').textContent = step ? duration(step.remaining) : '–';
   $('s-speed').textContent = step ? count(step.tokensPerSecond) : '–';
-  $('s-memory').textContent = step ? bytes(Math.max(step.memory.wasm, step.memory.reserved)) : '–';
+  const memory = step && Math.max(step.memory.wasm, step.memory.reserved);
+  $('s-memory').textContent = memory ? bytes(memory) : '–';
 }
 
-const VERDICTS = { better: 'Better', worse: 'Worse', same: 'No difference', unknown: 'Too little text to tell' };
+const VERDICTS = {
+  better: 'Better',
+  worse: 'Worse',
+  same: 'No difference',
+  unknown: 'Too little text to tell',
+};
 
 /**
  * @param {Evaluation} before
@@ -126,9 +162,14 @@ export function showResult(before, after, comparison) {
     const change = changes[idx];
     const bar = element('i', { class: change < 0 ? 'gain' : 'loss' });
     bar.style.width = `${(50 * Math.abs(change)) / widest}%`;
-    return element('tr', {}, element('th', { scope: 'row' }, text.name),
-      element('td', {}, bits(text.bitsPerByte)), element('td', {}, bits(after.texts[idx].bitsPerByte)),
-      element('td', {}, element('span', { class: 'change' }, bar), signed(change)));
+    return element(
+      'tr',
+      {},
+      element('th', { scope: 'row' }, text.name),
+      element('td', {}, bits(text.bitsPerByte)),
+      element('td', {}, bits(after.texts[idx].bitsPerByte)),
+      element('td', {}, element('span', { class: 'change' }, bar), signed(change)),
+    );
   });
   $('texts').replaceChildren(...rows);
 }
@@ -139,10 +180,35 @@ export function showResult(before, after, comparison) {
  * @returns {[string, string, string, import('./elapid/index.js').SaveFormat, string, string?][]}
  */
 const forms = (name) => [
-  ['Model, GGUF', 'for Elapid and llama.cpp', `elapid serve ${name}.gguf`, 'gguf', `${name}.gguf`, 'q8_0'],
-  ['Model, safetensors', 'for transformers', `unzip ${name}.zip -d ${name}`, 'safetensors', `${name}.zip`],
-  ['Adapter, PEFT', 'for Elapid and transformers', `elapid serve elapid-code-small.gguf --adapter ${name}-adapter`, 'adapter', `${name}-adapter.zip`],
-  ['Adapter, GGUF', 'for llama.cpp', `llama-server -m elapid-code-small.gguf --lora ${name}-lora.gguf`, 'adapter-gguf', `${name}-lora.gguf`],
+  [
+    'Model, GGUF',
+    'for Elapid and llama.cpp',
+    `elapid serve ${name}.gguf`,
+    'gguf',
+    `${name}.gguf`,
+    'q8_0',
+  ],
+  [
+    'Model, safetensors',
+    'for transformers',
+    `unzip ${name}.zip -d ${name}`,
+    'safetensors',
+    `${name}.zip`,
+  ],
+  [
+    'Adapter, PEFT',
+    'for Elapid and transformers',
+    `elapid serve elapid-code-small.gguf --adapter ${name}-adapter`,
+    'adapter',
+    `${name}-adapter.zip`,
+  ],
+  [
+    'Adapter, GGUF',
+    'for llama.cpp',
+    `llama-server -m elapid-code-small.gguf --lora ${name}-lora.gguf`,
+    'adapter-gguf',
+    `${name}-lora.gguf`,
+  ],
 ];
 
 /**
@@ -156,20 +222,37 @@ export function showDownloads(model, folder, base, safely) {
   const items = forms(name).map(([title, whom, use, format, file, quant]) => {
     const button = element('button', { type: 'button' }, 'Save');
     button.setAttribute('aria-label', `Save: ${title}, ${whom}`);
-    button.addEventListener('click', safely(async () => {
-      $('take-words').textContent = `Writing ${file} …`;
-      const blob = await model.save(format, quant ? { quant } : undefined);
-      save(URL.createObjectURL(blob), file);
-      $('take-words').textContent = `${file}: ${bytes(blob.size)}`;
-    }));
-    return element('li', {}, element('b', {}, title), element('span', { class: 'quiet' }, whom),
-      element('code', {}, use), button);
+    button.addEventListener(
+      'click',
+      safely(async () => {
+        $('take-words').textContent = `Writing ${file} …`;
+        const blob = await model.save(format, quant ? { quant } : undefined);
+        save(URL.createObjectURL(blob), file);
+        $('take-words').textContent = `${file}: ${bytes(blob.size)}`;
+      }),
+    );
+    return element(
+      'li',
+      {},
+      element('b', {}, title),
+      element('span', { class: 'quiet' }, whom),
+      element('code', {}, use),
+      button,
+    );
   });
   const link = element('button', { type: 'button' }, 'Save');
   link.setAttribute('aria-label', 'Save: the base model');
   link.addEventListener('click', () => save(base, 'elapid-code-small.gguf'));
-  items.push(element('li', {}, element('b', {}, 'Base model'),
-    element('span', { class: 'quiet' }, 'what the adapters belong to'), element('code', {}, 'elapid-code-small.gguf'), link));
+  items.push(
+    element(
+      'li',
+      {},
+      element('b', {}, 'Base model'),
+      element('span', { class: 'quiet' }, 'what the adapters belong to'),
+      element('code', {}, 'elapid-code-small.gguf'),
+      link,
+    ),
+  );
   $('downloads').replaceChildren(...items);
 }
 

@@ -54,10 +54,40 @@ test('files are ignored as git ignores them', async (context) => {
     'deep/.gitignore': '/only-here\n!*.log\n',
   };
   const files = [
-    'a.log', 'keep.log', 'src/b.log', 'out/x', 'src/out/x', 'build/x', 'src/build/x', 'build2/x',
-    'src/build.rs', 'docs/a.html', 'docs/sub/a.html', 'cache', 'src/cache/x', 'a/z', 'a/b/c/z', 'b/a/z',
-    'xay', 'x/y', 'a.txt', 'b.txt', 'c.txt', '#odd', '!odd', 'trailing', 'sp ace', 'deep/only-here',
-    'deep/er/only-here', 'only-here', 'deep/a.log', 'build/keep.log', 'lib/x', 'lib/kept', 'a.n', '1.n',
+    'a.log',
+    'keep.log',
+    'src/b.log',
+    'out/x',
+    'src/out/x',
+    'build/x',
+    'src/build/x',
+    'build2/x',
+    'src/build.rs',
+    'docs/a.html',
+    'docs/sub/a.html',
+    'cache',
+    'src/cache/x',
+    'a/z',
+    'a/b/c/z',
+    'b/a/z',
+    'xay',
+    'x/y',
+    'a.txt',
+    'b.txt',
+    'c.txt',
+    '#odd',
+    '!odd',
+    'trailing',
+    'sp ace',
+    'deep/only-here',
+    'deep/er/only-here',
+    'only-here',
+    'deep/a.log',
+    'build/keep.log',
+    'lib/x',
+    'lib/kept',
+    'a.n',
+    '1.n',
   ];
   const dir = mkdtempSync(join(tmpdir(), 'elapid-ignore-'));
   context.after(() => rmSync(dir, { recursive: true }));
@@ -80,5 +110,8 @@ test('files are ignored as git ignores them', async (context) => {
   const list = { cwd: dir, encoding: 'utf8' };
   const others = execFileSync('git', ['ls-files', '-z', '--others', '--exclude-standard'], list);
   const wanted = new Set(others.split('\0'));
-  assert.deepEqual(mine, files.filter((path) => !wanted.has(path)));
+  assert.deepEqual(
+    mine,
+    files.filter((path) => !wanted.has(path)),
+  );
 });

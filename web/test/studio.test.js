@@ -5,7 +5,16 @@
 
 import assert from 'node:assert/strict';
 import { execFileSync, spawn } from 'node:child_process';
-import { copyFileSync, existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  copyFileSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, before, test } from 'node:test';
@@ -25,7 +34,9 @@ const missing = [
   [existsSync(CHROMIUM), `Chromium at ${CHROMIUM}`],
   [existsSync(join(PACKAGE, 'elapid_bg.wasm')), 'built package (web/build)'],
   [BINARY, 'binary elapid (cargo build)'],
-].filter(([there]) => !there).map(([, name]) => name);
+]
+  .filter(([there]) => !there)
+  .map(([, name]) => name);
 const options = { skip: missing.length > 0 && `skip: no ${missing.join(', no ')}` };
 
 let scratch, server, url, browser;
@@ -37,9 +48,12 @@ before(async () => {
   execFileSync(join(ROOT, 'web/build-studio'), [join(scratch, 'studio')], { stdio: 'ignore' });
   makeProject();
   const flags = ['--port', '0', '--json', '--studio', join(scratch, 'studio')];
-  server = spawn(BINARY, ['serve', join(ROOT, 'models/elapid-code-small.gguf'), ...flags],
-    { stdio: ['ignore', 'pipe', 'ignore'] });
-  const line = await new Promise((done) => server.stdout.once('data', (data) => done(data.toString())));
+  server = spawn(BINARY, ['serve', join(ROOT, 'models/elapid-code-small.gguf'), ...flags], {
+    stdio: ['ignore', 'pipe', 'ignore'],
+  });
+  const line = await new Promise((done) =>
+    server.stdout.once('data', (data) => done(data.toString())),
+  );
   url = JSON.parse(line).url;
   browser = await chromium.launch({ executablePath: CHROMIUM, args: ['--no-sandbox'] });
 });
@@ -116,7 +130,14 @@ test('a folder is learned end to end by clicking, with the network cut', options
   assert.match(await textOf(page, 'languages'), /Rust/);
   assert.match(await textOf(page, 'n-masked'), /1 secret/);
   const left = await page.locator('#left-list').evaluate((list) => list.textContent);
-  for (const part of ['.env', 'Cargo.lock', 'logo.png', 'node_modules/', 'out/a.rs', 'ignored by .gitignore']) {
+  for (const part of [
+    '.env',
+    'Cargo.lock',
+    'logo.png',
+    'node_modules/',
+    'out/a.rs',
+    'ignored by .gitignore',
+  ]) {
     assert.ok(left?.includes(part), `${part} in ${left}`);
   }
   assert.match(await textOf(page, 'plan'), /tokens per second/);
@@ -125,7 +146,11 @@ test('a folder is learned end to end by clicking, with the network cut', options
   await page.fill('#minutes', '0.5');
   await page.click('#learn');
   await page.waitForSelector('#run:not([hidden])', { timeout: LEARN_MS });
-  await page.waitForFunction(() => Number(document.querySelector('#progress').value) >= 2, undefined, { timeout: LEARN_MS });
+  await page.waitForFunction(
+    () => Number(document.querySelector('#progress').value) >= 2,
+    undefined,
+    { timeout: LEARN_MS },
+  );
   await page.screenshot({ path: join(SHOTS, 'learning.png'), fullPage: true });
   await page.waitForSelector('#result:not([hidden])', { timeout: LEARN_MS });
   const [was, is] = [await textOf(page, 'r-before'), await textOf(page, 'r-after')];
@@ -134,12 +159,23 @@ test('a folder is learned end to end by clicking, with the network cut', options
   assert.match(await textOf(page, 'verdict'), /Better|Worse|No difference|Too little/);
   assert.match(await textOf(page, 'verdict-words'), /bits per byte|too little/);
 
-  await page.waitForFunction(() => document.querySelector('#take-base').disabled === false ||
-    document.querySelector('#try-words').textContent !== '', undefined, { timeout: LEARN_MS });
+  await page.waitForFunction(
+    () =>
+      document.querySelector('#take-base').disabled === false ||
+      document.querySelector('#try-words').textContent !== '',
+    undefined,
+    { timeout: LEARN_MS },
+  );
   await saves(page);
   await page.screenshot({ path: join(SHOTS, 'result.png'), fullPage: true });
-  assert.deepEqual(asked.filter((address) => !address.startsWith(`${url}/studio`) && !address.startsWith('blob:')), []);
-  assert.deepEqual(problems.filter((words) => !words.includes('ERR_INTERNET_DISCONNECTED')), []);
+  assert.deepEqual(
+    asked.filter((address) => !address.startsWith(`${url}/studio`) && !address.startsWith('blob:')),
+    [],
+  );
+  assert.deepEqual(
+    problems.filter((words) => !words.includes('ERR_INTERNET_DISCONNECTED')),
+    [],
+  );
 
   // What was learned is there again after the tab was closed.
   await page.close();
@@ -155,7 +191,12 @@ test('a folder is learned end to end by clicking, with the network cut', options
 
 /** Downloads are whole files of their formats. */
 async function saves(page) {
-  const begins = { 'Model, GGUF': 'GGUF', 'Adapter, GGUF': 'GGUF', 'Adapter, PEFT': 'PK', 'Model, safetensors': 'PK' };
+  const begins = {
+    'Model, GGUF': 'GGUF',
+    'Adapter, GGUF': 'GGUF',
+    'Adapter, PEFT': 'PK',
+    'Model, safetensors': 'PK',
+  };
   for (const [title, magic] of Object.entries(begins)) {
     const saving = page.waitForEvent('download', { timeout: LEARN_MS });
     await page.getByRole('button', { name: `Save: ${title}` }).click();
@@ -164,38 +205,54 @@ async function saves(page) {
   }
 }
 
-test('ghost text is taken by Tab, dismissed by Esc, and asked for by Ctrl and Space', options, async () => {
-  const { context, page } = await visit();
-  await openFolder(page);
-  const ghost = () => page.locator('#mirror .ghost').textContent();
-  const text = page.locator('#text');
-  await text.fill('fn largest(list: &[i32]) -> i32 {\n    let mut largest = list[0];\n    for ');
-  await page.waitForFunction(() => document.querySelector('.ghost')?.textContent !== '', undefined, { timeout: 60_000 });
-  await page.screenshot({ path: join(SHOTS, 'ghost.png'), fullPage: true });
-  const first = await ghost();
-  await page.keyboard.press('Escape');
-  assert.equal(await ghost(), '');
-  await page.keyboard.press('Control+Space');
-  await page.waitForFunction(() => document.querySelector('.ghost')?.textContent !== '', undefined, { timeout: 60_000 });
-  assert.equal(await ghost(), first, 'greedy: the same place, the same text');
-  // Typing along the ghost keeps the rest of it.
-  await page.keyboard.type(first[0]);
-  assert.equal(await ghost(), first.slice(1));
-  await page.keyboard.press('Tab');
-  assert.ok((await text.inputValue()).endsWith(`    for ${first}`));
-  // Without a ghost Tab leaves the field: nobody is caught in it.
-  await page.keyboard.press('Escape');
-  await page.keyboard.press('Tab');
-  assert.notEqual(await page.evaluate(() => document.activeElement?.id), 'text');
-  await context.close();
-});
+test(
+  'ghost text is taken by Tab, dismissed by Esc, and asked for by Ctrl and Space',
+  options,
+  async () => {
+    const { context, page } = await visit();
+    await openFolder(page);
+    const ghost = () => page.locator('#mirror .ghost').textContent();
+    const text = page.locator('#text');
+    await text.fill('fn largest(list: &[i32]) -> i32 {\n    let mut largest = list[0];\n    for ');
+    await page.waitForFunction(
+      () => document.querySelector('.ghost')?.textContent !== '',
+      undefined,
+      { timeout: 60_000 },
+    );
+    await page.screenshot({ path: join(SHOTS, 'ghost.png'), fullPage: true });
+    const first = await ghost();
+    await page.keyboard.press('Escape');
+    assert.equal(await ghost(), '');
+    await page.keyboard.press('Control+Space');
+    await page.waitForFunction(
+      () => document.querySelector('.ghost')?.textContent !== '',
+      undefined,
+      { timeout: 60_000 },
+    );
+    assert.equal(await ghost(), first, 'greedy: the same place, the same text');
+    // Typing along the ghost keeps the rest of it.
+    await page.keyboard.type(first[0]);
+    assert.equal(await ghost(), first.slice(1));
+    await page.keyboard.press('Tab');
+    assert.ok((await text.inputValue()).endsWith(`    for ${first}`));
+    // Without a ghost Tab leaves the field: nobody is caught in it.
+    await page.keyboard.press('Escape');
+    await page.keyboard.press('Tab');
+    assert.notEqual(await page.evaluate(() => document.activeElement?.id), 'text');
+    await context.close();
+  },
+);
 
 test('a tab that is closed in the middle of a run continues where it was', options, async () => {
   const { context, page } = await visit();
   await openFolder(page);
   await page.fill('#minutes', '3');
   await page.click('#learn');
-  await page.waitForFunction(() => document.querySelector('.chart circle.held:nth-of-type(2)'), undefined, { timeout: LEARN_MS });
+  await page.waitForFunction(
+    () => document.querySelector('.chart circle.held:nth-of-type(2)'),
+    undefined,
+    { timeout: LEARN_MS },
+  );
   await page.close({ runBeforeUnload: false });
   const again = await context.newPage();
   await again.goto(`${url}/studio/`);
@@ -203,9 +260,13 @@ test('a tab that is closed in the middle of a run continues where it was', optio
   const step = Number(/step (\d+) of/.exec(await textOf(again, 'kept-words'))?.[1]);
   assert.ok(step > 0);
   await again.click('#kept-go');
-  await again.waitForFunction((k) => Number(document.querySelector('#progress').value) > k, step, { timeout: LEARN_MS });
+  await again.waitForFunction((k) => Number(document.querySelector('#progress').value) > k, step, {
+    timeout: LEARN_MS,
+  });
   await again.click('#pause');
-  await again.waitForFunction(() => document.querySelector('#run-words').textContent?.includes('Paused'));
+  await again.waitForFunction(() =>
+    document.querySelector('#run-words').textContent?.includes('Paused'),
+  );
   await again.click('#pause');
   await again.click('#stop');
   await again.waitForSelector('#result:not([hidden])', { timeout: LEARN_MS });
@@ -219,7 +280,11 @@ test('a folder may be dropped', options, async () => {
   for (const type of ['dragEnter', 'dragOver', 'drop']) {
     await session.send('Input.dispatchDragEvent', { type, x: 600, y: 450, data });
   }
-  await page.waitForFunction(() => document.querySelector('#folder-title').textContent === 'shop', undefined, { timeout: 60_000 });
+  await page.waitForFunction(
+    () => document.querySelector('#folder-title').textContent === 'shop',
+    undefined,
+    { timeout: 60_000 },
+  );
   assert.match(await textOf(page, 'languages'), /Rust/);
   await context.close();
 });
@@ -237,8 +302,13 @@ test('it fits 360 pixels, in light and dark, and is operated by keys', options, 
     await page.screenshot({ path: join(SHOTS, `small-${colorScheme}.png`), fullPage: true });
     const width = await page.evaluate(() => document.documentElement.scrollWidth);
     assert.ok(width <= 360, `${colorScheme}: ${width} pixels`);
-    const names = await page.locator('button:visible, select:visible, input:visible, textarea:visible').evaluateAll(
-      (list) => list.filter((one) => !(one.textContent.trim() || one.ariaLabel || one.labels?.length)).map((one) => one.id));
+    const names = await page
+      .locator('button:visible, select:visible, input:visible, textarea:visible')
+      .evaluateAll((list) =>
+        list
+          .filter((one) => !(one.textContent.trim() || one.ariaLabel || one.labels?.length))
+          .map((one) => one.id),
+      );
     assert.deepEqual(names, [], 'controls without a name');
     await context.close();
   }

@@ -289,6 +289,43 @@ test('a folder may be dropped', options, async () => {
   await context.close();
 });
 
+test('a folder may be opened by the File System Access API', options, async () => {
+  const { context, page } = await visit();
+  // A real handle, of a folder that a test can make.
+  const names = Array.from({ length: 10 }, (_, n) => [
+    `lib/file-${n}.py`,
+    `def value_${n}(x):\n    return x * ${n * n}\n`,
+  ]);
+  const files = Object.fromEntries(names);
+  await page.addInitScript((files) => {
+    window.showDirectoryPicker = async () => {
+      const root = await (
+        await navigator.storage.getDirectory()
+      ).getDirectoryHandle('yard', {
+        create: true,
+      });
+      for (const [name, text] of Object.entries(files)) {
+        const parts = name.split('/');
+        let dir = root;
+        for (const part of parts.slice(0, -1)) {
+          dir = await dir.getDirectoryHandle(part, { create: true });
+        }
+        const file = await dir.getFileHandle(parts.at(-1), { create: true });
+        const stream = await file.createWritable();
+        await stream.write(text.repeat(200));
+        await stream.close();
+      }
+      return root;
+    };
+  }, files);
+  await page.reload();
+  await page.click('#pick');
+  await page.waitForSelector('#prepare:not([hidden])', { timeout: 60_000 });
+  assert.equal(await textOf(page, 'folder-title'), 'yard');
+  assert.match(await textOf(page, 'languages'), /Python/);
+  await context.close();
+});
+
 test('it fits 360 pixels, in light and dark, and is operated by keys', options, async () => {
   for (const colorScheme of ['light', 'dark']) {
     const { context, page } = await visit({ viewport: { width: 360, height: 740 }, colorScheme });

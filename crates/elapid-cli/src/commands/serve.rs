@@ -13,7 +13,7 @@ use crate::report::{Done, Failure, between, line, metrics, size};
 use crate::run;
 use crate::server::models::{Entry, Held, Models};
 use crate::server::watch::Watched;
-use crate::server::{Guard, Named, Settings, Shared, listen};
+use crate::server::{Guard, Named, Settings, Shared, Studio, listen};
 use crate::talk::flags::{AdapterPath, cache_type, load_on, number_from_zero};
 use elapid::{CacheType, Device, Generator, GeneratorSettings, Model};
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ const CONTEXT_MAX: usize = 8192;
 /// Implements the APIs of OpenAI (`/v1/chat/completions`, `/v1/responses`, `/v1/completions`,
 /// `/v1/embeddings`), Anthropic (`/v1/messages`), Ollama (`/api/...`) and llama.cpp (`/infill`,
 /// `/completion`), so that their clients, llama.vim and llama.vscode work unchanged. Open the
-/// address in a browser to try it.
+/// address in a browser to try it, or `/studio` to have a model learn a folder in the browser.
 ///
 /// Completion requests (`/infill`, or `suffix` in `/v1/completions`) are shown the pieces of the
 /// project that matter at the cursor, unless they bring `input_extra` or `project_context: false`.
@@ -136,6 +136,10 @@ pub struct Serve {
     /// Web origin that may send requests (CORS), as `https://editor.example`; may be repeated
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
+    /// Folder of the page at `/studio`, as made by `web/build-studio` [default:
+    /// ../share/elapid/studio beside the binary, if it is there]
+    #[arg(long, value_name = "DIR")]
+    studio: Option<PathBuf>,
     #[command(flatten)]
     compute: Compute,
     /// Print the address as one JSON object on stdout
@@ -148,6 +152,7 @@ impl Serve {
         let keys = self.keys()?;
         self.check_origins()?;
         let project = self.project()?;
+        let studio = Studio::find(self.studio.as_deref())?;
         let listener = self.bind(&keys)?;
         let address = listener.local_addr().map_err(|error| self.cannot_listen(&error))?;
         let device = self.compute.open()?;
@@ -167,6 +172,7 @@ impl Serve {
             logs: self.log,
             n_lookup: self.lookup,
             project: project.clone(),
+            studio,
         };
         let load = move |entry: &Entry| flags.load(entry, &on);
         let watched = self.watched()?;

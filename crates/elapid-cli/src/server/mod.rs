@@ -16,6 +16,7 @@
 //! | `openai/`     | `/v1/...`; `anthropic.rs`: `/v1/messages`; `ollama.rs`: `/api/...`     |
 //! | `llama/`      | `/completion`, `/infill` and what watches and helps                    |
 //! | `tabby.rs`    | what Tabby's editors ask besides                                       |
+//! | `studio.rs`   | `/studio`: static files of a page that learns in the browser           |
 //! | `error.rs`    | everything that is no success; `log.rs`: a line for each request       |
 //!
 //! A request goes from top to bottom: it is let in, read, handed to the worker, and its answer is
@@ -39,6 +40,7 @@ mod ollama;
 mod openai;
 mod params;
 mod security;
+mod studio;
 mod tabby;
 mod tools;
 pub mod watch;
@@ -63,6 +65,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+pub use studio::Studio;
 use tokio::sync::{Semaphore, watch as channel};
 use tokio::task::JoinSet;
 use worker::Worker;
@@ -108,6 +111,8 @@ pub struct Settings {
     pub n_lookup: usize,
     /// The project whose files are shown to requests that bring none.
     pub project: Option<Project>,
+    /// The page at `/studio`.
+    pub studio: Option<Studio>,
 }
 
 /// What clients mean by the name of the model.
@@ -326,6 +331,9 @@ fn router(models: Arc<Models>) -> Router {
     PAGE.into_iter()
         .fold(Router::new(), page)
         .route("/favicon.ico", get(async || StatusCode::NO_CONTENT))
+        .route("/studio", get(studio::answer))
+        .route("/studio/", get(studio::answer))
+        .route("/studio/{*name}", get(studio::answer))
         // OpenAI
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{*name}", get(openai::model))

@@ -18,8 +18,16 @@ use axum::response::{IntoResponse, Response};
 use std::net::{IpAddr, SocketAddr};
 
 /// Routes that need no key: they say nothing about anybody's text.
-const OPEN_PATHS: [&str; 7] =
-    ["/", "/page.css", "/page.js", "/markdown.js", "/health", "/v1/health", "/favicon.ico"];
+const OPEN_PATHS: [&str; 8] = [
+    "/",
+    "/page.css",
+    "/page.js",
+    "/markdown.js",
+    "/studio",
+    "/health",
+    "/v1/health",
+    "/favicon.ico",
+];
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
@@ -53,7 +61,9 @@ impl Guard {
         let host = host_of(uri, headers)?;
         self.check_host(&host)?;
         let origin = self.check_origin(&host, headers)?;
-        if method != Method::OPTIONS && !OPEN_PATHS.contains(&uri.path()) {
+        let path = uri.path();
+        let is_open = OPEN_PATHS.contains(&path) || path.starts_with("/studio/");
+        if method != Method::OPTIONS && !is_open {
             self.check_key(headers)?;
         }
         Ok(origin)

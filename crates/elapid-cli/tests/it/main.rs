@@ -28,6 +28,7 @@ mod serve_fuzz;
 mod serve_life;
 mod serve_models;
 mod serve_page;
+mod serve_studio;
 mod train;
 mod train_devices;
 mod train_teacher;

@@ -7,7 +7,7 @@
 
 use crate::error::{Error, Result};
 use crate::files::TensorFile;
-use crate::files::disk::read_text;
+use crate::files::disk::{exists, read_text};
 use crate::files::safetensors::SafeTensors;
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
@@ -288,12 +288,12 @@ pub fn check_directory(
     device: &Device,
 ) -> Result<(Vec<Comparison>, Option<String>)> {
     let (model, mut weights) = open_model(device, dir, model)?;
-    let is_grouped = dir.join("golden_grouped.safetensors").exists();
+    let is_grouped = exists(&dir.join("golden_grouped.safetensors"));
     let suffix = if is_grouped { "_grouped.safetensors" } else { ".safetensors" };
     let golden = open_safetensors(&dir.join(format!("golden{suffix}")))?;
     let after_path = dir.join(format!("after_adamw{suffix}"));
     let (mut after, mut skipped) = (None, None);
-    if after_path.exists() {
+    if exists(&after_path) {
         let (settings, n_steps) = optimizer_settings(&dir.join("golden.json"))?;
         after = Some((open_safetensors(&after_path)?, settings, n_steps));
     } else {
@@ -307,7 +307,7 @@ pub fn check_directory(
 fn open_model(device: &Device, dir: &Path, model_path: Option<&Path>) -> Result<(Model, Weights)> {
     let adapter_dir = [dir.join("adapter"), dir.to_path_buf()]
         .into_iter()
-        .find(|dir| dir.join("adapter_config.json").exists());
+        .find(|dir| exists(&dir.join("adapter_config.json")));
     let base = match &adapter_dir {
         Some(adapter_dir) => base_of(dir, adapter_dir)?,
         None => dir.to_path_buf(),
@@ -326,7 +326,7 @@ fn open_model(device: &Device, dir: &Path, model_path: Option<&Path>) -> Result<
 /// The base of an adapter: what its config names, beside the set, else what golden.json names.
 fn base_of(dir: &Path, adapter_dir: &Path) -> Result<PathBuf> {
     let read = |path: PathBuf, key: &str| -> Option<String> {
-        let json: Value = serde_json::from_str(&std::fs::read_to_string(path).ok()?).ok()?;
+        let json: Value = serde_json::from_str(&read_text(&path).ok()?).ok()?;
         json.get(key)?.as_str().map(str::to_string)
     };
     let named = read(adapter_dir.join("adapter_config.json"), "base_model_name_or_path");
@@ -337,7 +337,7 @@ fn base_of(dir: &Path, adapter_dir: &Path) -> Result<PathBuf> {
         golden.as_ref().map(|name| dir.join("..").join(name)),
     ];
     let mut candidates = candidates.into_iter().flatten();
-    candidates.find(|path| path.join("config.json").exists()).ok_or_else(|| {
+    candidates.find(|path| exists(&path.join("config.json"))).ok_or_else(|| {
         let problem = format!("the base model of {} was not found", adapter_dir.display());
         let name = named.or(golden).unwrap_or_default();
         Error::input(problem, &format!("put {name:?} where the adapter's config points"))

@@ -32,6 +32,7 @@
 //! Not here: all other ops, and anything about models.
 
 mod buffer;
+#[cfg_attr(target_arch = "wasm32", path = "no_cuda.rs")]
 pub mod cuda;
 mod decode;
 mod failure;

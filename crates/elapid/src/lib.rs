@@ -84,6 +84,8 @@
 // stays checked: a feature on every part of it would be a maze.
 #![cfg_attr(not(feature = "fs"), allow(dead_code, unused_imports))]
 
+#[cfg(target_family = "wasm")]
+mod awaited;
 mod data;
 mod error;
 mod eval;

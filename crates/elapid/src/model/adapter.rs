@@ -1,8 +1,9 @@
 //! Adapters on disk: PEFT directories and GGUF files.
 
 use super::checkpoint::Checkpoint;
+use super::gguf_lora;
 use super::lora::{self, Lora};
-use super::{gguf_lora, peft};
+use super::peft::{self, CONFIG, TENSORS};
 use crate::error::{Error, Result};
 use crate::files::gguf::{self, Gguf};
 use crate::files::safetensors::{self, SafeTensors};
@@ -10,9 +11,6 @@ use crate::files::{disk, extension};
 use crate::tensor::device::Device;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-
-const CONFIG: &str = "adapter_config.json";
-const TENSORS: &str = "adapter_model.safetensors";
 
 /// A LoRA or DoRA adapter: a PEFT directory, or a GGUF adapter of llama.cpp.
 pub struct Adapter {

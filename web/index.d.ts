@@ -348,7 +348,7 @@ export type Method = 'full' | 'lora' | 'dora' | 'bc' | 'embeddings';
 export interface TrainerOptions {
   /** Default `full` for a new model, `lora` for a loaded one. */
   method?: Method;
-  /** Highest learning rate. Default 1e-3 for new models and adapters, 1e-4 for `full` on others. */
+  /** Highest learning rate. Default 1e-3 for new models, 4e-4 for LoRA, 1e-4 for `full` on others. */
   lr?: number;
   /** Rows of a step. Default 8. */
   batch?: number;
@@ -364,12 +364,13 @@ export interface TrainerOptions {
   clip?: number;
   /** Share of the steps with a rising rate; default 0.05. */
   warmup?: number;
-  schedule?: 'cosine' | 'linear' | 'constant';
+  /** Default `cosine`, with `minutes` `wsd`: constant, then falling in the last fifth. */
+  schedule?: 'cosine' | 'wsd' | 'constant';
   /** Share of documents turned for fill-in-the-middle, where the vocabulary has its tokens. */
   fim?: number;
   /** Of LoRA and DoRA. Default 16. */
   rank?: number;
-  /** Of LoRA and DoRA. Default 32. */
+  /** Of LoRA and DoRA. Default twice the rank. */
   alpha?: number;
   /** Of LoRA and DoRA: share of inputs that are dropped. Default 0. */
   dropout?: number;
@@ -473,7 +474,7 @@ export interface Plan {
   checkpointBytes: number;
 }
 
-/** Trains a model. The model may be used between two steps and afterwards. */
+/** Trains a model. While a run is under way the model answers nothing else. */
 export class Trainer {
   constructor(model: Model, options?: TrainerOptions);
   readonly model: Model;
@@ -617,7 +618,7 @@ export interface LimbicSample {
   input: number[];
   /** The state before; what is missing is neutral. */
   state: Partial<LimbicState>;
-  /** The state after: what is missing is not learned. */
+  /** How each number of the state should have moved, -1 to 1; what is missing, not at all. */
   target: Partial<LimbicState>;
   reward?: number;
   /** Samples of one sequence follow each other. */
@@ -631,9 +632,8 @@ export class Limbic {
     inputs: number;
     hidden?: number;
     seed?: number;
-    device?: DeviceName;
   }): Promise<Limbic>;
-  static load(source: Bytes, options?: { device?: DeviceName }): Promise<Limbic>;
+  static load(source: Bytes): Promise<Limbic>;
   /** Personality (names and 0 to 100) to the state that a head starts from. */
   static setPoint(personality?: Record<string, number>): Promise<LimbicState>;
   train(

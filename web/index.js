@@ -289,11 +289,11 @@ export class Limbic {
     guard(key, '`Limbic.create` or `Limbic.load`');
     this.#held = new Held(id);
   }
-  static async create({ inputs, hidden = 16, seed = 0, device = 'cpu' }) {
-    return new Limbic(PRIVATE, await call('limbic', { inputs, hidden, seed, device }));
+  static async create({ inputs, hidden = 16, seed = 0 }) {
+    return new Limbic(PRIVATE, await call('limbic', { inputs, hidden, seed }));
   }
-  static async load(given, { device = 'cpu' } = {}) {
-    return new Limbic(PRIVATE, await call('loadLimbic', { source: source(given), device }));
+  static async load(given) {
+    return new Limbic(PRIVATE, await call('loadLimbic', { source: source(given) }));
   }
   static setPoint(personality = {}) {
     return call('setPoint', { personality });

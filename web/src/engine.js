@@ -326,21 +326,21 @@ const CALLS = {
     return JSON.parse(folder.divide(share));
   },
 
-  async limbic({ inputs, hidden, seed, device }) {
-    return this.keep(await wasm.WebLimbic.create(inputs, hidden, seed, device));
+  async limbic({ inputs, hidden, seed }) {
+    return this.keep(wasm.WebLimbic.create(inputs, hidden, seed));
   },
-  async loadLimbic({ source, device }) {
-    return this.keep(await wasm.WebLimbic.load(await bytesOf(source), device));
+  async loadLimbic({ source }) {
+    return this.keep(wasm.WebLimbic.load(await bytesOf(source)));
   },
   async setPoint({ personality }) {
     return JSON.parse(wasm.setPoint(json(personality)));
   },
   async trainLimbic({ id, samples, options }) {
-    return Array.from(await this.get(id).train(samples.map(json), json(options)));
+    return Array.from(this.get(id).train(samples.map(json), json(options)));
   },
   async stepLimbic({ id, state, input, hidden }) {
     const memory = Float32Array.from(hidden ?? []);
-    return JSON.parse(await this.get(id).step(json(state), Float32Array.from(input), memory));
+    return JSON.parse(this.get(id).step(json(state), Float32Array.from(input), memory));
   },
   async saveLimbic({ id }) {
     return this.get(id).save();

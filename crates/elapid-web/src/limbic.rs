@@ -1,15 +1,14 @@
 //! The recurrent head over a state of eight numbers.
 
 use crate::failure::{Done, options};
-use crate::machine;
-use elapid::{Limbic, LimbicSample, LimbicSettings, LimbicState};
+use elapid::{Device, Limbic, LimbicSample, LimbicSettings, LimbicState};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use wasm_bindgen::prelude::*;
 
-/// A head on a device.
+/// A head. It is so small that the CPU is the fastest device.
 #[wasm_bindgen]
 pub struct WebLimbic(Limbic);
 
@@ -25,24 +24,17 @@ struct TrainOptions {
 #[wasm_bindgen]
 impl WebLimbic {
     /// A new head.
-    pub async fn create(
-        inputs: usize,
-        hidden: usize,
-        seed: u32,
-        device: String,
-    ) -> Done<WebLimbic> {
-        let device = machine::device(&device).await?;
-        Ok(WebLimbic(Limbic::new(inputs, hidden, u64::from(seed), &device)?))
+    pub fn create(inputs: usize, hidden: usize, seed: u32) -> Done<WebLimbic> {
+        Ok(WebLimbic(Limbic::new(inputs, hidden, u64::from(seed), &Device::cpu(1)?)?))
     }
 
     /// One that was saved.
-    pub async fn load(bytes: Vec<u8>, device: String) -> Done<WebLimbic> {
-        let device = machine::device(&device).await?;
-        Ok(WebLimbic(Limbic::from_bytes("head", &bytes, &device)?))
+    pub fn load(bytes: Vec<u8>) -> Done<WebLimbic> {
+        Ok(WebLimbic(Limbic::from_bytes("head", &bytes, &Device::cpu(1)?)?))
     }
 
     /// Learns from samples, each as JSON; the loss of every epoch.
-    pub async fn train(&mut self, samples: Vec<String>, json: String) -> Done<Vec<f64>> {
+    pub fn train(&mut self, samples: Vec<String>, json: String) -> Done<Vec<f64>> {
         let options: TrainOptions = options(&json)?;
         let samples = samples.iter().map(|it| it.parse::<LimbicSample>());
         let samples = samples.collect::<Result<Vec<_>, _>>()?;
@@ -63,7 +55,7 @@ impl WebLimbic {
     }
 
     /// The next state, as JSON; `hidden` is the memory of the head, none at first.
-    pub async fn step(&self, state: String, input: Vec<f32>, hidden: Vec<f32>) -> Done<String> {
+    pub fn step(&self, state: String, input: Vec<f32>, hidden: Vec<f32>) -> Done<String> {
         let mut state: LimbicState = options(&state)?;
         let mut hidden = hidden;
         let reward = self.0.step(&mut state, &mut hidden, &input)?;
@@ -71,7 +63,7 @@ impl WebLimbic {
     }
 
     /// As a file.
-    pub async fn save(&self) -> Done<Vec<u8>> {
+    pub fn save(&self) -> Done<Vec<u8>> {
         Ok(self.0.to_bytes()?)
     }
 }

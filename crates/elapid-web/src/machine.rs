@@ -1,7 +1,7 @@
 //! Devices, kernels and memory.
 
 use crate::failure::{Done, Failure};
-use elapid::{Device, DeviceInfo};
+use elapid::{Device, DeviceInfo, Precision};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use wasm_bindgen::prelude::*;
@@ -18,7 +18,9 @@ pub async fn device(name: &str) -> Done<Device> {
         return Ok(device);
     }
     let device = match name {
-        "cpu" | "auto" => Device::cpu(1)?,
+        "cpu" => Device::cpu(1)?,
+        "auto" => Device::by_name("auto", Precision::default(), 1).await?,
+        "webgpu" => Device::by_name("wgpu", Precision::default(), 1).await?,
         _ => {
             let hint = "use `auto`, `cpu` or `webgpu`";
             return Err(Failure::input(format!("there is no device `{name}`"), hint));
@@ -50,7 +52,7 @@ fn listed(info: &DeviceInfo) -> Value {
 /// The devices that are there, as JSON.
 #[wasm_bindgen]
 pub async fn devices() -> Done<String> {
-    let list: Vec<Value> = Device::list(1)?.iter().map(listed).collect();
+    let list: Vec<Value> = Device::list(1).await?.iter().map(listed).collect();
     Ok(Value::from(list).to_string())
 }
 
@@ -77,5 +79,5 @@ extern "C" {
 
 /// Seconds since any fixed moment.
 pub fn now_s() -> f64 {
-    if cfg!(target_arch = "wasm32") { now_ms() / 1e3 } else { 0.0 }
+    now_ms() / 1e3
 }

@@ -2,10 +2,10 @@
 
 use crate::failure::{Done, Failure, options};
 use crate::machine;
-use crate::model::{WebModel, folder, given, put, taken};
+use crate::model::{WebModel, folder, given, put};
 use elapid::{
     DocScore, Document, EvalSettings, Interval, Resampled, Summary, Verdict, check_golden,
-    language_of_path,
+    language_of_path, take_files,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -82,7 +82,8 @@ impl WebModel {
                 let _ = hears.call2(&JsValue::NULL, &done.into(), &all.into());
             }
         };
-        let scores = self.session.score(&documents(names, texts)?, &settings, &mut tell)?;
+        let documents = documents(names, texts)?;
+        let scores = self.session.score(&documents, &settings, &mut tell).await?;
         evaluation(&scores)
     }
 }
@@ -140,8 +141,8 @@ pub async fn check_golden_set(device: String) -> Done<String> {
     let device = machine::device(&device).await?;
     let dir = folder();
     put(&dir, &given())?;
-    let found = check_golden(&dir, None, &device);
-    taken(&dir);
+    let found = check_golden(&dir, None, &device).await;
+    take_files(&dir);
     let list = found?.0.into_iter().map(|it| {
         json!({
             "quantity": it.quantity, "error": it.error, "tolerance": it.tolerance,

@@ -1,13 +1,12 @@
 //! A model: opened, made, asked, saved.
 
 use crate::failure::{Done, Failure, options};
-use crate::host;
 use crate::machine;
 use crate::training::Run;
 use crate::vocabulary::Vocabulary;
 use elapid::{
     Arch, Event, Finish, Form, Message, Method, Model, Package, Reason, Refusal, Request,
-    RequestId, Session, Shape, Size, Snapshot,
+    RequestId, Session, Shape, Size, Special, take_files,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -51,20 +50,11 @@ pub fn put(dir: &Path, files: &Files) -> Done<()> {
     Ok(())
 }
 
-/// Takes what the engine wrote at a path.
-pub fn taken(path: &Path) -> Vec<(String, Vec<u8>)> {
-    host::take_files(path)
-}
-
 /// A folder for one call.
 pub fn folder() -> PathBuf {
     thread_local!(static COUNT: Cell<u64> = const { Cell::new(0) });
-    let path = COUNT.with(|count| {
-        count.set(count.get() + 1);
-        host::root().join(format!("call-{}", count.get()))
-    });
-    host::make(&path);
-    path
+    COUNT.set(COUNT.get() + 1);
+    PathBuf::from(format!("call-{}", COUNT.get()))
 }
 
 /// A model on a device, with at most one run of training.
@@ -79,7 +69,8 @@ pub struct WebModel {
     device: elapid::Device,
     /// Answers that are being made, and what came of them that nobody has fetched.
     answers: BTreeMap<RequestId, VecDeque<Event>>,
-    snapshots: Vec<Snapshot>,
+    /// Tokens of prompts that were read: their states are in the prompt cache.
+    snapshots: Vec<Vec<u32>>,
 }
 
 #[derive(Deserialize)]
@@ -217,14 +208,13 @@ impl WebModel {
     pub async fn snapshot(&mut self, prompt: String) -> Done<usize> {
         self.idle()?;
         let request = self.session.request(&prompt)?.max_tokens(0);
+        let ids = request.prompt.clone();
         let id = self.submitted(request)?;
         while !self.is_over(id) {
             self.advance().await?;
         }
         self.answers.remove(&id);
-        // The state is in the prompt cache by now: this reads nothing again.
-        let snapshot = self.session.snapshot(&prompt)?;
-        self.snapshots.push(snapshot);
+        self.snapshots.push(ids);
         Ok(self.snapshots.len() - 1)
     }
 
@@ -234,7 +224,9 @@ impl WebModel {
         let Some(snapshot) = self.snapshots.get(snapshot) else {
             return Err(Failure::input("there is no such snapshot", "make one of this model"));
         };
-        let request = self.session.fork(snapshot, &text)?;
+        let more = self.session.tokenizer().encode(&text, Special::Plain)?;
+        let prompt = [&snapshot[..], &more].concat();
+        let request = self.session.generator()?.request(prompt);
         self.submit(request, &json)
     }
 
@@ -273,7 +265,7 @@ impl WebModel {
     /// One vector of length one for a text.
     pub async fn embed(&mut self, text: String) -> Done<Vec<f32>> {
         self.idle()?;
-        Ok(self.session.embed(&text)?)
+        Ok(self.session.embed(&text).await?)
     }
 
     /// Writes the model: names and bytes, one after the other.
@@ -362,7 +354,7 @@ impl WebModel {
             self.answers.clear();
             return Ok(());
         }
-        for (id, event) in engine.step() {
+        for (id, event) in engine.step().await {
             if let Some(waiting) = self.answers.get_mut(&id) {
                 waiting.push_back(event);
             }
@@ -397,61 +389,51 @@ impl WebModel {
             let hint = "train one with the method `lora`, `dora` or `bc`, or save a model";
             return Err(Failure::input("there is no adapter to save", hint));
         }
-        let dir = folder();
-        let path = dir.join(name);
-        let done = self.write(&path, form, quant, has_adapter);
-        let mut files = taken(&dir.join(name));
-        taken(&dir);
-        done?;
-        if let [(only, _)] = &mut files[..]
-            && only.is_empty()
-        {
-            *only = name.into();
-        }
-        Ok(files)
-    }
-
-    /// An adapter is folded into its base where a whole model is asked for.
-    fn write(
-        &mut self,
-        path: &Path,
-        form: Option<Form>,
-        quant: Option<&str>,
-        has_adapter: bool,
-    ) -> Done<()> {
+        let files = self.session.save(name).await?;
         let is_plain = quant.is_none() && has_adapter == form.is_none();
-        if is_plain {
-            return Ok(self.session.save(path)?);
+        match form {
+            _ if is_plain => Ok(files),
+            Some(form) => self.converted(files, name, (form, quant), has_adapter),
+            None => Err(Failure::input("an adapter is not quantized", "leave `quant` out")),
         }
-        let Some(form) = form else {
-            return Err(Failure::input("an adapter is not quantized", "leave `quant` out"));
-        };
-        let mix = quant.map(str::parse).transpose()?;
-        let dir = folder();
-        let whole = dir.join("whole");
-        let done = self.convert(&whole, path, (form, mix), has_adapter);
-        taken(&dir);
-        done
     }
 
-    fn convert(
-        &mut self,
-        whole: &Path,
-        path: &Path,
-        (form, mix): (Form, Option<elapid::Mix>),
+    /// What was saved in another form. An adapter is folded into its base.
+    fn converted(
+        &self,
+        files: Vec<(String, Vec<u8>)>,
+        name: &str,
+        (form, quant): (Form, Option<&str>),
         has_adapter: bool,
-    ) -> Done<()> {
-        self.session.save(whole)?;
+    ) -> Done<Vec<(String, Vec<u8>)>> {
+        let mix = quant.map(str::parse).transpose()?;
+        let shared = |(name, bytes): (String, Vec<u8>)| (name, Arc::new(bytes));
+        let files: Files = files.into_iter().map(shared).collect();
+        let dir = folder();
         let model = match (&self.source, has_adapter) {
-            (_, false) => Model::open(whole)?,
-            (Some((name, files)), true) => open(name, files.clone())?.with_adapter(whole),
+            (_, false) => open(name, files)?,
+            (Some((name, base)), true) => {
+                put(&dir.join("adapter"), &files)?;
+                let only = files.keys().next().filter(|_| files.len() == 1);
+                let path = only.map_or("adapter".into(), |file| format!("adapter/{file}"));
+                open(name, base.clone())?.with_adapter(dir.join(path))
+            }
             (None, true) => {
                 let hint = "save the adapter, and the model before it";
                 return Err(Failure::input("the base of the adapter was never saved", hint));
             }
         };
-        model.convert(path, form, mix, &self.device.host_device(), &mut |_, _| {})?;
-        Ok(())
+        let (host, path) = (self.device.host_device(), dir.join("out").join(name));
+        let done = model.convert(&path, form, mix, &host, &mut |_, _| {});
+        let mut written = take_files(&path);
+        take_files(&dir);
+        done?;
+        if let [(only, _)] = &mut written[..]
+            && only.is_empty()
+        {
+            *only = name.into();
+        }
+        Ok(written)
     }
 }
 

@@ -7,13 +7,15 @@
 use crate::failure::{Done, Failure, options};
 use crate::machine;
 use crate::measure::{self, documents};
-use crate::model::{WebModel, folder, taken};
+use crate::model::WebModel;
 use elapid::{
-    Batches, Corpus, Document, Encoded, EvalSettings, LoraForm, LoraSettings, Method,
-    OptimizerKind, Outcome, Scaling, Schedule, Settings, Training, Turn, foretell, name_hash,
+    Batches, Corpus, Device, Document, Encoded, EvalSettings, Extent, LoraForm, LoraSettings,
+    Method, OptimizerKind, Outcome, Saved, Scaling, Schedule, Settings, Training, Turn, foretell,
+    name_hash,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::sync::Arc;
 use wasm_bindgen::prelude::*;
 
 /// Steps in a row that may diverge.
@@ -209,7 +211,7 @@ impl WebModel {
         let device = self.device().clone();
         let training = &mut self.run()?.training;
         for _ in 0..=N_RETREATS {
-            match training.step()? {
+            match training.step().await? {
                 Outcome::Made { report, lr, n_tok } => {
                     let progress = training.progress();
                     let epoch = progress.n_tok as f64 / training.n_tok_epoch().max(1) as f64;
@@ -250,7 +252,7 @@ impl WebModel {
     #[wasm_bindgen(js_name = measureRun)]
     pub async fn measure_run(&mut self) -> Done<String> {
         let run = self.run()?;
-        let scores = run.training.score(&run.held_out, &run.eval)?;
+        let scores = run.training.score(&run.held_out, &run.eval).await?;
         measure::evaluation(&scores)
     }
 
@@ -259,20 +261,26 @@ impl WebModel {
         let Run { training, fingerprint, .. } = self.run()?;
         let turns = training.settings.turns.clone();
         let extra = Extra { fingerprint: fingerprint.clone(), turns, elapsed };
-        let path = folder().join("run.elapid");
-        training.save(&path, &serde_json::to_value(extra).unwrap_or_default())?;
-        let mut files = taken(&path);
-        Ok(files.pop().map(|it| it.1).unwrap_or_default())
+        let extra = serde_json::to_value(extra).unwrap_or_default();
+        Ok(training.capture(Extent::Run, &extra).await?.save()?)
     }
 
     /// Continues from a checkpoint; seconds that the run took until then.
     pub async fn resume(&mut self, bytes: Vec<u8>) -> Done<f64> {
-        let path = folder().join("run.elapid");
-        elapid::write(&path, |sink| sink(&bytes))?;
-        drop(bytes);
-        let done = self.resume_from(&path);
-        taken(&path);
-        done
+        let Run { training, fingerprint, .. } = self.run()?;
+        let saved = Saved::open("the checkpoint", Arc::new(bytes))?;
+        let other = |problem: &str| {
+            let hint = "give the model, texts and options of that run, or choose another name";
+            Failure { code: "format", message: problem.into(), hint: hint.into() }
+        };
+        let extra: Extra = serde_json::from_value(saved.extra.clone())
+            .map_err(|_| other("the checkpoint was not written here"))?;
+        if extra.fingerprint != *fingerprint {
+            return Err(other("the checkpoint belongs to another model, other texts or options"));
+        }
+        saved.restore(training)?;
+        training.settings.turns = extra.turns;
+        Ok(extra.elapsed)
     }
 
     /// Ends the run: the model has its weights back.
@@ -283,17 +291,22 @@ impl WebModel {
         }
     }
 
-    /// Memory and time of the run that was begun, from two short passes; JSON.
+    /// Memory and time of the run that was begun, from short passes; JSON.
     pub async fn plan(&mut self) -> Done<String> {
+        let device = self.device().clone();
         let Run { training, batches, .. } = self.run()?;
         let (n_rows, context) = (batches.n_rows, batches.context);
         let fixed = training.fixed();
-        let short = training.probe(1, (context / 2).max(1), 1, &machine::now_s)?;
-        let long = training.probe(1, context, 1, &machine::now_s)?;
         let n_tok = n_rows * context;
-        let pass_s = long.pass_s * n_rows as f64;
-        let step_s = pass_s * training.settings.n_accumulate as f64 + long.update_s;
-        let activations = foretell(&short, &long, n_tok);
+        let (step_s, activations) = match device.kind() != "cpu" {
+            true => step_of(training, &device).await?,
+            false => {
+                let short = training.probe(1, (context / 2).max(1), 1, &machine::now_s)?;
+                let long = training.probe(1, context, 1, &machine::now_s)?;
+                let pass_s = long.pass_s * (n_rows * training.settings.n_accumulate) as f64;
+                (pass_s + long.update_s, foretell(&short, &long, n_tok))
+            }
+        };
         let sum = fixed.weights + fixed.moments + fixed.gradients + activations;
         let per_step = n_tok * training.settings.n_accumulate;
         let n_epoch = training.n_tok_epoch().div_ceil(per_step.max(1));
@@ -342,23 +355,22 @@ impl WebModel {
         let corpus = Corpus::hold(&items, &document, self.session.tokenizer())?;
         Ok(corpus.held_out(usize::MAX)?)
     }
+}
 
-    fn resume_from(&mut self, path: &std::path::Path) -> Done<f64> {
-        let Run { training, fingerprint, .. } = self.run()?;
-        let saved = elapid::Saved::open(path)?;
-        let other = |problem: &str| {
-            let hint = "give the model, texts and options of that run, or choose another name";
-            Failure { code: "format", message: problem.into(), hint: hint.into() }
-        };
-        let extra: Extra = serde_json::from_value(saved.extra.clone())
-            .map_err(|_| other("the checkpoint was not written here"))?;
-        if extra.fingerprint != *fingerprint {
-            return Err(other("the checkpoint belongs to another model, other texts or options"));
-        }
-        saved.restore(training)?;
-        training.settings.turns = extra.turns;
-        Ok(extra.elapsed)
+/// Seconds and bytes of a step on a GPU: nobody can wait for a pass of it, so that whole steps are
+/// made and taken back. The first compiles kernels.
+async fn step_of(training: &mut Training, device: &Device) -> Done<(f64, usize)> {
+    let before = training.capture(Extent::Run, &Value::Null).await?.save()?;
+    let n_before = device.memory().reserved;
+    let mut step_s = 0.0;
+    for _ in 0..2 {
+        let begin = machine::now_s();
+        training.step().await?;
+        step_s = machine::now_s() - begin;
     }
+    let n_bytes = device.memory().reserved.saturating_sub(n_before);
+    Saved::open("the state before", Arc::new(before))?.restore(training)?;
+    Ok((step_s, n_bytes))
 }
 
 /// A hash of everything that decides the steps of a run.

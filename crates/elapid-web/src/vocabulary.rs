@@ -1,8 +1,8 @@
 //! Tokenizers.
 
 use crate::failure::{Done, Failure, options};
-use crate::model::{folder, given, put, taken};
-use elapid::{BpeTrainer, Special, Texts, Tokenizer};
+use crate::model::{folder, given, put};
+use elapid::{BpeTrainer, Special, Texts, Tokenizer, take_files};
 use serde::Deserialize;
 use serde_json::json;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Vocabulary {
         let only = files.keys().next().filter(|_| files.len() == 1);
         let path = only.map_or(dir.clone(), |name| dir.join(name));
         let found = Tokenizer::open(path);
-        taken(&dir);
+        take_files(&dir);
         Ok(Vocabulary(Arc::new(found?)))
     }
 

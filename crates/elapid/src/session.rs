@@ -4,7 +4,7 @@
 //! run at once, `Training` where a program wants its own loop.
 
 mod files;
-#[cfg(feature = "fs")]
+#[cfg(all(feature = "fs", not(target_family = "wasm")))]
 mod paths;
 
 use crate::data::corpus::Corpus;

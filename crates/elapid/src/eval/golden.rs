@@ -20,6 +20,8 @@ use crate::tape::{Gradients, Tape};
 use crate::tensor::Tensor;
 use crate::tensor::batch::{Batch, Targets};
 use crate::tensor::device::Device;
+#[cfg(not(target_family = "wasm"))]
+use crate::tensor::gpu::later::wait;
 use crate::train::optim::{Optimizer, OptimizerKind};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -112,13 +114,18 @@ impl Case<'_> {
     }
 
     /// Compares everything the files hold. The weights are stepped if there is an `after`.
-    fn check(&self, weights: &mut Weights, after: Option<AfterAdamW>) -> Result<Vec<Comparison>> {
+    async fn check(
+        &self,
+        weights: &mut Weights,
+        after: Option<AfterAdamW>,
+    ) -> Result<Vec<Comparison>> {
         self.train_what_has_gradients(weights)?;
-        let mut list = self.forward(weights)?;
-        list.extend(self.backward(weights)?);
+        let mut list = self.forward(weights).await?;
+        list.extend(self.backward(weights).await?);
         if let Some(after) = after {
-            list.extend(self.steps(weights, &after)?);
+            list.extend(self.steps(weights, &after).await?);
         }
+        weights.device().check()?;
         Ok(list)
     }
 
@@ -139,13 +146,13 @@ impl Case<'_> {
         Ok(())
     }
 
-    fn forward(&self, weights: &Weights) -> Result<Vec<Comparison>> {
+    async fn forward(&self, weights: &Weights) -> Result<Vec<Comparison>> {
         let mut list = Vec::new();
         let tape = Tape::off();
         let options = ForwardOptions { keep_hidden: true, ..ForwardOptions::default() };
         let forward = self.model.forward(&tape, weights, &self.batch, None, options)?;
         if let Some(want) = reference(weights, self.golden, "logits")? {
-            let logits = self.model.logits(&tape, weights, &forward.hidden).value().to_vec();
+            let logits = self.model.logits(&tape, weights, &forward.hidden).value().read().await;
             let error = largest_difference(&logits, want.f32());
             list.push(Comparison::new("logits", error, LOGITS_TOLERANCE, "largest difference"));
         }
@@ -157,7 +164,7 @@ impl Case<'_> {
             for (idx, at) in alignment.enumerate() {
                 if let Some(want) = reference(weights, self.golden, &format!("hidden.{idx}"))? {
                     let largest = want.f32().iter().fold(HIDDEN_LARGE, |most, x| most.max(x.abs()));
-                    let error = largest_difference(&forward.stream[at].to_vec(), want.f32());
+                    let error = largest_difference(&forward.stream[at].read().await, want.f32());
                     let error = error / f64::from(largest / HIDDEN_LARGE);
                     worst = Some(worst.unwrap_or(0.0).max(error));
                 }
@@ -169,8 +176,8 @@ impl Case<'_> {
         Ok(list)
     }
 
-    fn backward(&self, weights: &Weights) -> Result<Vec<Comparison>> {
-        let (loss, grads) = self.loss_and_gradients(weights)?;
+    async fn backward(&self, weights: &Weights) -> Result<Vec<Comparison>> {
+        let (loss, grads) = self.loss_and_gradients(weights).await?;
         let mut list = Vec::new();
         if let Some(want) = reference(weights, self.golden, "loss")? {
             let error = largest_difference(&[loss], want.f32());
@@ -178,7 +185,7 @@ impl Case<'_> {
         }
         for name in self.golden.names().into_iter().filter(|name| name.starts_with("grad.")) {
             let Some(want) = reference(weights, self.golden, name)? else { continue };
-            let got = stored(self.model, weights, &name[5..], |id| grads.get(id.0).cloned());
+            let got = stored(self.model, weights, &name[5..], |id| grads.get(id.0).cloned()).await;
             let square = |x: f32| x as f64 * x as f64;
             let squares = got.iter().zip(want.f32()).map(|(a, b)| square(a - b));
             let distance = squares.sum::<f64>().sqrt();
@@ -191,31 +198,32 @@ impl Case<'_> {
         Ok(list)
     }
 
-    fn loss_and_gradients(&self, weights: &Weights) -> Result<(f32, Gradients)> {
+    async fn loss_and_gradients(&self, weights: &Weights) -> Result<(f32, Gradients)> {
         let norm = self.target_weights.iter().sum();
         let targets = Targets { ids: &self.target_ids, weights: &self.target_weights, norm };
         let (tape, options) = (Tape::new(), ForwardOptions::default());
         let loss = self.model.loss(&tape, weights, &self.batch, &targets, options)?.loss;
         let mut grads = Gradients::default();
-        let value = loss.value().to_vec()[0];
+        let value = loss.value().read().await[0];
         tape.backward(&loss, 1.0, &mut grads);
         Ok((value, grads))
     }
 
-    fn steps(
+    async fn steps(
         &self,
         weights: &mut Weights,
         (file, settings, n_steps): &AfterAdamW,
     ) -> Result<Vec<Comparison>> {
         let mut optimizer = Optimizer::new(weights, OptimizerKind::AdamW);
         for _ in 0..*n_steps {
-            let (_, grads) = self.loss_and_gradients(weights)?;
+            let (_, grads) = self.loss_and_gradients(weights).await?;
             optimizer.step(weights, &grads, |_, _| *settings);
         }
         let (mut sum, mut n_far, mut n) = (0.0f64, 0usize, 0usize);
         for name in file.names() {
             let Some(want) = reference(weights, file, name)? else { continue };
-            let got = stored(self.model, weights, name, |id| Some(weights.tensor(id).to_f32()));
+            let tensor = |id| Some(weights.tensor(id).to_f32());
+            let got = stored(self.model, weights, name, tensor).await;
             if got.len() != want.n_elem() {
                 let shape = want.shape().to_vec();
                 return Err(Error::MissingTensor { name: name.into(), shape });
@@ -255,7 +263,7 @@ fn largest_difference(got: &[f32], want: &[f32]) -> f64 {
 }
 
 /// The numbers of a stored tensor, put together from the parameters that are parts of it.
-fn stored(
+async fn stored(
     model: &Model,
     weights: &Weights,
     name: &str,
@@ -264,15 +272,15 @@ fn stored(
     let specs = model.specs().iter().enumerate();
     let parts: Vec<_> = specs.filter(|(_, spec)| spec.stored.name == name).collect();
     let Some((_, first)) = parts.first() else {
-        let id = weights.find(name);
-        return id.and_then(tensor_of).map(|tensor| tensor.to_vec()).unwrap_or_default();
+        let Some(tensor) = weights.find(name).and_then(tensor_of) else { return Vec::new() };
+        return tensor.read().await;
     };
     let n_cols = first.stored.shape.last().copied().unwrap_or(1);
     let mut whole = vec![0.0; first.stored.shape.iter().product()];
     for (idx, spec) in parts {
         if let Some(tensor) = tensor_of(ParamId(idx)) {
             let begin = spec.stored.rows.as_ref().map_or(0, |rows| rows.start * n_cols);
-            whole[begin..begin + tensor.n_elem()].copy_from_slice(&tensor.to_vec());
+            whole[begin..begin + tensor.n_elem()].copy_from_slice(&tensor.read().await);
         }
     }
     whole
@@ -281,8 +289,27 @@ fn stored(
 /// Compares the model of a directory with the reference values beside it (`golden.safetensors`,
 /// `after_adamw.safetensors`, `golden.json`); `model` takes the model from elsewhere.
 ///
-/// Also says what was not compared, and why.
+/// Also says what was not compared, and why. Awaited in a browser.
+#[cfg(not(target_family = "wasm"))]
 pub fn check_directory(
+    dir: &Path,
+    model: Option<&Path>,
+    device: &Device,
+) -> Result<(Vec<Comparison>, Option<String>)> {
+    device.run(|| wait(compare_directory(dir, model, device)))
+}
+
+/// The same where nobody can wait.
+#[cfg(target_family = "wasm")]
+pub async fn check_directory(
+    dir: &Path,
+    model: Option<&Path>,
+    device: &Device,
+) -> Result<(Vec<Comparison>, Option<String>)> {
+    compare_directory(dir, model, device).await
+}
+
+async fn compare_directory(
     dir: &Path,
     model: Option<&Path>,
     device: &Device,
@@ -299,7 +326,7 @@ pub fn check_directory(
     } else {
         skipped = Some(format!("there is no after_adamw{suffix}"));
     }
-    let found = device.run(|| Case::read(&model, &golden)?.check(&mut weights, after))?;
+    let found = Case::read(&model, &golden)?.check(&mut weights, after).await?;
     Ok((found, skipped))
 }
 

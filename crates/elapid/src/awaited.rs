@@ -1,18 +1,15 @@
 //! The same calls where nobody can wait, as in a browser: they are awaited there. Each is the code
-//! that the plain call of the same name waits for.
-//!
-//! What a program saves by a path is given as files in memory, and read from such.
+//! that the plain call of the same name waits for. Those of paths are in `session/paths.rs`.
 
 use crate::data::{Document, Encoded};
 use crate::error::Result;
 use crate::eval::{DocScore, EvalSettings};
 use crate::generate::engine::{Engine, Event, RequestId};
 use crate::session::Session;
-use crate::tensor::SharedBytes;
 use crate::tensor::device::Device;
 use crate::tensor::devices::DeviceInfo;
 use crate::tensor::gpu::Precision;
-use crate::train::state::{Capture, Extent, Saved};
+use crate::train::state::{Capture, Extent};
 use crate::train::{Outcome, Training};
 use serde_json::Value;
 
@@ -39,30 +36,11 @@ impl Training {
         self.score_later(docs, settings).await
     }
 
-    /// A copy of what a checkpoint of this moment holds; `extra` comes back with [`Saved`].
+    /// A copy of what a checkpoint of this moment holds; `extra` comes back with it.
     pub async fn capture(&self, extent: Extent, extra: &Value) -> Result<Capture> {
         let capture = self.capture_later(extent, extra).await;
         self.trainer.weights.device().check()?;
         Ok(capture)
-    }
-}
-
-impl Capture {
-    /// The checkpoint as one file.
-    pub fn save(&self) -> Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        self.write_to(&mut |more| {
-            bytes.extend_from_slice(more);
-            Ok(())
-        })?;
-        Ok(bytes)
-    }
-}
-
-impl Saved {
-    /// Reads and verifies a checkpoint; `file` is its name for messages.
-    pub fn open(file: &str, bytes: SharedBytes) -> Result<Saved> {
-        Saved::parse(file, bytes)
     }
 }
 
@@ -92,20 +70,5 @@ impl Session {
         on_progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Vec<DocScore>> {
         self.score_later(documents, settings, on_progress).await
-    }
-
-    /// What was trained as files in memory: one for a name that ends in `.gguf` or `.elapid`, else
-    /// those of a directory.
-    pub async fn save(&mut self, name: &str) -> Result<Vec<(String, Vec<u8>)>> {
-        self.save_later(name).await
-    }
-
-    /// The same in the middle of a training.
-    pub async fn save_from(
-        &self,
-        training: &Training,
-        name: &str,
-    ) -> Result<Vec<(String, Vec<u8>)>> {
-        self.files_later(&training.trainer.weights, name).await
     }
 }

@@ -81,8 +81,12 @@
 //! | `dx`       | gradient of the loss by `x`                    |               |
 
 // What writes files is reached by paths alone. Without them it is not called and not linked, but
-// stays checked: a feature on every part of it would be a maze.
-#![cfg_attr(not(feature = "fs"), allow(dead_code, unused_imports))]
+// stays checked: a feature on every part of it would be a maze. So it is with what waits for a
+// device, and with what other CPUs have, in a browser.
+#![cfg_attr(
+    any(not(feature = "fs"), target_family = "wasm"),
+    allow(dead_code, unused_imports, unused_variables)
+)]
 
 #[cfg(target_family = "wasm")]
 mod awaited;

@@ -3,8 +3,7 @@
 //! A session is a few calls of the modules below it. `Generator` takes over where several requests
 //! run at once, `Training` where a program wants its own loop.
 
-mod files;
-#[cfg(all(feature = "fs", not(target_family = "wasm")))]
+#[cfg(feature = "fs")]
 mod paths;
 
 use crate::data::corpus::Corpus;
@@ -405,14 +404,6 @@ impl Session {
         let encoded = encoded.collect::<Result<Vec<_>>>()?;
         let learner = self.learner(0)?;
         measure(&learner.model, &learner.weights, &encoded, settings, on_progress).await
-    }
-
-    /// What was trained, as files in memory.
-    #[cfg_attr(not(target_family = "wasm"), allow(dead_code))]
-    pub(crate) async fn save_later(&mut self, name: &str) -> Result<files::Files> {
-        self.learner(0)?;
-        let learner = self.learner.as_ref().expect("it was just made");
-        self.files_later(&learner.weights, name).await
     }
 
     /// How often the model fills a gap with exactly the text that was cut out.

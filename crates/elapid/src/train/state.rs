@@ -16,7 +16,6 @@ use crate::files::package::{self, OutFile, Package};
 use crate::files::safetensors::{self, SafeTensors};
 use crate::files::{Outgoing, Sink, TensorFile};
 use crate::model::weights::Weights;
-#[cfg(not(target_family = "wasm"))]
 use crate::tensor::gpu::later::block_on;
 use crate::tensor::{DType, SharedBytes, Tensor};
 use serde::{Deserialize, Serialize};

@@ -50,7 +50,6 @@ use crate::tape::Tape;
 use crate::tensor::Tensor;
 use crate::tensor::device::Device;
 use crate::tensor::failpoint;
-#[cfg(not(target_family = "wasm"))]
 use crate::tensor::gpu::later::block_on;
 use crate::text::tokenizer::Tokenizer;
 use std::collections::VecDeque;

@@ -210,6 +210,14 @@ impl Gpu {
         block_on(Gpu::wgpu_with(index, host, bytes_max, features)).expect("tests wait")
     }
 
+    /// As if the driver had lost it.
+    #[cfg(test)]
+    pub fn lose(&self) {
+        if let Backend::Wgpu(wgpu) = &self.0.backend {
+            wgpu.lose();
+        }
+    }
+
     async fn wgpu_with(
         index: usize,
         host: Arc<Cpu>,

@@ -136,12 +136,13 @@ fn buffer(device: &wgpu::Device, n_bytes: usize, usage: wgpu::BufferUsages) -> w
     device.create_buffer(&made)
 }
 
-/// WebGPU's own limits, with the sizes of buffers that the adapter allows, bindings of at most so
-/// many bytes.
+/// WebGPU's own limits, with the sizes of buffers and bindings that the adapter allows; where
+/// bindings are to have at most so many bytes, with its own for buffers too.
 fn limits(adapter: &wgpu::Adapter, bytes_max: usize) -> wgpu::Limits {
-    let has = adapter.limits();
+    let (has, plain) = (adapter.limits(), wgpu::Limits::default());
+    let is_bounded = bytes_max < usize::MAX;
     wgpu::Limits {
-        max_buffer_size: has.max_buffer_size,
+        max_buffer_size: if is_bounded { plain.max_buffer_size } else { has.max_buffer_size },
         max_storage_buffer_binding_size: has.max_storage_buffer_binding_size.min(bytes_max as u64),
         max_storage_buffers_per_shader_stage: has.max_storage_buffers_per_shader_stage.min(8),
         ..wgpu::Limits::default()
@@ -477,6 +478,13 @@ impl Wgpu {
             cache: None,
         });
         Pipeline { pipeline, layout }
+    }
+
+    /// As if the driver had lost it.
+    #[cfg(test)]
+    pub(super) fn lose(&self) {
+        self.flush();
+        self.device.destroy();
     }
 
     pub(super) fn flush(&self) {

@@ -115,7 +115,6 @@ impl Set {
     /// The products of up to `N_ROW` rows in blocks with many inputs: y is (n_tok, N_ROW).
     ///
     /// Panics where there are none.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
     pub fn strip(self, block: BlockType, w: &[u8], x: &Many, y: &mut [f32]) {
         match self {
             #[cfg(target_arch = "x86_64")]

@@ -58,8 +58,9 @@
 //!
 //! The default feature `fs` opens and saves by paths. Without it bytes come in:
 //! [`Model::from_gguf`] and [`Model::from_files`] make the model that [`Session::new`] and
-//! [`Generator::new`] take. Adapters on disk, conversion and golden sets need `fs`. The library
-//! never touches a terminal, the network, the environment or a clock.
+//! [`Generator::new`] take. Adapters on disk, conversion and golden sets need `fs`. In a browser,
+//! paths lead to files that are held in memory: `write` puts one in, `take_files` takes them out.
+//! The library never touches a terminal, the network, the environment or a clock.
 //!
 //! # Glossary
 //!
@@ -130,8 +131,10 @@ pub use eval::{
     Summary, Verdict, compare,
 };
 pub use files::Sink;
+#[cfg(all(feature = "fs", target_arch = "wasm32"))]
+pub use files::disk::take_files;
 #[cfg(feature = "fs")]
-pub use files::disk::{make_directory, read_text, write};
+pub use files::disk::{read_text, write};
 pub use files::package::{OutFile as PackageFile, Package, write as write_package};
 pub use generate::engine::{
     Constraint, Engine, EngineSettings, Event, Finish, Reason, Refusal, Request, RequestId, Stats,

@@ -56,6 +56,8 @@ enum Command {
     Bench(commands::bench::Bench),
     Kernels(commands::kernels::Kernels),
     Limbic(Box<commands::limbic::Limbic>),
+    #[command(hide = true)]
+    Manual(commands::manual::Manual),
 }
 
 fn main() -> ExitCode {
@@ -96,6 +98,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => args.run(),
         Command::Kernels(args) => args.run(),
         Command::Limbic(args) => args.run(),
+        Command::Manual(args) => args.run(Cli::command()),
     };
     match done {
         Ok(code) => code,

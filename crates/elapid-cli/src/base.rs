@@ -6,17 +6,25 @@
 
 use crate::files;
 use crate::hub;
-use crate::report::Done;
+use crate::report::{Done, Failure};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 /// What it is called on the command line.
 pub const NAME: &str = "elapid-code";
 
+/// Empty where the crate was built without the folder `models`: a registry takes no crate of its
+/// size.
+#[cfg(has_model)]
 static BYTES: &[u8] = include_bytes!("../../../models/elapid-code.gguf");
+#[cfg(not(has_model))]
+static BYTES: &[u8] = &[];
 
 /// Texts that the shipped model wrote by itself (`lab/base/replay`), each behind `SEP path \n`.
+#[cfg(has_model)]
 static REPLAY: &str = include_str!("../../../models/replay.txt");
+#[cfg(not(has_model))]
+static REPLAY: &str = "";
 const SEP: &str = "<|file_sep|>";
 
 /// The model at a path. Where nothing is there, the word `elapid-code` is the shipped one, and
@@ -43,6 +51,11 @@ pub fn replay() -> Vec<(String, String)> {
 
 /// The shipped model as a file, written where it is not there yet.
 pub fn path() -> Done<PathBuf> {
+    if BYTES.is_empty() {
+        let hint = "name another model: a path, or `owner/repo` after `elapid pull`; releases and \
+            builds from a checkout have it";
+        return Err(Failure::new(format!("this build is without {NAME}"), hint));
+    }
     let name = file_name();
     let folder = cache_directory(|variable| std::env::var_os(variable).map(PathBuf::from));
     let fallback = std::env::temp_dir().join("elapid");

@@ -57,6 +57,8 @@ enum Command {
     Bench(commands::bench::Bench),
     Kernels(commands::kernels::Kernels),
     Limbic(Box<commands::limbic::Limbic>),
+    #[command(hide = true)]
+    Manual(commands::manual::Manual),
 }
 
 fn main() -> ExitCode {
@@ -128,6 +130,7 @@ fn perform(command: Command) -> report::Done<ExitCode> {
         Command::Bench(args) => args.run(),
         Command::Kernels(args) => args.run(),
         Command::Limbic(args) => args.run(),
+        Command::Manual(args) => args.run(Cli::command()),
     }
 }
 

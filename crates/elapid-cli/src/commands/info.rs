@@ -70,7 +70,7 @@ impl Info {
         let tokenizer = model.tokenizer();
         let has_chat = model.chat_template().is_ok_and(|template| template.is_some());
         match self.json {
-            true => print_json(&info, tokenizer.ok().flatten().as_ref(), has_chat),
+            true => print_json(path, &info, tokenizer.ok().flatten().as_ref(), has_chat),
             false => print(&info, &tokenizer, has_chat),
         }
         Ok(())
@@ -146,9 +146,9 @@ pub fn device_line(one: DeviceInfo) -> String {
     format!("{:<8}{}", one.id, facts.join(", "))
 }
 
-fn print_json(info: &ModelInfo, tokenizer: Option<&Tokenizer>, has_chat: bool) {
+fn print_json(path: &Path, info: &ModelInfo, tokenizer: Option<&Tokenizer>, has_chat: bool) {
     line(json!({
-        "name": info.name, "architecture": info.architecture,
+        "path": path, "name": info.name, "architecture": info.architecture,
         "family": info.family, "layers": info.layers, "n_layer": info.n_layer,
         "d_model": info.d_model, "n_vocab": info.n_vocab, "n_ctx": info.n_ctx,
         "n_seen": info.n_seen, "tied": info.tied,

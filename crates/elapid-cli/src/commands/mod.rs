@@ -15,6 +15,7 @@ pub mod kernels;
 pub mod limbic;
 pub mod list;
 pub mod lsp;
+pub mod manual;
 #[cfg(feature = "pull")]
 pub mod pull;
 pub mod rm;

@@ -5,6 +5,7 @@
 
 mod adapt;
 mod adapters;
+mod book;
 mod check;
 mod common;
 mod convert;
@@ -15,6 +16,7 @@ mod hostile;
 mod limbic;
 mod load;
 mod lsp;
+mod manual;
 mod offline;
 mod project;
 mod pull;

@@ -103,8 +103,8 @@ pub enum Error {
         /// How much was asked for, and how much there was.
         problem: String,
     },
-    /// A GPU that does nothing any more: all work on it fails. What was opened anew works, and takes
-    /// a checkpoint from before.
+    /// A GPU that does nothing any more: all work on it fails. Opened anew it works, from a
+    /// checkpoint on.
     #[error("{device} is lost: {problem}")]
     DeviceLost {
         /// The GPU.

@@ -89,8 +89,6 @@
     allow(dead_code, unused_imports, unused_variables)
 )]
 
-#[cfg(target_family = "wasm")]
-mod awaited;
 mod data;
 mod error;
 mod eval;

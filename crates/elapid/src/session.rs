@@ -3,6 +3,8 @@
 //! A session is a few calls of the modules below it. `Generator` takes over where several requests
 //! run at once, `Training` where a program wants its own loop.
 
+#[cfg(target_family = "wasm")]
+mod awaited;
 #[cfg(feature = "fs")]
 mod paths;
 

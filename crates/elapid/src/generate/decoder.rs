@@ -54,7 +54,7 @@ impl Decoder {
     }
 
     /// Takes the next tokens of each sequence, at least one; the logits behind its last `n_wanted`
-    /// tokens, sequence by sequence: (sum of n_wanted, n_vocab). They are to be read before the next
+    /// tokens, sequence by sequence: (sum of n_wanted, n_vocab). They are read before the next
     /// call: recorded work writes the next ones into the same place.
     pub fn advance(
         &mut self,

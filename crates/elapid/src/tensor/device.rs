@@ -29,7 +29,8 @@ impl Device {
         Ok(Device::Cpu(Arc::new(cpu)))
     }
 
-    /// Device by the name a person types; awaited in a browser: `auto`, `cpu`, `gpu`, `wgpu`, `wgpu:1`, `cuda`, `cuda:1`.
+    /// Device by the name a person types (awaited in a browser):
+    /// `auto`, `cpu`, `gpu`, `wgpu`, `wgpu:1`, `cuda`, `cuda:1`.
     ///
     /// `gpu` is CUDA where there is one, else wgpu. `auto` takes a GPU that is no software, else
     /// the CPU.

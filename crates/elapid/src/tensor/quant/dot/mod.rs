@@ -9,7 +9,8 @@
 //! them as they are. A result depends on its row and its input alone, bit by bit: not on how many
 //! there are, nor on how rows are dealt out to threads.
 //!
-//! `isa.rs` is the vocabulary, `x86.rs`, `neon.rs` and `wasm.rs` speak it, `formats.rs` says what a block is.
+//! `isa.rs` is the vocabulary, `x86.rs`, `neon.rs` and `wasm.rs` speak it, `formats.rs` says what a
+//! block is.
 
 mod formats;
 mod inputs;

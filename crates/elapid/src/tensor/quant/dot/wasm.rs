@@ -17,7 +17,7 @@ fn load<T: bytemuck::Pod>(x: &[T]) -> v128 {
 }
 
 /// `start + q . x` of signed bytes, four products to a lane: two neighbours of each half, which
-/// is not the lane that `start` counts for them. The lanes have one scale, so only their sum counts.
+/// is not the lane that `start` counts for them. The lanes have one scale: only their sum counts.
 #[inline(always)]
 fn dot_half(q: v128, x: v128, start: v128) -> v128 {
     // Two products of at most 128 * 127 fit 16 bits.

@@ -1,5 +1,5 @@
 //! The same calls where nobody can wait, as in a browser: they are awaited there. Each is the code
-//! that the plain call of the same name waits for. Those of paths are in `session/paths.rs`.
+//! that the plain call of the same name waits for. Those of paths are in `paths.rs`.
 
 use crate::data::{Document, Encoded};
 use crate::error::Result;

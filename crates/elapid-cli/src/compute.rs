@@ -16,7 +16,7 @@ pub struct Compute {
     /// and check]
     #[arg(long, value_name = "P", value_parser = precision)]
     pub precision: Option<Precision>,
-    /// CPU threads [default: all, divided among the ranks of a machine]
+    /// CPU threads [default: all]
     #[arg(long, short = 't', value_name = "N", value_parser = between(1, 1024))]
     pub threads: Option<usize>,
 }

@@ -16,7 +16,7 @@ pub struct Compute {
     /// and check]
     #[arg(long, value_name = "P", value_parser = precision)]
     pub precision: Option<Precision>,
-    /// CPU threads [default: all, divided among the ranks of a machine]
+    /// CPU threads [default: all]
     #[arg(long, short = 't', value_name = "N", value_parser = between(1, 1024))]
     pub threads: Option<usize>,
 }
@@ -73,8 +73,10 @@ impl Compute {
             "auto" if !has_graphics() => "cpu",
             name => name,
         };
-        let name = &*own_gpu(name)?;
-        let device = Device::by_name(name, precision, self.n_threads())?;
+        let device = match own_gpu(name, precision, self.n_threads()) {
+            Some(device) => device,
+            None => Device::by_name(name, precision, self.n_threads())?,
+        };
         if device.is_software() {
             let name = device.describe();
             eprintln!("note    {name} computes in software, which is slower than `--device cpu`");
@@ -88,17 +90,22 @@ impl Compute {
     }
 }
 
-/// Where several ranks share a machine and nobody says which GPU: each takes the next.
-fn own_gpu(name: &str) -> Done<String> {
+/// Where several ranks share a machine and nobody says which GPU: each takes its own, and where
+/// there are fewer than ranks some share one.
+fn own_gpu(name: &str, precision: Precision, n_threads: usize) -> Option<Device> {
     let ranks = ranks::here();
-    if ranks.n_local > 1 && matches!(name, "auto" | "gpu" | "cuda") {
-        let devices = Device::list(1)?;
-        let n = devices.iter().filter(|device| device.id.starts_with("cuda:")).count();
-        if n > 0 {
-            return Ok(format!("cuda:{}", ranks.local % n));
+    if ranks.n_local == 1 || !matches!(name, "auto" | "gpu" | "cuda") {
+        return None;
+    }
+    let mut index = ranks.local;
+    loop {
+        match Device::by_name(&format!("cuda:{index}"), precision, n_threads) {
+            Ok(device) => return Some(device),
+            Err(_) if index == 0 => return None,
+            // As if there were half as many.
+            Err(_) => index -= 1 << index.ilog2(),
         }
     }
-    Ok(name.into())
 }
 
 fn precision(name: &str) -> Result<Precision, String> {

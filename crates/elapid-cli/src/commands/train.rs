@@ -35,7 +35,7 @@ use std::process::ExitCode;
     elapid train chats.jsonl --model SmolLM2-135M --method qlora --quant nf4\n  \
     elapid train . --teacher SmolLM2-135M.gguf\n  \
     elapid train . --init runs/1 --context 4096 --eval rust=../other/src\n  \
-    elapid train --resume runs/1 --minutes 20"
+    elapid train --resume runs/1 --minutes 20\n  mpirun -n 4 elapid train src"
 )]
 pub struct Train {
     #[command(flatten)]

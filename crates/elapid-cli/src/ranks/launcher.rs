@@ -120,7 +120,7 @@ mod tests {
         };
         assert_eq!(names(&[("OMPI_COMM_WORLD_SIZE", "2")])[0], "libmpi.so.40");
         assert_eq!(names(&[("PMI_SIZE", "2")])[0], "libmpich.so.12");
-        let own = [("PMI_SIZE", "2"), ("ELAPID_MPI", "/opt/libmpi.so")];
-        assert_eq!(names(&own)[0], "/opt/libmpi.so");
+        let own = [("PMI_SIZE", "2"), ("ELAPID_MPI", "mpi/libmpi.so")];
+        assert_eq!(names(&own)[0], "mpi/libmpi.so");
     }
 }

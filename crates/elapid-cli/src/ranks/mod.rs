@@ -18,7 +18,8 @@ use elapid::{Error, Group, Result};
 use launcher::Launcher;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// What carries bytes between ranks.
@@ -91,15 +92,16 @@ pub struct Ranks {
     /// Ranks that may use the same cores as this one.
     n_on_cores: usize,
     link: Option<Arc<Mutex<Link>>>,
+    /// Bytes that this rank has sent for the engine.
+    n_sent: Arc<AtomicU64>,
 }
 
 static HERE: OnceLock<Ranks> = OnceLock::new();
-const ALONE: Ranks = Ranks { rank: 0, n_ranks: 1, local: 0, n_local: 1, n_on_cores: 1, link: None };
-static ONE: Ranks = ALONE;
+static ONE: LazyLock<Ranks> = LazyLock::new(Ranks::alone);
 
 /// This process; alone unless it joined others.
 pub fn here() -> &'static Ranks {
-    HERE.get().unwrap_or(&ONE)
+    HERE.get().unwrap_or_else(|| &ONE)
 }
 
 /// What ranks tell each other when they meet.
@@ -174,7 +176,7 @@ pub fn join() -> Done<()> {
         return Ok(());
     }
     let link = Some(Arc::new(Mutex::new(link)));
-    let ranks = Ranks { rank, n_ranks, link, ..ALONE };
+    let ranks = Ranks { rank, n_ranks, link, ..Ranks::alone() };
     let cards: Vec<Card> = ranks.gather(&Card::own())?;
     for (other, card) in cards.iter().enumerate() {
         if let Some(what) = card.difference(&cards[0]) {
@@ -218,6 +220,16 @@ pub fn expect_alone(command: &str) -> Done<()> {
 }
 
 impl Ranks {
+    fn alone() -> Ranks {
+        let n_sent = Arc::default();
+        Ranks { rank: 0, n_ranks: 1, local: 0, n_local: 1, n_on_cores: 1, link: None, n_sent }
+    }
+
+    /// Bytes that this rank has sent for steps and checkpoints; those of NCCL are not known.
+    pub fn n_sent(&self) -> u64 {
+        self.n_sent.load(Ordering::Relaxed)
+    }
+
     /// Whether it is the one that prints and writes.
     pub fn is_first(&self) -> bool {
         self.rank == 0
@@ -234,8 +246,10 @@ impl Ranks {
 
     /// For the engine; none where this process is alone. A rank that hangs is noticed.
     pub fn group(&self) -> Option<Group> {
-        let (link, timeout) = (self.link.clone()?, timeout());
+        let (link, timeout, n_sent) = (self.link.clone()?, timeout(), self.n_sent.clone());
         let exchange = move |outgoing: &[&[u8]], incoming: &mut [&mut [u8]]| {
+            let n: usize = outgoing.iter().map(|bytes| bytes.len()).sum();
+            n_sent.fetch_add(n as u64, Ordering::Relaxed);
             let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
             link.exchange(outgoing, incoming, Some(timeout))
         };
@@ -278,8 +292,9 @@ impl Ranks {
         if self.is_alone() {
             return make();
         }
-        let own = if self.is_first() { Some(make()?) } else { None };
-        let first = self.gather(&own)?.into_iter().next().flatten();
+        // A list, because nothing at all may be what is told.
+        let own = if self.is_first() { vec![make()?] } else { Vec::new() };
+        let first = self.gather(&own)?.into_iter().next().and_then(|list| list.into_iter().next());
         first.ok_or_else(|| bug("rank 0 said nothing"))
     }
 
@@ -293,8 +308,8 @@ impl Ranks {
         self.all(true).map(drop)
     }
 
-    /// Which of items of these sizes this rank takes, ascending: the largest first, each to the rank
-    /// that has least.
+    /// Which of items of these sizes this rank takes, ascending: the largest first, each to the
+    /// rank that has least.
     pub fn deal(&self, sizes: &[usize]) -> Vec<usize> {
         let mut order: Vec<usize> = (0..sizes.len()).collect();
         order.sort_by_key(|idx| std::cmp::Reverse(sizes[*idx]));
@@ -332,19 +347,21 @@ mod tests {
     #[test]
     fn items_are_dealt_evenly_and_each_once() {
         let sizes = [5, 1, 9, 3, 3, 7, 0, 2];
-        let of = |rank| Ranks { rank, n_ranks: 3, ..ALONE }.deal(&sizes);
+        let of = |rank| Ranks { rank, n_ranks: 3, ..Ranks::alone() }.deal(&sizes);
         let mut all: Vec<usize> = (0..3).flat_map(of).collect();
         all.sort_unstable();
         assert_eq!(all, (0..8).collect::<Vec<_>>());
         let loads = (0..3).map(|rank| of(rank).iter().map(|idx| sizes[*idx]).sum::<usize>());
         assert!(loads.clone().max().unwrap() - loads.min().unwrap() <= 2);
-        assert_eq!(ALONE.deal(&sizes), (0..8).collect::<Vec<_>>());
+        assert_eq!(Ranks::alone().deal(&sizes), (0..8).collect::<Vec<_>>());
     }
 
     #[test]
     fn a_process_alone_hears_itself() {
-        assert_eq!(ALONE.gather(&7u32).unwrap(), [7]);
-        assert_eq!(ALONE.tell(|| Ok("a".to_string())).unwrap(), "a");
-        assert!(ALONE.all(true).unwrap() && !ALONE.all(false).unwrap());
+        let alone = Ranks::alone();
+        assert_eq!(alone.gather(&7u32).unwrap(), [7]);
+        assert_eq!(alone.tell(|| Ok("a".to_string())).unwrap(), "a");
+        assert_eq!(alone.tell(|| Ok(None::<u32>)).unwrap(), None);
+        assert!(alone.all(true).unwrap() && !alone.all(false).unwrap());
     }
 }

@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const MEET: Duration = Duration::from_secs(120);
 /// How long a connection may take to say who it is.
 const HELLO: Duration = Duration::from_secs(5);
+/// How long a rank stays after it has found another gone.
+const LINGER: Duration = Duration::from_millis(500);
 const LINE_BYTES_MAX: usize = 256;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -221,15 +223,22 @@ impl Mesh {
     }
 }
 
-/// Bytes that went; none where it must be tried again.
+/// Bytes that went; none where it must be tried again. An end is told after a while: whoever ends
+/// because of it closes its own connections, and others are to hear of the first.
 fn moved(done: std::io::Result<usize>, rank: usize) -> Result<usize> {
     match done {
-        Ok(0) => Err(gone(rank, "it closed its connection")),
+        Ok(0) => {
+            std::thread::sleep(LINGER);
+            Err(gone(rank, "it closed its connection"))
+        }
         Ok(n) => Ok(n),
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
             Ok(0)
         }
-        Err(error) => Err::<usize, Error>(gone(rank, &error.to_string())),
+        Err(error) => {
+            std::thread::sleep(LINGER);
+            Err::<usize, Error>(gone(rank, &error.to_string()))
+        }
     }
 }
 

@@ -96,6 +96,8 @@ struct Loop {
     pace: Option<Pace>,
     /// Whether a rank was interrupted, as all of them know.
     is_stopped: bool,
+    /// Bytes that this rank sent in the steps of this process, and how many these were.
+    sent: (u64, u64),
     /// What is measured in between: held-out documents, then those of other sets with their names.
     samples: Vec<(Option<String>, Vec<Encoded>)>,
 }
@@ -246,6 +248,7 @@ impl Run {
             watch,
             pace: None,
             is_stopped: false,
+            sent: (0, 0),
             samples: std::iter::once(held_out).chain(sets).collect(),
         })
     }
@@ -262,6 +265,7 @@ impl Run {
         }
         let end = self.steps(&mut state)?;
         self.live.finish();
+        shared::say_sent(state.sent, &self.prepared.training, &mut self.live)?;
         let step = self.prepared.training.progress().step;
         if end == End::Interrupted {
             self.save(&mut state)?;
@@ -411,6 +415,7 @@ impl Run {
             }
             failpoint::hit("train.step")?;
             let mut step_s = 0.0;
+            let before = ranks::here().n_sent();
             match timed(&mut step_s, || self.prepared.training.step())? {
                 Outcome::Diverged(why) => {
                     let text = format!("step {}: {why}", step + 1);
@@ -419,6 +424,8 @@ impl Run {
                 }
                 Outcome::Made { report, lr, n_tok } => {
                     state.watch.spent.steps_s += step_s;
+                    state.sent.0 += ranks::here().n_sent() - before;
+                    state.sent.1 += 1;
                     let record = StepRecord {
                         step: step + 1,
                         loss: report.loss,

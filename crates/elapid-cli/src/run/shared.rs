@@ -6,10 +6,11 @@ use super::data::Data;
 use super::prepare::Prepared;
 use crate::files;
 use crate::ranks;
-use crate::report::{Done, Failure};
+use crate::report::live::Live;
+use crate::report::{Done, Failure, mebibytes};
 use crate::source::entry::{Entry, Told};
 use crate::source::walk::Walk;
-use elapid::{Corpus, DocScore, Document, Error, Sink, Tokenizer};
+use elapid::{Corpus, DocScore, Document, Error, Sink, Tokenizer, Training};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -196,5 +197,24 @@ pub fn expect_same(config: &RunConfig, data: &Data, prepared: &Prepared) -> Done
             return Err(Failure::new(problem, hint));
         }
     }
+    Ok(())
+}
+
+/// What ranks sent in so many steps beside what they must: a rank that holds 1/n of all sums gets it
+/// from n - 1 others and gives it to as many. What went by NCCL is not counted.
+pub fn say_sent((n_bytes, n_steps): (u64, u64), training: &Training, live: &mut Live) -> Done<()> {
+    let ranks = ranks::here();
+    if ranks.is_alone() {
+        return Ok(());
+    }
+    let n = ranks.n_ranks as f64;
+    let all: u64 = ranks.gather(&n_bytes)?.iter().sum();
+    let least = 2.0 * (n - 1.0) / n * training.fixed().trained as f64;
+    let text = format!(
+        "{n} ranks, {} sent by each in a step on the average, the least possible is {}",
+        mebibytes(all as f64 / n / n_steps.max(1) as f64),
+        mebibytes(least)
+    );
+    live.line("ranks", &text);
     Ok(())
 }

@@ -187,9 +187,8 @@ fn a_run_goes_on_from_any_checkpoint_to_the_bit() {
             losses(&mut first, 3);
             let mut bytes = Vec::new();
             let extra = json!({"note": [1, 2.5]});
-            first
-                .capture(Extent::Run, &extra)
-                .unwrap()
+            let capture = first.capture(Extent::Run, &extra).unwrap();
+            capture
                 .write_to(&mut |part| {
                     bytes.extend_from_slice(part);
                     Ok(())

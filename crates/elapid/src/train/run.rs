@@ -261,9 +261,9 @@ impl Training {
 
     /// From now on this process is one of several that make each step together: rank `r` of `n`
     /// takes the `r`-th part of the `n_accumulate` batches of a step, and what the optimizer
-    /// remembers is divided among them. Every rank has the same model, data and settings, and calls
-    /// the same methods. `n` ranks that take one batch each make the steps of one that takes all, to
-    /// the bit. [`Training::capture`] of a whole run gathers its parts on rank 0.
+    /// remembers is divided among them. Every rank has the same model, data and settings, and
+    /// calls the same methods. `n` ranks that take one batch each make the steps of one that takes
+    /// all, to the bit. [`Training::capture`] of a whole run gathers its parts on rank 0.
     ///
     /// Fails where the ranks start from other weights, or do not answer.
     pub fn join(&mut self, group: Group) -> Result<()> {

@@ -15,8 +15,8 @@
 //! of gradients `2 (n - 1) / n G` on the average, the least possible.
 //!
 //! A bucket is complete when the walk of the last pass adds nothing more to its gradients. It is
-//! then sent by a thread of its own while the walk continues, in an order that all ranks share. On a
-//! GPU without NCCL they are sent when the walk is over: reading them would stop it.
+//! then sent by a thread of its own while the walk continues, in an order that all ranks share. On
+//! a GPU without NCCL they are sent when the walk is over: reading them would stop it.
 //!
 //! Not here: what starts ranks and carries bytes between them (the caller), the share of the
 //! batches (`run.rs`).
@@ -36,8 +36,7 @@ use gpus::{Flight, Gpus};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Sends `outgoing[r]` to rank `r` and fills `incoming[r]` with what rank `r` sent here; nothing
-/// goes where a slice is empty. All ranks call it in the same order, with the lengths of each other.
+/// As [`Group::exchange`].
 pub type Exchange = Box<dyn FnMut(&[&[u8]], &mut [&mut [u8]]) -> Result<()> + Send>;
 
 /// This process among those that train together.
@@ -46,8 +45,9 @@ pub struct Group {
     pub rank: usize,
     /// Processes in all.
     pub n_ranks: usize,
-    /// Sends `outgoing[r]` to rank `r` and fills `incoming[r]` with what rank `r` sent here; nothing
-    /// goes where a slice is empty. All ranks call it in the same order, and the lengths agree.
+    /// Sends `outgoing[r]` to rank `r` and fills `incoming[r]` with what rank `r` sent here;
+    /// nothing goes where a slice is empty. All ranks call it in the same order, and the lengths
+    /// agree.
     pub exchange: Exchange,
 }
 

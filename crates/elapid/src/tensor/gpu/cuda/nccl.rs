@@ -1,8 +1,8 @@
 //! NCCL between the GPUs of several processes, opened at run time: whole messages between two
 //! ranks, and nothing else of it. Sums are made by our own kernels, in an order of our own.
 //!
-//! Messages go on a stream of their own, behind everything that the device was given before, while
-//! the device continues. `join` makes what follows on the device wait for them. Whoever gives a
+//! Messages have a stream of their own. They wait for everything that the device was given before,
+//! and the device continues. `join` makes what follows on the device wait for them. Whoever gives a
 //! tensor keeps it until then: a pool would give its memory to others.
 
 use super::Context;

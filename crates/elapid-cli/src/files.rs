@@ -1,7 +1,13 @@
 //! Small files that commands read and write.
 
-pub use elapid::{make_directory, read_text, write};
+pub use elapid::{read_text, write};
 use std::path::Path;
+
+/// Makes a directory and those above it.
+pub fn make_directory(path: &Path) -> elapid::Result<()> {
+    let fail = |source| elapid::Error::Write { path: path.into(), source };
+    std::fs::create_dir_all(path).map_err(fail)
+}
 
 /// Writes a small file beside its place, syncs it, and moves it there.
 pub fn write_bytes(path: &Path, bytes: &[u8]) -> elapid::Result<()> {

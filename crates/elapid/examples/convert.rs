@@ -11,7 +11,7 @@ pub fn main() -> Result<()> {
     tiny::session(10)?.save(&model)?;
     let model = Model::open(&model)?;
     for (name, mix) in [("model.gguf", None), ("small.gguf", Some("q8_0".parse()?))] {
-        elapid::make_directory(&out)?;
+        std::fs::create_dir_all(&out).expect("a folder for the result");
         let path = out.join(name);
         let done = model.convert(&path, Form::Gguf, mix, &Device::cpu(2)?, &mut |_, _| {})?;
         println!("{name}: {} bytes, {}", done.n_bytes, done.verdict);

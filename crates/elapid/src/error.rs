@@ -103,7 +103,8 @@ pub enum Error {
         /// How much was asked for, and how much there was.
         problem: String,
     },
-    /// A GPU that does nothing any more: until the program is started again, all work on it fails.
+    /// A GPU that does nothing any more: all work on it fails. What was opened anew works, and takes
+    /// a checkpoint from before.
     #[error("{device} is lost: {problem}")]
     DeviceLost {
         /// The GPU.
@@ -177,7 +178,9 @@ impl Error {
             Error::OutOfMemory { .. } => "use a shorter prompt, a shorter context or a smaller \
                 batch, fewer requests at once, or the CPU"
                 .into(),
-            Error::DeviceLost { .. } => "start the program again".into(),
+            Error::DeviceLost { .. } => {
+                "start again, or open the device anew, and continue from the last checkpoint".into()
+            }
             Error::Panic { .. } => "please report it".into(),
             Error::NoMatch { example, .. } => format!("names look like {example}").into(),
             Error::Diverged { .. } => {

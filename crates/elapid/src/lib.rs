@@ -57,8 +57,9 @@
 //!
 //! The default feature `fs` opens and saves by paths. Without it bytes come in:
 //! [`Model::from_gguf`] and [`Model::from_files`] make the model that [`Session::new`] and
-//! [`Generator::new`] take. Adapters on disk, conversion and golden sets need `fs`. The library
-//! never touches a terminal, the network, the environment or a clock.
+//! [`Generator::new`] take. Adapters on disk, conversion and golden sets need `fs`. In a browser,
+//! paths lead to files that are held in memory: `write` puts one in, `take_files` takes them out.
+//! The library never touches a terminal, the network, the environment or a clock.
 //!
 //! # Glossary
 //!
@@ -80,9 +81,15 @@
 //! | `dx`       | gradient of the loss by `x`                    |               |
 
 // What writes files is reached by paths alone. Without them it is not called and not linked, but
-// stays checked: a feature on every part of it would be a maze.
-#![cfg_attr(not(feature = "fs"), allow(dead_code, unused_imports))]
+// stays checked: a feature on every part of it would be a maze. So it is with what waits for a
+// device, and with what other CPUs have, in a browser.
+#![cfg_attr(
+    any(not(feature = "fs"), target_family = "wasm"),
+    allow(dead_code, unused_imports, unused_variables)
+)]
 
+#[cfg(target_family = "wasm")]
+mod awaited;
 mod data;
 mod error;
 mod eval;
@@ -123,8 +130,10 @@ pub use eval::{
     Summary, Verdict, compare,
 };
 pub use files::Sink;
+#[cfg(all(feature = "fs", target_arch = "wasm32"))]
+pub use files::disk::take_files;
 #[cfg(feature = "fs")]
-pub use files::disk::{make_directory, read_text, write};
+pub use files::disk::{read_text, write};
 pub use files::package::{OutFile as PackageFile, Package, write as write_package};
 pub use generate::engine::{
     Constraint, Engine, EngineSettings, Event, Finish, Reason, Refusal, Request, RequestId, Stats,

@@ -22,6 +22,7 @@ use crate::model::config::preset::{Arch, Size};
 use crate::model::weights::Weights;
 use crate::model::{ForwardOptions, Model};
 use crate::tensor::device::Device;
+use crate::tensor::gpu::later::{block_on, wait};
 use crate::text::chat::Message;
 use crate::text::tokenizer::{Special, Tokenizer};
 use crate::train::lens::Lens;
@@ -266,7 +267,8 @@ impl Session {
         let mut training = self.begin(&[Document::whole("text", text)], batches, settings)?;
         let mut done = Ok(());
         while done.is_ok() && !training.is_done() {
-            match training.step() {
+            let device = self.device.clone();
+            match device.run(|| wait(training.step_later())) {
                 Err(error) => done = Err(error),
                 Ok(Outcome::Diverged(why)) => {
                     done = Err(Error::input(why, "use a smaller learning rate, or no `spike`"));
@@ -346,10 +348,16 @@ impl Session {
         Ok(Request { stop_tokens, ..generator.request(prompt) })
     }
 
-    /// One vector of length one for a text.
+    /// One vector of length one for a text; awaited in a browser.
+    #[cfg(not(target_family = "wasm"))]
     pub fn embed(&mut self, text: &str) -> Result<Vec<f32>> {
+        wait(self.embed_later(text))
+    }
+
+    pub(crate) async fn embed_later(&mut self, text: &str) -> Result<Vec<f32>> {
         let generator = self.generator()?;
-        generator.engine.embed(&generator.prompt(text, Special::Plain)?)
+        let prompt = generator.prompt(text, Special::Plain)?;
+        generator.engine.embed_later(&prompt).await
     }
 
     /// Reads a prompt once and keeps its state in the prompt cache.
@@ -375,8 +383,18 @@ impl Session {
     }
 
     /// How well the model predicts each of these documents; see `Summary` and `compare`.
-    /// `on_progress` hears of tokens read and to be read.
+    /// `on_progress` hears of tokens read and to be read. Awaited in a browser.
+    #[cfg(not(target_family = "wasm"))]
     pub fn score(
+        &mut self,
+        documents: &[Document],
+        settings: &EvalSettings,
+        on_progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Vec<DocScore>> {
+        wait(self.score_later(documents, settings, on_progress))
+    }
+
+    pub(crate) async fn score_later(
         &mut self,
         documents: &[Document],
         settings: &EvalSettings,
@@ -385,7 +403,7 @@ impl Session {
         let encoded = documents.iter().map(|document| self.encode(document));
         let encoded = encoded.collect::<Result<Vec<_>>>()?;
         let learner = self.learner(0)?;
-        measure(&learner.model, &learner.weights, &encoded, settings, on_progress)
+        measure(&learner.model, &learner.weights, &encoded, settings, on_progress).await
     }
 
     /// How often the model fills a gap with exactly the text that was cut out.
@@ -450,7 +468,12 @@ impl Iterator for Tokens<'_> {
             if self.is_over || self.generator.engine.is_idle() {
                 return None;
             }
-            for (id, event) in self.generator.engine.step() {
+            let Some(events) = block_on(self.generator.engine.step_later()) else {
+                self.is_over = true;
+                let hint = "step the engine and await that, or use the CPU";
+                return Some(Err(Error::input("a browser cannot wait for its GPU", hint)));
+            };
+            for (id, event) in events {
                 match event {
                     _ if id != self.id => {}
                     Event::Prompt { .. } => {}

@@ -98,7 +98,8 @@ impl GenerateBench {
             let n_pieces = ids.len().div_ceil(PIECE);
             for (idx, ids) in ids.chunks(PIECE).enumerate() {
                 let n_wanted = usize::from(idx + 1 == n_pieces);
-                logits = decoder.advance(model.model(), weights, &[ids], states, &[n_wanted])?;
+                logits =
+                    decoder.advance_now(model.model(), weights, &[ids], states, &[n_wanted])?;
             }
             pick(&logits, &Sampling::greedy(), 0)
         };

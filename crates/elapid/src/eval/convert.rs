@@ -2,6 +2,7 @@
 
 use super::parity::{self, Parity};
 use crate::error::{Error, Result};
+use crate::files::disk;
 use crate::model::Model;
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
@@ -75,7 +76,7 @@ impl Checkpoint {
         on_bytes: &mut (dyn FnMut(u64, u64) + Send),
     ) -> Result<Conversion> {
         let mut save = Save { path: path.as_ref(), form, mix, on_bytes };
-        if save.path.exists() && save.path.is_dir() != save.is_directory() {
+        if disk::exists(save.path) && disk::is_directory(save.path) != save.is_directory() {
             let kind = if save.is_directory() { "a file" } else { "a directory" };
             let problem = format!("{} is {kind}", save.path.display());
             return Err(Error::input(problem, "choose another name"));

@@ -7,7 +7,7 @@
 
 use crate::error::{Error, Result};
 use crate::files::TensorFile;
-use crate::files::disk::read_text;
+use crate::files::disk::{exists, read_text};
 use crate::files::safetensors::SafeTensors;
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Checkpoint;
@@ -20,6 +20,8 @@ use crate::tape::{Gradients, Tape};
 use crate::tensor::Tensor;
 use crate::tensor::batch::{Batch, Targets};
 use crate::tensor::device::Device;
+#[cfg(not(target_family = "wasm"))]
+use crate::tensor::gpu::later::wait;
 use crate::train::optim::{Optimizer, OptimizerKind};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -112,13 +114,18 @@ impl Case<'_> {
     }
 
     /// Compares everything the files hold. The weights are stepped if there is an `after`.
-    fn check(&self, weights: &mut Weights, after: Option<AfterAdamW>) -> Result<Vec<Comparison>> {
+    async fn check(
+        &self,
+        weights: &mut Weights,
+        after: Option<AfterAdamW>,
+    ) -> Result<Vec<Comparison>> {
         self.train_what_has_gradients(weights)?;
-        let mut list = self.forward(weights)?;
-        list.extend(self.backward(weights)?);
+        let mut list = self.forward(weights).await?;
+        list.extend(self.backward(weights).await?);
         if let Some(after) = after {
-            list.extend(self.steps(weights, &after)?);
+            list.extend(self.steps(weights, &after).await?);
         }
+        weights.device().check()?;
         Ok(list)
     }
 
@@ -139,13 +146,13 @@ impl Case<'_> {
         Ok(())
     }
 
-    fn forward(&self, weights: &Weights) -> Result<Vec<Comparison>> {
+    async fn forward(&self, weights: &Weights) -> Result<Vec<Comparison>> {
         let mut list = Vec::new();
         let tape = Tape::off();
         let options = ForwardOptions { keep_hidden: true, ..ForwardOptions::default() };
         let forward = self.model.forward(&tape, weights, &self.batch, None, options)?;
         if let Some(want) = reference(weights, self.golden, "logits")? {
-            let logits = self.model.logits(&tape, weights, &forward.hidden).value().to_vec();
+            let logits = self.model.logits(&tape, weights, &forward.hidden).value().read().await;
             let error = largest_difference(&logits, want.f32());
             list.push(Comparison::new("logits", error, LOGITS_TOLERANCE, "largest difference"));
         }
@@ -157,7 +164,7 @@ impl Case<'_> {
             for (idx, at) in alignment.enumerate() {
                 if let Some(want) = reference(weights, self.golden, &format!("hidden.{idx}"))? {
                     let largest = want.f32().iter().fold(HIDDEN_LARGE, |most, x| most.max(x.abs()));
-                    let error = largest_difference(&forward.stream[at].to_vec(), want.f32());
+                    let error = largest_difference(&forward.stream[at].read().await, want.f32());
                     let error = error / f64::from(largest / HIDDEN_LARGE);
                     worst = Some(worst.unwrap_or(0.0).max(error));
                 }
@@ -169,8 +176,8 @@ impl Case<'_> {
         Ok(list)
     }
 
-    fn backward(&self, weights: &Weights) -> Result<Vec<Comparison>> {
-        let (loss, grads) = self.loss_and_gradients(weights)?;
+    async fn backward(&self, weights: &Weights) -> Result<Vec<Comparison>> {
+        let (loss, grads) = self.loss_and_gradients(weights).await?;
         let mut list = Vec::new();
         if let Some(want) = reference(weights, self.golden, "loss")? {
             let error = largest_difference(&[loss], want.f32());
@@ -178,7 +185,7 @@ impl Case<'_> {
         }
         for name in self.golden.names().into_iter().filter(|name| name.starts_with("grad.")) {
             let Some(want) = reference(weights, self.golden, name)? else { continue };
-            let got = stored(self.model, weights, &name[5..], |id| grads.get(id.0).cloned());
+            let got = stored(self.model, weights, &name[5..], |id| grads.get(id.0).cloned()).await;
             let square = |x: f32| x as f64 * x as f64;
             let squares = got.iter().zip(want.f32()).map(|(a, b)| square(a - b));
             let distance = squares.sum::<f64>().sqrt();
@@ -191,31 +198,32 @@ impl Case<'_> {
         Ok(list)
     }
 
-    fn loss_and_gradients(&self, weights: &Weights) -> Result<(f32, Gradients)> {
+    async fn loss_and_gradients(&self, weights: &Weights) -> Result<(f32, Gradients)> {
         let norm = self.target_weights.iter().sum();
         let targets = Targets { ids: &self.target_ids, weights: &self.target_weights, norm };
         let (tape, options) = (Tape::new(), ForwardOptions::default());
         let loss = self.model.loss(&tape, weights, &self.batch, &targets, options)?.loss;
         let mut grads = Gradients::default();
-        let value = loss.value().to_vec()[0];
+        let value = loss.value().read().await[0];
         tape.backward(&loss, 1.0, &mut grads);
         Ok((value, grads))
     }
 
-    fn steps(
+    async fn steps(
         &self,
         weights: &mut Weights,
         (file, settings, n_steps): &AfterAdamW,
     ) -> Result<Vec<Comparison>> {
         let mut optimizer = Optimizer::new(weights, OptimizerKind::AdamW);
         for _ in 0..*n_steps {
-            let (_, grads) = self.loss_and_gradients(weights)?;
+            let (_, grads) = self.loss_and_gradients(weights).await?;
             optimizer.step(weights, &grads, |_, _| *settings);
         }
         let (mut sum, mut n_far, mut n) = (0.0f64, 0usize, 0usize);
         for name in file.names() {
             let Some(want) = reference(weights, file, name)? else { continue };
-            let got = stored(self.model, weights, name, |id| Some(weights.tensor(id).to_f32()));
+            let tensor = |id| Some(weights.tensor(id).to_f32());
+            let got = stored(self.model, weights, name, tensor).await;
             if got.len() != want.n_elem() {
                 let shape = want.shape().to_vec();
                 return Err(Error::MissingTensor { name: name.into(), shape });
@@ -255,7 +263,7 @@ fn largest_difference(got: &[f32], want: &[f32]) -> f64 {
 }
 
 /// The numbers of a stored tensor, put together from the parameters that are parts of it.
-fn stored(
+async fn stored(
     model: &Model,
     weights: &Weights,
     name: &str,
@@ -264,15 +272,15 @@ fn stored(
     let specs = model.specs().iter().enumerate();
     let parts: Vec<_> = specs.filter(|(_, spec)| spec.stored.name == name).collect();
     let Some((_, first)) = parts.first() else {
-        let id = weights.find(name);
-        return id.and_then(tensor_of).map(|tensor| tensor.to_vec()).unwrap_or_default();
+        let Some(tensor) = weights.find(name).and_then(tensor_of) else { return Vec::new() };
+        return tensor.read().await;
     };
     let n_cols = first.stored.shape.last().copied().unwrap_or(1);
     let mut whole = vec![0.0; first.stored.shape.iter().product()];
     for (idx, spec) in parts {
         if let Some(tensor) = tensor_of(ParamId(idx)) {
             let begin = spec.stored.rows.as_ref().map_or(0, |rows| rows.start * n_cols);
-            whole[begin..begin + tensor.n_elem()].copy_from_slice(&tensor.to_vec());
+            whole[begin..begin + tensor.n_elem()].copy_from_slice(&tensor.read().await);
         }
     }
     whole
@@ -281,25 +289,44 @@ fn stored(
 /// Compares the model of a directory with the reference values beside it (`golden.safetensors`,
 /// `after_adamw.safetensors`, `golden.json`); `model` takes the model from elsewhere.
 ///
-/// Also says what was not compared, and why.
+/// Also says what was not compared, and why. Awaited in a browser.
+#[cfg(not(target_family = "wasm"))]
 pub fn check_directory(
     dir: &Path,
     model: Option<&Path>,
     device: &Device,
 ) -> Result<(Vec<Comparison>, Option<String>)> {
+    device.run(|| wait(compare_directory(dir, model, device)))
+}
+
+/// The same where nobody can wait.
+#[cfg(target_family = "wasm")]
+pub async fn check_directory(
+    dir: &Path,
+    model: Option<&Path>,
+    device: &Device,
+) -> Result<(Vec<Comparison>, Option<String>)> {
+    compare_directory(dir, model, device).await
+}
+
+async fn compare_directory(
+    dir: &Path,
+    model: Option<&Path>,
+    device: &Device,
+) -> Result<(Vec<Comparison>, Option<String>)> {
     let (model, mut weights) = open_model(device, dir, model)?;
-    let is_grouped = dir.join("golden_grouped.safetensors").exists();
+    let is_grouped = exists(&dir.join("golden_grouped.safetensors"));
     let suffix = if is_grouped { "_grouped.safetensors" } else { ".safetensors" };
     let golden = open_safetensors(&dir.join(format!("golden{suffix}")))?;
     let after_path = dir.join(format!("after_adamw{suffix}"));
     let (mut after, mut skipped) = (None, None);
-    if after_path.exists() {
+    if exists(&after_path) {
         let (settings, n_steps) = optimizer_settings(&dir.join("golden.json"))?;
         after = Some((open_safetensors(&after_path)?, settings, n_steps));
     } else {
         skipped = Some(format!("there is no after_adamw{suffix}"));
     }
-    let found = device.run(|| Case::read(&model, &golden)?.check(&mut weights, after))?;
+    let found = Case::read(&model, &golden)?.check(&mut weights, after).await?;
     Ok((found, skipped))
 }
 
@@ -307,7 +334,7 @@ pub fn check_directory(
 fn open_model(device: &Device, dir: &Path, model_path: Option<&Path>) -> Result<(Model, Weights)> {
     let adapter_dir = [dir.join("adapter"), dir.to_path_buf()]
         .into_iter()
-        .find(|dir| dir.join("adapter_config.json").exists());
+        .find(|dir| exists(&dir.join("adapter_config.json")));
     let base = match &adapter_dir {
         Some(adapter_dir) => base_of(dir, adapter_dir)?,
         None => dir.to_path_buf(),
@@ -326,7 +353,7 @@ fn open_model(device: &Device, dir: &Path, model_path: Option<&Path>) -> Result<
 /// The base of an adapter: what its config names, beside the set, else what golden.json names.
 fn base_of(dir: &Path, adapter_dir: &Path) -> Result<PathBuf> {
     let read = |path: PathBuf, key: &str| -> Option<String> {
-        let json: Value = serde_json::from_str(&std::fs::read_to_string(path).ok()?).ok()?;
+        let json: Value = serde_json::from_str(&read_text(&path).ok()?).ok()?;
         json.get(key)?.as_str().map(str::to_string)
     };
     let named = read(adapter_dir.join("adapter_config.json"), "base_model_name_or_path");
@@ -337,7 +364,7 @@ fn base_of(dir: &Path, adapter_dir: &Path) -> Result<PathBuf> {
         golden.as_ref().map(|name| dir.join("..").join(name)),
     ];
     let mut candidates = candidates.into_iter().flatten();
-    candidates.find(|path| path.join("config.json").exists()).ok_or_else(|| {
+    candidates.find(|path| exists(&path.join("config.json"))).ok_or_else(|| {
         let problem = format!("the base model of {} was not found", adapter_dir.display());
         let name = named.or(golden).unwrap_or_default();
         Error::input(problem, &format!("put {name:?} where the adapter's config points"))

@@ -42,6 +42,7 @@ use crate::data::split::BLOCK_BYTES;
 use crate::error::{Error, Result};
 use crate::model::weights::Weights;
 use crate::model::{ForwardOptions, Model};
+use crate::ops::head_loss::TokenLoss;
 use crate::tape::Tape;
 use crate::tensor::batch::{Batch, Targets};
 use std::collections::BTreeMap;
@@ -147,7 +148,7 @@ fn check(docs: &[Encoded], settings: &EvalSettings) -> Result<()> {
 }
 
 /// Measures a model on documents; `on_progress` hears of tokens read and to be read.
-pub fn measure(
+pub async fn measure(
     model: &Model,
     weights: &Weights,
     docs: &[Encoded],
@@ -168,7 +169,9 @@ pub fn measure(
     while !rest.is_empty() {
         let lens = rest.iter().map(|window| window.read.len());
         let (batch, after) = rest.split_at(n_together(lens, settings.n_tok_batch));
-        let found = weights.device().run(|| predict(model, weights, docs, batch))?;
+        let predicted = weights.device().run(|| predict(model, weights, docs, batch))?;
+        let found = predicted.read().await;
+        weights.device().check()?;
         for (doc_idx, nll, top1) in found {
             scores[doc_idx].add(n_learned[doc_idx], nll, top1);
         }
@@ -180,10 +183,19 @@ pub fn measure(
 }
 
 impl crate::train::Training {
-    /// How well the model of a training predicts these documents.
+    /// How well the model of a training predicts these documents; awaited in a browser.
+    #[cfg(not(target_family = "wasm"))]
     pub fn score(&self, docs: &[Encoded], settings: &EvalSettings) -> Result<Vec<DocScore>> {
+        crate::tensor::gpu::later::wait(self.score_later(docs, settings))
+    }
+
+    pub(crate) async fn score_later(
+        &self,
+        docs: &[Encoded],
+        settings: &EvalSettings,
+    ) -> Result<Vec<DocScore>> {
         let (model, weights) = (&self.trainer.model, &self.trainer.weights);
-        measure(model, weights, docs, settings, &mut |_, _| {})
+        measure(model, weights, docs, settings, &mut |_, _| {}).await
     }
 }
 
@@ -202,14 +214,30 @@ fn n_together(lens: impl Iterator<Item = usize>, n_tok: usize) -> usize {
     fits.count().max(1)
 }
 
-/// The scored tokens of some windows in order: document, negative log-likelihood, whether it was
-/// thought likeliest.
+/// What was predicted, still on the device, and of which rows it counts.
+struct Predicted {
+    tokens: TokenLoss,
+    /// Row and document.
+    scored: Vec<(usize, usize)>,
+}
+
+impl Predicted {
+    /// The scored tokens in order: document, negative log-likelihood, whether it was thought
+    /// likeliest.
+    async fn read(self) -> Vec<(usize, f64, bool)> {
+        let (nll, top1) = self.tokens.read().await;
+        let scored = self.scored.into_iter();
+        scored.map(|(row, doc)| (doc, f64::from(nll[row]), top1[row])).collect()
+    }
+}
+
+/// Predicts the tokens of some windows.
 fn predict(
     model: &Model,
     weights: &Weights,
     docs: &[Encoded],
     list: &[Window],
-) -> Result<Vec<(usize, f64, bool)>> {
+) -> Result<Predicted> {
     let reads: Vec<&[u32]> =
         list.iter().map(|window| &docs[window.doc_idx].ids[window.read.clone()]).collect();
     let batch = Batch::from_sequences(&reads);
@@ -228,8 +256,7 @@ fn predict(
     let (tape, options) = (Tape::off(), ForwardOptions::default());
     let out = model.loss(&tape, weights, &batch, &targets, options)?;
     let scored = (0..ids.len()).filter(|&row| factors[row] != 0.0);
-    let (nll, top1) = (out.tokens.nll(), out.tokens.top1());
-    Ok(scored.map(|row| (owners[row], f64::from(nll[row]), top1[row])).collect())
+    Ok(Predicted { tokens: out.tokens, scored: scored.map(|row| (row, owners[row])).collect() })
 }
 
 /// Several documents together.

@@ -98,9 +98,27 @@ pub fn find(dir: &Path, name: &str) -> Result<Option<Apart>> {
     }
 }
 
-/// The ending of a name in lower case, empty where there is none.
-pub fn extension(path: &Path) -> String {
-    path.extension().and_then(|extension| extension.to_str()).unwrap_or("").to_lowercase()
+pub fn is_file(path: &Path) -> bool {
+    path.is_file()
+}
+
+pub fn is_directory(path: &Path) -> bool {
+    path.is_dir()
+}
+
+pub fn exists(path: &Path) -> bool {
+    path.exists()
+}
+
+/// Paths of what lies in a directory.
+pub fn list(dir: &Path) -> Result<Vec<PathBuf>> {
+    let fail = |error| Error::read(dir, error);
+    let entries = std::fs::read_dir(dir).map_err(fail)?;
+    entries.map(|entry| Ok(entry.map_err(fail)?.path())).collect()
+}
+
+pub fn remove(path: &Path) -> Result<()> {
+    std::fs::remove_file(path).map_err(|error| Error::write(path, error))
 }
 
 /// Writes a file beside its place, syncs it, and moves it there; the bytes written.

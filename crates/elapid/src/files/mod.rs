@@ -1,7 +1,10 @@
 //! Files made by others: bytes in, bytes out. Which paths they come from is not known here.
 
 mod cursor;
-#[cfg(feature = "fs")]
+#[cfg(all(feature = "fs", not(target_arch = "wasm32")))]
+pub mod disk;
+#[cfg(all(feature = "fs", target_arch = "wasm32"))]
+#[path = "memory.rs"]
 pub mod disk;
 mod foreign;
 pub mod gguf;
@@ -16,12 +19,18 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::path::Path;
 
 /// Takes bytes as they are made; what it fails with is passed on.
 pub type Sink<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 
 /// Answers with the bytes of a file, by its plain name, or with none.
 pub type Lookup<'a> = dyn Fn(&str) -> Result<Option<SharedBytes>> + 'a;
+
+/// The ending of a name in lower case, empty where there is none.
+pub fn extension(path: &Path) -> String {
+    path.extension().and_then(|extension| extension.to_str()).unwrap_or("").to_lowercase()
+}
 
 /// Bytes in memory of which some can be had once more, apart from the rest: those of a file.
 pub struct Apart {
@@ -100,5 +109,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
     }
 }
 
+#[cfg(test)]
+mod memory;
 #[cfg(test)]
 mod tests;

@@ -54,7 +54,8 @@ impl Decoder {
     }
 
     /// Takes the next tokens of each sequence, at least one; the logits behind its last `n_wanted`
-    /// tokens, sequence by sequence: (sum of n_wanted, n_vocab).
+    /// tokens, sequence by sequence: (sum of n_wanted, n_vocab). They are to be read before the next
+    /// call: recorded work writes the next ones into the same place.
     pub fn advance(
         &mut self,
         model: &Model,
@@ -62,7 +63,7 @@ impl Decoder {
         next: &[&[u32]],
         states: &mut [State],
         n_wanted: &[usize],
-    ) -> Result<Vec<f32>> {
+    ) -> Result<Option<Tensor>> {
         let is_single = next.iter().all(|ids| ids.len() == 1) && n_wanted.iter().all(|n| *n == 1);
         let done = match weights.device().gpu() {
             Some(gpu) if gpu.caps().graphs && is_single && can_record(model) => {
@@ -73,10 +74,30 @@ impl Decoder {
                 let parts: Vec<(&[u32], usize)> =
                     next.iter().zip(states.iter()).map(|(ids, it)| (*ids, it.n_tok)).collect();
                 let batch = Batch::continuing(&parts);
-                forward(model, weights, &batch, states, n_wanted).map(numbers)
+                forward(model, weights, &batch, states, n_wanted)
             }
         };
         weights.device().check().and(done)
+    }
+
+    /// The same, read at once.
+    pub fn advance_now(
+        &mut self,
+        model: &Model,
+        weights: &Weights,
+        next: &[&[u32]],
+        states: &mut [State],
+        n_wanted: &[usize],
+    ) -> Result<Vec<f32>> {
+        let logits = self.advance(model, weights, next, states, n_wanted)?;
+        let numbers = logits.map_or_else(Vec::new, |logits| logits.to_vec());
+        weights.device().check().inspect_err(|_| self.forget())?;
+        Ok(numbers)
+    }
+
+    /// Forgets what is recorded, after a failure that was seen when its results were read.
+    pub fn forget(&mut self) {
+        self.kept.clear();
     }
 
     /// One token for each sequence. What fails is not kept: its recording is not whole.
@@ -87,7 +108,7 @@ impl Decoder {
         weights: &Weights,
         ids: &[u32],
         states: &mut [State],
-    ) -> Result<Vec<f32>> {
+    ) -> Result<Option<Tensor>> {
         let can_step = states.iter_mut().all(State::can_step);
         let places = places(states);
         let is_this = |kept: &Kept| {
@@ -110,7 +131,7 @@ impl Decoder {
                 Kept { graph, weights, batch: None, places, until }
             }
         };
-        let logits = numbers(kept.step(model, weights, ids, states)?);
+        let logits = kept.step(model, weights, ids, states)?;
         weights.device().check()?;
         self.kept.truncate(N_KEPT - 1);
         self.kept.insert(0, kept);
@@ -171,10 +192,6 @@ impl Kept {
 fn can_record(model: &Model) -> bool {
     let layers = &model.config().layers;
     !layers.iter().any(|layer| matches!(layer.feed_forward, FeedForwardConfig::Experts(_)))
-}
-
-fn numbers(logits: Option<Tensor>) -> Vec<f32> {
-    logits.map_or_else(Vec::new, |logits| logits.to_vec())
 }
 
 fn places(states: &[State]) -> Vec<u64> {
@@ -255,7 +272,8 @@ mod tests {
         states: &mut [State],
     ) -> Vec<f32> {
         let next: Vec<&[u32]> = ids.chunks(1).collect();
-        decoder.advance(model, weights, &next, states, &vec![1; ids.len()]).unwrap()
+        let n_wanted = vec![1; ids.len()];
+        decoder.advance_now(model, weights, &next, states, &n_wanted).unwrap()
     }
 
     #[test]
@@ -278,7 +296,7 @@ mod tests {
             // Some tokens at once, and on again.
             let ids = [1, 2, 3];
             let want = plain(&model, &weights, &ids, &mut want_state);
-            let got = decoder.advance(&model, &weights, &[&ids], &mut state, &[1]).unwrap();
+            let got = decoder.advance_now(&model, &weights, &[&ids], &mut state, &[1]).unwrap();
             assert!(got == want, "three tokens on {device:?}");
             for n in 0..5 {
                 let want = plain(&model, &weights, &[token(n)], &mut want_state);

@@ -80,7 +80,7 @@ pub fn generate_many(
     while !running.is_empty() {
         let parts: Vec<&[u32]> = next.iter().map(|ids| &ids[..]).collect();
         let n_wanted = vec![1; parts.len()];
-        let work = || decoder.advance(model, weights, &parts, &mut states, &n_wanted);
+        let work = || decoder.advance_now(model, weights, &parts, &mut states, &n_wanted);
         let logits = device.run(work)?;
         let mut left = Vec::with_capacity(running.len());
         let (mut left_states, mut left_next) = (Vec::new(), Vec::new());

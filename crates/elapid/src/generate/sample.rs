@@ -31,6 +31,7 @@
 //! made of what is kept alone.
 
 use crate::error::{Error, Result};
+use crate::ops::largest::K_MAX;
 use crate::tensor::cpu::F32s;
 use crate::tensor::rng::Rng;
 use pulp::{Simd, WithSimd};
@@ -269,6 +270,54 @@ pub fn pick(logits: &[f32], sampling: &Sampling, n: u64) -> Result<u32> {
     Ok(draw_of(kept.into_iter(), draw * sum).unwrap_or(best as u32))
 }
 
+/// What is known of a row of logits.
+pub enum Row<'a> {
+    /// All of it.
+    Whole(&'a [f32]),
+    /// The logarithm of the sum of `e^l`, how many logits are broken, then ids and logits, the
+    /// largest first, as `ops/largest.rs` gives them.
+    Top(&'a [f32]),
+}
+
+/// How many of the largest logits are enough for a choice; none where it needs all of them, or as
+/// many as a GPU does not look for.
+pub fn n_enough(sampling: &Sampling) -> Option<usize> {
+    match sampling {
+        Sampling { temperature: 0.0, .. } => Some(1),
+        Sampling { top_k, .. } => top_k.filter(|k| *k <= K_MAX),
+    }
+}
+
+/// The same token as `pick` chooses, from the largest logits.
+pub fn pick_top(top: &[f32], sampling: &Sampling, n: u64) -> Result<u32> {
+    sampling.check()?;
+    let hint = "the weights may be damaged, or the training diverged";
+    if top[1] > 0.0 {
+        return Err(Error::input(format!("{} logits are not finite", top[1]), hint));
+    }
+    let pairs = top[2..].as_chunks::<2>().0.iter().filter(|pair| pair[0] >= 0.0);
+    let list: Vec<(u32, f32)> = pairs.map(|pair| (pair[0] as u32, pair[1])).collect();
+    let Some(&(best, max)) = list.first() else {
+        return Err(Error::input("all tokens are forbidden", hint));
+    };
+    if sampling.temperature == 0.0 {
+        return Ok(best);
+    }
+    let over = (1.0 / sampling.temperature).min(f32::MAX);
+    let first = if sampling.cuts_first { 1.0 } else { over };
+    let k = sampling.top_k.unwrap_or(list.len());
+    let weighed = list.iter().take(k).map(|&(id, logit)| (id, weight(logit, max, first)));
+    // What is cut is cut from the end, or has a weight below a bound: the rest is in order.
+    let mut kept = cut(weighed.collect(), sampling);
+    if sampling.cuts_first {
+        let again = |id: u32| list.iter().find(|it| it.0 == id).map_or(max, |it| it.1);
+        kept.iter_mut().for_each(|token| token.1 = weight(again(token.0), max, over));
+    }
+    let draw = Rng::new(sampling.seed, STREAM).uniform(n);
+    let sum: f64 = kept.iter().map(|token| token.1).sum();
+    Ok(draw_of(kept.into_iter(), draw * sum).unwrap_or(best))
+}
+
 /// The token at which the weights so far are more than `left`; where rounding leaves a rest behind
 /// the last, the last that weighs anything.
 fn draw_of(weights: impl Iterator<Item = (u32, f64)>, mut left: f64) -> Option<u32> {
@@ -350,7 +399,7 @@ const N_LIKELY: usize = 64;
 /// the temperature.
 fn candidates(logits: &[f32], sampling: &Sampling, (max, over): (f32, f32)) -> Vec<(u32, f64)> {
     let weigh = |id: u32| (id, weight(logits[id as usize], max, over));
-    let mut list: Vec<(u32, f64)> = match (sampling.top_k, sampling.top_p < 1.0) {
+    let list: Vec<(u32, f64)> = match (sampling.top_k, sampling.top_p < 1.0) {
         (Some(k), _) => largest(logits, k).into_iter().map(weigh).collect(),
         (None, true) => {
             let share = sums(logits, max, over).iter().sum::<f64>() * f64::from(sampling.top_p);
@@ -371,6 +420,11 @@ fn candidates(logits: &[f32], sampling: &Sampling, (max, over): (f32, f32)) -> V
             near.map(weigh).filter(|token| token.1 >= f64::from(sampling.min_p)).collect()
         }
     };
+    cut(list, sampling)
+}
+
+/// What top-p and min-p leave of the likeliest tokens, which are in order.
+fn cut(mut list: Vec<(u32, f64)>, sampling: &Sampling) -> Vec<(u32, f64)> {
     if sampling.top_p < 1.0 {
         let share: f64 = list.iter().map(|token| token.1).sum::<f64>() * f64::from(sampling.top_p);
         return after_top_p(list, share, sampling.min_p);

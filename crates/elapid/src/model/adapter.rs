@@ -1,18 +1,16 @@
 //! Adapters on disk: PEFT directories and GGUF files.
 
 use super::checkpoint::Checkpoint;
+use super::gguf_lora;
 use super::lora::{self, Lora};
-use super::{gguf_lora, peft};
+use super::peft::{self, CONFIG, TENSORS};
 use crate::error::{Error, Result};
-use crate::files::disk;
 use crate::files::gguf::{self, Gguf};
 use crate::files::safetensors::{self, SafeTensors};
+use crate::files::{disk, extension};
 use crate::tensor::device::Device;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-
-const CONFIG: &str = "adapter_config.json";
-const TENSORS: &str = "adapter_model.safetensors";
 
 /// A LoRA or DoRA adapter: a PEFT directory, or a GGUF adapter of llama.cpp.
 pub struct Adapter {
@@ -59,11 +57,11 @@ impl Adapter {
         let path = path.as_ref();
         // The directory of a run holds the adapter that it trained.
         let of_run = path.join("adapter");
-        let dir = if of_run.is_dir() { &of_run } else { path };
-        if dir.join(CONFIG).is_file() {
+        let dir = if disk::is_directory(&of_run) { &of_run } else { path };
+        if disk::is_file(&dir.join(CONFIG)) {
             return open_peft(dir).map(Some);
         }
-        if disk::extension(path) != "gguf" || !path.is_file() {
+        if extension(path) != "gguf" || !disk::is_file(path) {
             return Ok(None);
         }
         let gguf = Gguf::parse(&path.display().to_string(), disk::map(path)?)?;
@@ -135,7 +133,7 @@ impl Adapter {
 fn open_peft(dir: &Path) -> Result<Adapter> {
     let config = disk::read_text(&dir.join(CONFIG))?;
     let tensors = dir.join(TENSORS);
-    if !tensors.exists() && dir.join("adapter_model.bin").exists() {
+    if !disk::exists(&tensors) && disk::exists(&dir.join("adapter_model.bin")) {
         let problem = format!("{} holds its tensors as a pickle", dir.display());
         let hint = "load the adapter with PEFT and save it again: that writes safetensors";
         return Err(Error::input(problem, hint));
@@ -153,7 +151,7 @@ impl Lora {
     /// Writes it as a PEFT directory or, with a name that ends in `.gguf`, for llama.cpp; the bytes
     /// written.
     pub(crate) fn save(&self, path: &Path, base: Option<&Checkpoint>) -> Result<u64> {
-        if disk::extension(path) == "gguf" {
+        if extension(path) == "gguf" {
             let base = base.ok_or_else(|| needs_base(path))?;
             let (metadata, tensors) = gguf_lora::write(self, base.model())?;
             return disk::write(path, |sink| gguf::write(&metadata, &tensors, sink));

@@ -84,11 +84,11 @@ pub struct Export<'a> {
     /// Of llama.cpp, where it is for GGUF.
     arch: Option<Arch>,
     targets: Vec<Target>,
-    shard_bytes_max: usize,
+    shard_bytes_max: u64,
 }
 
 /// Bytes of tensors in one shard of a directory.
-pub const SHARD_BYTES_MAX: usize = 5_000_000_000;
+pub const SHARD_BYTES_MAX: u64 = 5_000_000_000;
 
 impl<'a> Export<'a> {
     /// For a directory, by the names of the model's family.
@@ -136,7 +136,7 @@ impl<'a> Export<'a> {
 
     /// The same with shards of another size.
     #[cfg(test)]
-    pub fn with_shard_bytes(self, shard_bytes_max: usize) -> Export<'a> {
+    pub fn with_shard_bytes(self, shard_bytes_max: u64) -> Export<'a> {
         Export { shard_bytes_max, ..self }
     }
 
@@ -389,7 +389,7 @@ fn sampling(checkpoint: &Checkpoint) -> Result<Vec<(String, Item)>> {
 }
 
 /// One file, or as many as it takes, with an index.
-fn shard(tensors: Vec<Outgoing<'_>>, shard_bytes_max: usize) -> Result<Vec<OutFile<'_>>> {
+fn shard(tensors: Vec<Outgoing<'_>>, shard_bytes_max: u64) -> Result<Vec<OutFile<'_>>> {
     let n_bytes = |tensor: &Outgoing| -> Result<usize> {
         let n_elem = tensor.shape.iter().product();
         tensor.dtype.n_bytes(n_elem).ok_or_else(|| {
@@ -402,7 +402,7 @@ fn shard(tensors: Vec<Outgoing<'_>>, shard_bytes_max: usize) -> Result<Vec<OutFi
     for tensor in tensors {
         let n = n_bytes(&tensor)?;
         total += n;
-        if in_shard > 0 && in_shard + n > shard_bytes_max {
+        if in_shard > 0 && (in_shard + n) as u64 > shard_bytes_max {
             shards.push(Vec::new());
             in_shard = 0;
         }

@@ -2,10 +2,10 @@
 
 use super::checkpoint::{Checkpoint, TEXTS};
 use crate::error::{Error, Result};
-use crate::files::Apart;
-use crate::files::disk::{self, map};
+use crate::files::disk::{self, exists, is_directory, is_file, map};
 use crate::files::package::{self, Package, Unchecked};
 use crate::files::safetensors::SafeTensors;
+use crate::files::{Apart, extension};
 use crate::tensor::SharedBytes;
 use crate::text::tokenizer::Tokenizer;
 use crate::text::vocab;
@@ -32,16 +32,16 @@ impl Checkpoint {
     pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        if path.is_dir() {
+        if is_directory(path) {
             // The directory of a run holds the model that it trained.
-            if path.join("checkpoints").is_dir() && path.join("model").is_dir() {
+            if is_directory(&path.join("checkpoints")) && is_directory(&path.join("model")) {
                 return Checkpoint::open(path.join("model"));
             }
             if let Some(base) = base_of(path)? {
                 return Ok(Checkpoint::open(base)?.with_adapter(path));
             }
             let (mut opened, mut unchecked) = (BTreeMap::new(), Vec::new());
-            if path.join(package::MANIFEST).exists() {
+            if exists(&path.join(package::MANIFEST)) {
                 (opened, unchecked) = check_directory(path)?;
             }
             let opened = RefCell::new(opened);
@@ -60,7 +60,7 @@ impl Checkpoint {
         }
         let source = disk::open(path)?;
         let bytes = source.whole.clone();
-        let extension = disk::extension(path);
+        let extension = extension(path);
         if is_package(&bytes) || extension == "elapid" {
             let package = Package::parse(&name, bytes)?;
             package.verify_rest()?;
@@ -96,19 +96,19 @@ impl Checkpoint {
 /// names, beside it or as a path.
 fn base_of(dir: &Path) -> Result<Option<PathBuf>> {
     let read = |path: PathBuf, pointer: &str| -> Option<PathBuf> {
-        let json: Value = serde_json::from_str(&std::fs::read_to_string(path).ok()?).ok()?;
+        let json: Value = serde_json::from_str(&disk::read_text(&path).ok()?).ok()?;
         json.pointer(pointer)?.as_str().map(PathBuf::from)
     };
     let of_run = dir.join("adapter");
-    let adapter = if of_run.is_dir() { &of_run } else { dir };
-    if dir.join("model.safetensors").exists() || !adapter.join("adapter_config.json").exists() {
+    let adapter = if is_directory(&of_run) { &of_run } else { dir };
+    if exists(&dir.join("model.safetensors")) || !exists(&adapter.join("adapter_config.json")) {
         return Ok(None);
     }
     let run = read(dir.join("config.json"), "/origin/base/model");
     let named = read(adapter.join("adapter_config.json"), "/base_model_name_or_path");
     let beside = named.as_ref().map(|name| adapter.join(name));
     let mut candidates = [run, beside, named].into_iter().flatten();
-    candidates.find(|path| path.exists()).map(Some).ok_or_else(|| {
+    candidates.find(|path| exists(path)).map(Some).ok_or_else(|| {
         let problem = format!("the base model of {} is not there", dir.display());
         Error::input(problem, "open the base model, and add the adapter to it")
     })
@@ -120,9 +120,9 @@ impl Tokenizer {
     pub fn open(path: impl AsRef<Path>) -> Result<Tokenizer> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let found = if path.is_dir() {
+        let found = if is_directory(path) {
             vocab::from_files(&name, "tokenizer.json", &|file| found(path, file))?
-        } else if disk::extension(path) == "json" {
+        } else if extension(path) == "json" {
             map(path)?;
             let dir = path.parent().unwrap_or(Path::new(""));
             let file = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -152,10 +152,9 @@ fn found(dir: &Path, name: &str) -> Result<Option<SharedBytes>> {
 /// those that have units.
 fn check_directory(dir: &Path) -> Result<(BTreeMap<String, Apart>, Vec<Unchecked>)> {
     let mut files = BTreeMap::new();
-    for entry in std::fs::read_dir(dir).map_err(|error| Error::read(dir, error))? {
-        let path = entry.map_err(|error| Error::read(dir, error))?.path();
+    for path in disk::list(dir)? {
         let name = path.file_name().and_then(|name| name.to_str());
-        if let Some(name) = name.filter(|_| path.is_file()) {
+        if let Some(name) = name.filter(|_| is_file(&path)) {
             files.insert(name.to_string(), disk::open(&path)?);
         }
     }

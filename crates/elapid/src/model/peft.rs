@@ -14,6 +14,9 @@ use crate::tensor::device::Device;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+/// Files of an adapter.
+pub const CONFIG: &str = "adapter_config.json";
+pub const TENSORS: &str = "adapter_model.safetensors";
 /// Longer names are no names of tensors; it also bounds the work of looking up their tails.
 const NAME_BYTES_MAX: usize = 1024;
 

@@ -5,7 +5,7 @@ use super::export::{Content, Export, Mix, OutFile};
 use super::weights::Weights;
 use crate::error::{Error, Result};
 use crate::files::package::{self, Parts};
-use crate::files::{Outgoing, Sink, disk};
+use crate::files::{Outgoing, Sink, disk, extension};
 use crate::tensor::DType;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,7 +34,7 @@ impl std::fmt::Display for Form {
 /// What the name of a path says: `.gguf`, `.elapid`, anything else is a directory.
 impl From<&Path> for Form {
     fn from(path: &Path) -> Form {
-        match disk::extension(path).as_str() {
+        match extension(path).as_str() {
             "gguf" => Form::Gguf,
             "elapid" => Form::Package,
             _ => Form::Directory,
@@ -130,7 +130,7 @@ impl Save<'_> {
 
     /// Whether the output is a directory: a package is one where its name does not end in .elapid.
     pub fn is_directory(&self) -> bool {
-        let is_file = disk::extension(self.path) == "elapid";
+        let is_file = extension(self.path) == "elapid";
         self.form == Form::Directory || (self.form == Form::Package && !is_file)
     }
 
@@ -172,11 +172,10 @@ fn remove_others(dir: &Path, list: &[OutFile]) -> Result<()> {
             || ["config.json", GGUF_FILE, package::MANIFEST, package::MANIFEST_HASH].contains(&name)
             || (name.starts_with("model") && name.contains(".safetensors"))
     };
-    let Ok(entries) = std::fs::read_dir(dir) else { return Ok(()) };
-    for path in entries.flatten().map(|entry| entry.path()) {
+    for path in disk::list(dir).unwrap_or_default() {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if is_ours(name) && !stays(name) {
-            std::fs::remove_file(&path).map_err(|error| Error::write(&path, error))?;
+            disk::remove(&path)?;
         }
     }
     Ok(())

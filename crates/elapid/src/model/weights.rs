@@ -263,6 +263,20 @@ impl Weights {
         weights
     }
 
+    /// The same in the memory of the host, as soon as it is there.
+    pub async fn read_to_host(&self) -> Weights {
+        let host = self.device().host_device();
+        let mut weights = self.clone();
+        for param in &mut weights.params {
+            param.tensor = param.tensor.read_to(&host).await;
+            if let Some((_, squares)) = param.adapter.as_mut().and_then(|it| it.magnitude.as_mut())
+            {
+                *squares = squares.read_to(&host).await;
+            }
+        }
+        weights
+    }
+
     fn move_to(&mut self, device: &Device) {
         let pages = self.pages.clone();
         let is_paged = |idx| pages.as_ref().is_some_and(|pages| pages.has(ParamId(idx)));

@@ -8,6 +8,7 @@
 use crate::ops::rope::{Rope, RopeScaling, rope};
 use crate::tape::{Gradients, Tape, Var};
 use crate::tensor::device::Device;
+use crate::tensor::gpu::later::block_on;
 use crate::tensor::gpu::{Gpu, Precision};
 use crate::tensor::rng::Rng;
 use crate::tensor::segment::Segments;
@@ -86,7 +87,7 @@ pub fn devices() -> &'static [(Device, f32)] {
     DEVICES.get_or_init(|| {
         let host = || Device::cpu(1).expect("one thread").host().clone();
         let mut list = Vec::new();
-        if let Ok(gpu) = Gpu::wgpu(0, host()) {
+        if let Some(Ok(gpu)) = block_on(Gpu::wgpu(0, host())) {
             list.push((Device::Gpu(gpu), 1e-4));
         }
         for (precision, tolerance) in [(Precision::F32, 1e-4), (Precision::Bf16, 3e-2)] {

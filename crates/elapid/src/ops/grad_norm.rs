@@ -15,11 +15,27 @@ const PIECE: usize = 1 << 14;
 
 /// The norm of all tensors together.
 pub fn grad_norm<'a>(grads: impl Iterator<Item = &'a Tensor>) -> f64 {
+    match squares(grads) {
+        Squares::Sum(sum) => sum.sqrt(),
+        Squares::Parts(parts) => norm_of(&parts.to_vec()),
+    }
+}
+
+/// Squares of all numbers, on their way to the norm.
+pub enum Squares {
+    /// The sum of all.
+    Sum(f64),
+    /// Sums of pieces, on a GPU.
+    Parts(Tensor),
+}
+
+/// The same before anything is read from a GPU.
+pub fn squares<'a>(grads: impl Iterator<Item = &'a Tensor>) -> Squares {
     let mut grads = grads.peekable();
     let gpu = grads.peek().and_then(|grad| grad.device().gpu()).cloned();
     match gpu {
-        None => grads.map(sum_of_squares).sum::<f64>().sqrt(),
-        Some(gpu) => norm_gpu(&gpu, &grads.collect::<Vec<_>>()),
+        None => Squares::Sum(grads.map(sum_of_squares).sum()),
+        Some(gpu) => Squares::Parts(squares_gpu(&gpu, &grads.collect::<Vec<_>>())),
     }
 }
 
@@ -29,7 +45,7 @@ static SUM_SQUARES: Kernel =
 static SUM_ALL: Kernel = Kernel { entry: "sum_squares_all", wgsl: "", ..SUM_SQUARES };
 
 /// All partial sums into one tensor, which the host reads once.
-fn norm_gpu(gpu: &Gpu, grads: &[&Tensor]) -> f64 {
+fn squares_gpu(gpu: &Gpu, grads: &[&Tensor]) -> Tensor {
     let device = Device::Gpu(gpu.clone());
     let n_pieces = |x: &Tensor| gpu.parts(x).map(|part| part.len().div_ceil(PIECE)).sum();
     let n_sums: usize = grads.iter().map(|x| -> usize { n_pieces(x) }).sum();
@@ -44,7 +60,7 @@ fn norm_gpu(gpu: &Gpu, grads: &[&Tensor]) -> f64 {
             first += n_groups;
         }
         gpu.launch_many(&SUM_ALL, &[("PIECE", PIECE)], rows, Some(&mut sums));
-        return norm_of(&sums);
+        return sums;
     }
     for x in grads {
         for part in gpu.parts(x) {
@@ -58,11 +74,12 @@ fn norm_gpu(gpu: &Gpu, grads: &[&Tensor]) -> f64 {
             first += n_groups;
         }
     }
-    norm_of(&sums)
+    sums
 }
 
-fn norm_of(sums: &Tensor) -> f64 {
-    sums.to_vec().iter().map(|&sum| f64::from(sum)).sum::<f64>().sqrt()
+/// The norm from sums of squares.
+pub fn norm_of(sums: &[f32]) -> f64 {
+    sums.iter().map(|&sum| f64::from(sum)).sum::<f64>().sqrt()
 }
 
 fn sum_of_squares(x: &Tensor) -> f64 {

@@ -57,14 +57,23 @@ pub struct TokenLoss {
 }
 
 impl TokenLoss {
-    /// Negative log-likelihood of each target in nats; zero where the weight is zero.
+    #[cfg(test)]
+    pub fn top1(&self) -> Vec<bool> {
+        self.top1.to_vec().into_iter().map(|top1| top1 != 0.0).collect()
+    }
+
+    #[cfg(test)]
     pub fn nll(&self) -> Vec<f32> {
         self.nll.to_vec()
     }
 
-    /// Whether each target had the largest logit; never where the weight is zero.
-    pub fn top1(&self) -> Vec<bool> {
-        self.top1.to_vec().into_iter().map(|top1| top1 != 0.0).collect()
+    /// Negative log-likelihood of each target in nats, zero where the weight is zero, and whether
+    /// each target had the largest logit; never where the weight is zero.
+    pub async fn read(&self) -> (Vec<f32>, Vec<bool>) {
+        let flat = [&self.nll, &self.top1].map(|it| it.reshape(&[it.n_elem(), 1]));
+        let mut nll = Tensor::stack(&flat).read().await;
+        let top1 = nll.split_off(nll.len() / 2).into_iter().map(|top1| top1 != 0.0).collect();
+        (nll, top1)
     }
 }
 

@@ -17,6 +17,7 @@ pub mod embedding;
 pub mod gated_norm;
 pub mod grad_norm;
 pub mod head_loss;
+pub mod largest;
 pub mod leaky;
 pub mod linear;
 pub mod mamba3;

@@ -35,6 +35,8 @@ pub fn kernel_sources() -> &'static [(&'static str, &'static str)] {
         "ops/head_loss.wgsl",
         "ops/head_loss/teacher.cu",
         "ops/head_loss/teacher.wgsl",
+        "ops/largest.cu",
+        "ops/largest.wgsl",
         "ops/leaky.cu",
         "ops/leaky.wgsl",
         "ops/linear/linear.cu",

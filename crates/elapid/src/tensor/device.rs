@@ -5,6 +5,7 @@
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 use crate::tensor::cpu::Cpu;
+use crate::tensor::gpu::later::wait;
 use crate::tensor::gpu::{Gpu, Precision, list_wgpu};
 use crate::tensor::shelf::MemoryUse;
 use std::sync::Arc;
@@ -28,25 +29,40 @@ impl Device {
         Ok(Device::Cpu(Arc::new(cpu)))
     }
 
-    /// Device by the name a person types: `auto`, `cpu`, `gpu`, `wgpu`, `wgpu:1`, `cuda`, `cuda:1`.
+    /// Device by the name a person types; awaited in a browser: `auto`, `cpu`, `gpu`, `wgpu`, `wgpu:1`, `cuda`, `cuda:1`.
     ///
     /// `gpu` is CUDA where there is one, else wgpu. `auto` takes a GPU that is no software, else
     /// the CPU.
+    #[cfg(not(target_family = "wasm"))]
     pub fn by_name(name: &str, precision: Precision, n_threads: usize) -> Result<Device> {
+        wait(Device::open(name, precision, n_threads))
+    }
+
+    pub(crate) async fn open(name: &str, precision: Precision, n_threads: usize) -> Result<Device> {
         let host = || Device::cpu(n_threads).map(|device| device.host().clone());
         let cuda = |index| Gpu::cuda(index, host()?, precision).map(Device::Gpu);
-        let wgpu = |index| Gpu::wgpu(index, host()?).map(Device::Gpu);
+        let wgpu = async |index| Gpu::wgpu(index, host()?).await.map(Device::Gpu);
         let (kind, index) = match name.split_once(':') {
             None => (name, Some(0)),
             Some((kind, index)) => (kind, index.parse().ok()),
         };
         match (kind, index) {
+            ("cuda", Some(index)) => return cuda(index),
+            ("gpu", Some(index)) | ("auto", Some(index @ 0)) => match cuda(index) {
+                Ok(device) => return Ok(device),
+                Err(_) => {}
+            },
+            _ => {}
+        }
+        match (kind, index) {
             ("cpu", Some(0)) => Device::cpu(n_threads),
-            ("auto", Some(0)) => cuda(0).or_else(|_| match list_wgpu().first() {
-                Some(adapter) if adapter.kind.as_deref() == Some("discrete") => wgpu(0),
+            ("auto", Some(0)) => match list_wgpu().await.first().map(|it| it.kind.as_deref()) {
+                Some(Some("discrete")) => wgpu(0).await,
+                // A browser does not say more.
+                Some(Some("other")) if cfg!(target_family = "wasm") => wgpu(0).await,
                 _ => Device::cpu(n_threads),
-            }),
-            ("gpu", Some(index)) => cuda(index).or_else(|_| match list_wgpu().get(index) {
+            },
+            ("gpu", Some(index)) => match list_wgpu().await.get(index) {
                 Some(adapter) if adapter.kind.as_deref() == Some("software") => {
                     let problem = format!("{} computes in software: it is no GPU", adapter.name);
                     Err(Error::Device {
@@ -54,10 +70,9 @@ impl Device {
                         hint: "use `cpu`; `wgpu` takes it as it is".into(),
                     })
                 }
-                _ => wgpu(index),
-            }),
-            ("cuda", Some(index)) => cuda(index),
-            ("wgpu", Some(index)) => wgpu(index),
+                _ => wgpu(index).await,
+            },
+            ("wgpu", Some(index)) => wgpu(index).await,
             _ => Err(Error::Device {
                 problem: format!("there is no device `{name}`"),
                 hint: "use `auto`, `cpu`, `gpu`, `wgpu`, `cuda`, or one of several: `cuda:1`"

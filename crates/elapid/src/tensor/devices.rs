@@ -1,6 +1,7 @@
 //! The devices of this machine.
 
 use super::device::Device;
+use super::gpu::later::wait;
 use super::gpu::{self, Gpu};
 use crate::error::Result;
 
@@ -35,13 +36,18 @@ pub struct DeviceInfo {
 
 impl Device {
     /// The devices of this machine: the CPU with `n_threads`, then CUDA, then wgpu.
+    #[cfg(not(target_family = "wasm"))]
     pub fn list(n_threads: usize) -> Result<Vec<DeviceInfo>> {
+        wait(Device::listed(n_threads))
+    }
+
+    pub(crate) async fn listed(n_threads: usize) -> Result<Vec<DeviceInfo>> {
         let cpu = Device::cpu(n_threads)?;
         let name = cpu.describe();
         let mut list = vec![DeviceInfo { id: "cpu".into(), name, ..DeviceInfo::default() }];
         list.extend(gpu::cuda::list());
-        for (idx, mut adapter) in gpu::list_wgpu().into_iter().enumerate() {
-            let opened = Gpu::wgpu(idx, cpu.host().clone());
+        for (idx, mut adapter) in gpu::list_wgpu().await.into_iter().enumerate() {
+            let opened = Gpu::wgpu(idx, cpu.host().clone()).await;
             let used = opened.map(|gpu| gpu.features()).unwrap_or_default();
             adapter.features.iter_mut().for_each(|(name, is_used)| *is_used = used.contains(name));
             list.push(adapter);

@@ -300,12 +300,37 @@ impl Tensor {
     pub fn to_bytes(&self) -> Cow<'_, [u8]> {
         match &self.storage.memory {
             Memory::Gpu(buffer) => {
-                let mut bytes = vec![0; self.n_bytes()];
-                buffer.gpu().download(buffer, self.offset, &mut bytes);
-                Cow::Owned(bytes)
+                Cow::Owned(buffer.gpu().read_now(buffer, self.offset, self.n_bytes()))
             }
             _ => Cow::Borrowed(self.bytes()),
         }
+    }
+
+    /// The raw bytes, as soon as they are there: what a browser awaits.
+    pub async fn read_bytes(&self) -> Cow<'_, [u8]> {
+        match &self.storage.memory {
+            Memory::Gpu(buffer) => {
+                Cow::Owned(buffer.gpu().read(buffer, self.offset, self.n_bytes()).await)
+            }
+            _ => Cow::Borrowed(self.bytes()),
+        }
+    }
+
+    /// The numbers in f32, as soon as they are there.
+    pub async fn read(&self) -> Vec<f32> {
+        let mut out = vec![0.0; self.n_elem()];
+        decode(self.dtype, &self.read_bytes().await, &mut out);
+        out
+    }
+
+    /// The same numbers in the memory of the host.
+    pub async fn read_to(&self, host: &Device) -> Tensor {
+        if self.device.is_same(host) {
+            return self.clone();
+        }
+        let mut out = Tensor::raw(host, &self.shape, self.dtype);
+        out.write(&self.read_bytes().await);
+        out
     }
 
     /// The numbers in f32, brought over from wherever they are.

@@ -4,23 +4,30 @@
 //! checked on every device that is found; without this a missing driver would make all of those
 //! checks pass by doing nothing.
 
+use crate::data::Document;
+use crate::error::Error;
+use crate::eval::golden::check_directory;
 use crate::generate::sample::Sampling;
 use crate::generate::{GenerateSettings, generate_many};
 use crate::model::Model;
 use crate::model::config::Config;
+use crate::model::config::preset::{Arch, Size};
 use crate::model::weights::Weights;
 use crate::ops::adamw::AdamW;
+use crate::session::{Batches, Session};
 use crate::tensor::batch::Targets;
 use crate::tensor::device::Device;
-use crate::tensor::gpu::Precision;
+use crate::tensor::gpu::{Gpu, Precision};
 use crate::tensor::rng::Rng;
 use crate::tensor::{DType, Tensor};
 use crate::train::optim::{Optimizer, OptimizerKind};
 use crate::train::plan::{Fixed, random_batch};
-use crate::train::{StepReport, StepSettings, Trainer};
+use crate::train::state::{Extent, Saved};
+use crate::train::{Outcome, Settings, StepReport, StepSettings, Trainer, Training};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// GPUs that are found, with what a loss may differ by, as a share of it.
@@ -309,4 +316,64 @@ fn a_device_that_is_not_there_is_an_error_with_a_hint() {
         let text = error.unwrap_or_else(|| panic!("{name} was found")).to_string();
         assert!(text.contains("99") || text.contains(name) || text.contains("CUDA"), "{text}");
     }
+}
+
+/// Everything that WebGPU promises, and nothing more: 8 buffers in a kernel, 128 MiB in a binding,
+/// 256 MiB in a buffer, no f16, no subgroups.
+#[test]
+fn golden_sets_hold_at_the_default_limits_of_webgpu() {
+    let host = Device::cpu(2).unwrap().host().clone();
+    let Ok(gpu) = Gpu::wgpu_plain(0, host, 128 << 20, &[]) else {
+        return eprintln!("skip: no wgpu adapter is found");
+    };
+    assert_eq!((gpu.binding_bytes_max(), gpu.features().len()), (128 << 20, 0));
+    let device = Device::Gpu(gpu);
+    let sets = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../golden/sets");
+    for set in ["mamba", "mamba2", "mamba3_siso", "llama_gqa_untied", "qwen3", "falcon_h1", "jamba"]
+    {
+        let (found, skipped) = check_directory(&sets.join(set), None, &device).unwrap();
+        device.check().unwrap();
+        for one in &found {
+            assert!(one.holds(), "{set}: {} is off by {}", one.quantity, one.error);
+        }
+        let has = |what: &str| found.iter().any(|one| one.quantity.contains(what));
+        assert!(has("logits") && has("grad"), "{set}: {found:?}");
+        assert_eq!(skipped, None, "{set}: AdamW too");
+    }
+}
+
+#[test]
+fn a_lost_device_is_said_and_a_new_one_continues_from_the_last_checkpoint() {
+    let open = || Device::by_name("wgpu", Precision::F32, 1);
+    let Ok(lost) = open() else { return eprintln!("skip: no wgpu adapter is found") };
+    let text = "fn add(a: i32, b: i32) -> i32 {\n    a + b\n}\n".repeat(40);
+    let begin = |device: &Device| {
+        let mut session = Session::scratch(Size::Tiny, Arch::Hybrid, &text, device).unwrap();
+        let settings = Settings { n_steps: 6, n_warmup: 1, ..Settings::default() };
+        let batches = Batches { context: 32, n_rows: 2, ..Batches::default() };
+        session.begin(&[Document::whole("text", &text)], &batches, &settings).unwrap()
+    };
+    let loss = |training: &mut Training| match training.step().unwrap() {
+        Outcome::Made { report, .. } => report.loss,
+        Outcome::Diverged(why) => panic!("{why}"),
+    };
+    let mut training = begin(&open().unwrap());
+    let want: Vec<f32> = (0..6).map(|_| loss(&mut training)).collect();
+
+    let mut training = begin(&lost);
+    let mut got: Vec<f32> = (0..3).map(|_| loss(&mut training)).collect();
+    let mut bytes = Vec::new();
+    let capture = training.capture(Extent::Run, &json!(null));
+    capture.write_to(&mut |more| Ok(bytes.extend_from_slice(more))).unwrap();
+    lost.gpu().unwrap().lose();
+    for _ in 0..2 {
+        let error = training.step().map(|_| ()).unwrap_err();
+        assert!(matches!(error, Error::DeviceLost { .. }), "{error:?}");
+        assert!(error.hint().contains("last checkpoint"), "{}", error.hint());
+    }
+
+    let mut training = begin(&open().unwrap());
+    Saved::parse("checkpoint", Arc::new(bytes)).unwrap().restore(&mut training).unwrap();
+    got.extend((0..3).map(|_| loss(&mut training)));
+    assert_eq!(got, want);
 }

@@ -1,6 +1,7 @@
 //! Measuring and generating with whole models: what must hold whatever the layers are.
 
 use crate::data::{Document, Encoded, Part};
+use crate::error::Result;
 use crate::eval::{
     DocScore, EvalSettings, FimSettings, Subject, Summary, fim_exact_match, measure,
 };
@@ -12,6 +13,7 @@ use crate::model::{ForwardOptions, Model};
 use crate::tape::Tape;
 use crate::tensor::batch::{Batch, Targets};
 use crate::tensor::device::Device;
+use crate::tensor::gpu::later::wait;
 use crate::tensor::rng::Rng;
 use crate::text::tokenizer::BpeTrainer;
 use crate::text::tokenizer::{Special, Tokenizer};
@@ -20,6 +22,17 @@ use serde_json::{Value, json};
 use std::ops::ControlFlow;
 
 const N_VOCAB: usize = 40;
+
+/// `measure`, waited for.
+fn measured(
+    model: &Model,
+    weights: &Weights,
+    docs: &[Encoded],
+    settings: &EvalSettings,
+    on_progress: &mut dyn FnMut(usize, usize),
+) -> Result<Vec<DocScore>> {
+    wait(measure(model, weights, docs, settings, on_progress))
+}
 
 /// Every mixer alone and all together, with every kind of feed-forward.
 fn configs() -> Vec<Value> {
@@ -112,7 +125,7 @@ fn windows_equal_a_plain_loop_over_tokens_for_every_mixer() {
         docs[0].learned[..11].fill(false);
         docs[0].learned[15] = false;
         for settings in [settings(8, 4, 20), settings(5, 0, 1), settings(7, 6, 1000)] {
-            let scores = measure(&model, &weights, &docs, &settings, &mut |_, _| {}).unwrap();
+            let scores = measured(&model, &weights, &docs, &settings, &mut |_, _| {}).unwrap();
             for (doc, score) in docs.iter().zip(&scores) {
                 let learned = (1..doc.ids.len()).filter(|&at| doc.learned[at]);
                 let found: Vec<(f64, bool)> = learned
@@ -136,7 +149,7 @@ fn every_learned_token_is_scored_once_for_awkward_lengths() {
         let docs: Vec<Encoded> = (0..20).map(|n| doc("d", n, n as u64)).collect();
         let settings = settings(context, overlap, 9);
         let mut last = (0, 0);
-        let scores = measure(&model, &weights, &docs, &settings, &mut |done, total| {
+        let scores = measured(&model, &weights, &docs, &settings, &mut |done, total| {
             assert!(done > last.0 && done <= total);
             last = (done, total);
         });
@@ -153,7 +166,7 @@ fn one_window_is_the_loss_of_the_model() {
     let (model, weights) = build(&device, &configs()[4]);
     let docs = [doc("a", 17, 1)];
     let score =
-        &measure(&model, &weights, &docs, &EvalSettings::new(64), &mut |_, _| {}).unwrap()[0];
+        &measured(&model, &weights, &docs, &EvalSettings::new(64), &mut |_, _| {}).unwrap()[0];
     let batch = Batch::from_sequences(&[&docs[0].ids[..16]]);
     let targets = Targets { ids: &docs[0].ids[1..], weights: &[1.0; 16], norm: 16.0 };
     let out = model.loss(&Tape::off(), &weights, &batch, &targets, ForwardOptions::default());
@@ -172,7 +185,7 @@ fn measures_have_the_same_bits_on_any_number_of_threads() {
         let device = Device::cpu(n_threads).unwrap();
         let (model, weights) = build(&device, &configs()[4]);
         let docs: Vec<Encoded> = (0..9).map(|n| doc("d", 5 * n + 1, n as u64)).collect();
-        measure(&model, &weights, &docs, &settings(16, 8, 40), &mut |_, _| {}).unwrap()
+        measured(&model, &weights, &docs, &settings(16, 8, 40), &mut |_, _| {}).unwrap()
     };
     assert!(run(1) == run(2) && run(1) == run(3));
 }
@@ -182,7 +195,7 @@ fn languages_are_summed_and_what_cannot_be_measured_is_an_error() {
     let device = Device::cpu(1).unwrap();
     let (model, weights) = build(&device, &configs()[0]);
     let docs = [doc("a", 9, 1), doc("b", 20, 2), doc("c", 5, 3)];
-    let scores = measure(&model, &weights, &docs, &EvalSettings::new(8), &mut |_, _| {}).unwrap();
+    let scores = measured(&model, &weights, &docs, &EvalSettings::new(8), &mut |_, _| {}).unwrap();
     let summary = Summary::of(&scores).unwrap();
     let names: Vec<&str> = summary.languages.iter().map(|language| language.0).collect();
     assert_eq!(names, ["Rust", "text"], "that of the most bytes first");
@@ -191,17 +204,17 @@ fn languages_are_summed_and_what_cannot_be_measured_is_an_error() {
     assert_eq!(summary.interval, None, "102 bytes are too little");
     assert!(Summary::of(&[]).is_err());
     let mut quiet = |_: usize, _: usize| {};
-    assert!(measure(&model, &weights, &docs, &settings(8, 8, 10), &mut quiet).is_err());
+    assert!(measured(&model, &weights, &docs, &settings(8, 8, 10), &mut quiet).is_err());
     let mut marked = docs[0].clone();
     marked.learned.pop();
-    assert!(measure(&model, &weights, &[marked], &EvalSettings::new(8), &mut quiet).is_err());
+    assert!(measured(&model, &weights, &[marked], &EvalSettings::new(8), &mut quiet).is_err());
     let mut foreign = docs[0].clone();
     foreign.ids[3] = N_VOCAB as u32;
-    assert!(measure(&model, &weights, &[foreign], &EvalSettings::new(8), &mut quiet).is_err());
+    assert!(measured(&model, &weights, &[foreign], &EvalSettings::new(8), &mut quiet).is_err());
     // A prompt alone asks for nothing.
     let mut prompt = docs[0].clone();
     prompt.learned.fill(false);
-    let scores = measure(&model, &weights, &[prompt], &EvalSettings::new(8), &mut quiet).unwrap();
+    let scores = measured(&model, &weights, &[prompt], &EvalSettings::new(8), &mut quiet).unwrap();
     assert_eq!((scores[0].n_tok, scores[0].nll), (0, 0.0));
     assert!(Summary::of(&scores).is_err());
 }

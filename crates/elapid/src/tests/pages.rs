@@ -68,11 +68,11 @@ fn logits(checkpoint: &Checkpoint, weights: &Weights) -> Result<Vec<f32>> {
     let mut states: Vec<State> = (0..2).map(|_| model.state(device)).collect();
     let mut decoder = Decoder::new();
     let next: [&[u32]; 2] = [&prompt, &prompt[5..17]];
-    let mut all = decoder.advance(model, weights, &next, &mut states, &[3, 1])?;
+    let mut all = decoder.advance_now(model, weights, &next, &mut states, &[3, 1])?;
     for n in 0..6 {
         let ids = [n * 11 % 90, n * 5 + 1];
         let next: Vec<&[u32]> = ids.chunks(1).collect();
-        all.extend(decoder.advance(model, weights, &next, &mut states, &[1, 1])?);
+        all.extend(decoder.advance_now(model, weights, &next, &mut states, &[1, 1])?);
     }
     Ok(all)
 }

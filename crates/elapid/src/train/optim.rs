@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::model::HEAD;
 use crate::model::weights::{ParamId, Role, Weights};
 use crate::ops::adamw::{AdamW, Steps, adamw_sizes};
-use crate::ops::grad_norm::grad_norm;
+use crate::ops::grad_norm::{Squares, grad_norm, squares};
 use crate::ops::muon::{Matrix, muon};
 use crate::tape::Gradients;
 use crate::tensor::{DType, Tensor};
@@ -273,6 +273,11 @@ impl Optimizer {
 /// Norm of all gradients together.
 pub fn global_norm(grads: &Gradients) -> f64 {
     grad_norm(grads.iter().map(|(_, grad)| grad))
+}
+
+/// Its squares, before anything is read from a GPU.
+pub fn global_squares(grads: &Gradients) -> Squares {
+    squares(grads.iter().map(|(_, grad)| grad))
 }
 
 #[cfg(test)]

@@ -319,13 +319,14 @@ impl Training {
         }
     }
 
-    /// The next step.
+    /// The next step; awaited in a browser.
+    #[cfg(not(target_family = "wasm"))]
     pub fn step(&mut self) -> Result<Outcome> {
         let device = self.trainer.weights.device().clone();
-        device.run(|| self.step_here())
+        device.run(|| crate::tensor::gpu::later::wait(self.step_later()))
     }
 
-    fn step_here(&mut self) -> Result<Outcome> {
+    pub(crate) async fn step_later(&mut self) -> Result<Outcome> {
         let lr = self.lr();
         let Training { trainer, loader, settings, progress, ready } = self;
         let mut next = || Training::next_batches(loader, settings, &progress.skipped);
@@ -341,7 +342,7 @@ impl Training {
         let n_tok = parts.iter().map(|part| part.batch.tokens.len()).sum();
         let noise = Noise { seed: settings.seed, counter: progress.step };
         let meanwhile = || *ready = Some(next());
-        let (report, grads) = trainer.gradients_of(&parts, Some(noise), meanwhile)?;
+        let (report, grads) = trainer.gradients_later(&parts, Some(noise), meanwhile).await?;
         if let Some(why) = self.diverged(&report) {
             self.ready = None;
             self.progress.cursor = place;

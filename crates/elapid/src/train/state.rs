@@ -16,6 +16,7 @@ use crate::files::package::{self, OutFile, Package};
 use crate::files::safetensors::{self, SafeTensors};
 use crate::files::{Outgoing, Sink, TensorFile};
 use crate::model::weights::Weights;
+use crate::tensor::gpu::later::block_on;
 use crate::tensor::{DType, SharedBytes, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -52,8 +53,14 @@ pub enum Extent {
 }
 
 impl Training {
-    /// A copy of what a checkpoint of this moment holds; `extra` comes back with [`Saved`].
+    /// A copy of what a checkpoint of this moment holds; `extra` comes back with [`Saved`]. Awaited
+    /// in a browser.
+    #[cfg(not(target_family = "wasm"))]
     pub fn capture(&self, extent: Extent, extra: &Value) -> Capture {
+        block_on(self.capture_later(extent, extra)).expect("a program of its own waits")
+    }
+
+    pub(crate) async fn capture_later(&self, extent: Extent, extra: &Value) -> Capture {
         let weights = &self.trainer.weights;
         let trained = weights.trained().into_iter();
         let trained = trained.map(|id| (format!("p.{}", weights.name(id)), weights.tensor(id)));
@@ -62,13 +69,13 @@ impl Training {
             Extent::Weights => Vec::new(),
         };
         let state = State { progress: self.progress().clone(), extra: extra.clone() };
-        let tensors = trained.chain(kept).map(captured).collect();
+        let mut tensors = Vec::new();
+        for (name, tensor) in trained.chain(kept) {
+            let bytes = tensor.read_bytes().await.into_owned();
+            tensors.push((name, tensor.shape().to_vec(), bytes));
+        }
         Capture { step: state.progress.step, state, tensors }
     }
-}
-
-fn captured((name, tensor): (String, &Tensor)) -> Captured {
-    (name, tensor.shape().to_vec(), tensor.to_bytes().into_owned())
 }
 
 fn outgoing((name, shape, bytes): &Captured) -> Outgoing<'_> {

@@ -40,15 +40,20 @@ use crate::tensor::batch::Batch;
 
 use crate::error::{Error, Result};
 use crate::generate::decoder::Decoder;
+use crate::generate::sample::Row;
 use crate::model::lora::Lora;
 use crate::model::state::{CacheType, State};
 use crate::model::weights::{Arithmetic, Weights};
 use crate::model::{ForwardOptions, Model};
+use crate::ops::largest::{can_find, largest};
 use crate::tape::Tape;
+use crate::tensor::Tensor;
 use crate::tensor::device::Device;
 use crate::tensor::failpoint;
+use crate::tensor::gpu::later::block_on;
 use crate::text::tokenizer::Tokenizer;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -225,7 +230,13 @@ impl Engine {
     /// Advances everything that runs by a little.
     ///
     /// What fails belongs to a request and ends it with `Reason::Failed`; the engine continues.
+    /// Awaited in a browser.
+    #[cfg(not(target_family = "wasm"))]
     pub fn step(&mut self) -> Vec<(RequestId, Event)> {
+        block_on(self.step_later()).expect("a program of its own waits")
+    }
+
+    pub(crate) async fn step_later(&mut self) -> Vec<(RequestId, Event)> {
         while self.running.len() < self.settings.n_slots {
             let Some(mut slot) = self.waiting.pop_front() else { break };
             let mut state = new_state(&self.model, &slot, self.cache);
@@ -241,9 +252,9 @@ impl Engine {
         let n_reading = self.running.len() - n_answering;
         self.has_read = n_reading > 0 && (n_answering == 0 || !self.has_read);
         if self.has_read {
-            self.read(&mut events);
+            self.read(&mut events).await;
         } else {
-            self.answer(&mut events);
+            self.answer(&mut events).await;
         }
         let n_tok = events.iter().filter(|event| matches!(event.1, Event::Token(_))).count();
         self.totals.n_answer_tok += n_tok as u64;
@@ -252,7 +263,7 @@ impl Engine {
     }
 
     /// Reads one piece of one prompt.
-    fn read(&mut self, events: &mut Vec<(RequestId, Event)>) {
+    async fn read(&mut self, events: &mut Vec<(RequestId, Event)>) {
         let is_for_oldest = self.n_pieces % OLDEST_EVERY == OLDEST_EVERY - 1;
         self.n_pieces += 1;
         let Some(slot) = next_prompt(&mut self.running, is_for_oldest) else { return };
@@ -270,8 +281,8 @@ impl Engine {
         let begin = range.start;
         self.totals.n_prompt_tok += range.len() as u64;
         let next = [(slot.tokens[range].to_vec(), n_rows)];
-        let logits = match pass(&self.model, &mut self.decoder, &mut [&mut *slot], &next) {
-            Ok(logits) => logits,
+        let rows = match pass(&self.model, &mut self.decoder, &mut [&mut *slot], &next).await {
+            Ok(rows) => rows,
             Err(Error::OutOfMemory { .. }) if !slot.is_second_try => {
                 self.snapshots.clear();
                 slot.state = None;
@@ -282,26 +293,30 @@ impl Engine {
             Err(error) => return slot.fail(&Arc::new(error)),
         };
         slot.keep(&mut self.snapshots);
-        let n_vocab = self.model.config().n_vocab;
-        slot.tell_prompt(slot.scored(begin, logits.chunks_exact(n_vocab)), events);
+        slot.tell_prompt(slot.scored(begin, rows.numbers.chunks_exact(rows.width)), events);
         if n_rows > 0 && slot.n_left() == 0 && !slot.is_over() {
             // The last row gives the first token of the answer.
-            let last = &logits[(n_rows - 1) * n_vocab..];
-            take(slot, last.chunks_exact(n_vocab), events);
+            take(slot, rows.range(n_rows - 1..n_rows), events);
         }
     }
 
     /// Advances all answers, those with the same adapters together.
-    fn answer(&mut self, events: &mut Vec<(RequestId, Event)>) {
+    async fn answer(&mut self, events: &mut Vec<(RequestId, Event)>) {
         let is_answering = |slot: &&mut Slot| slot.n_left() == 0 && !slot.is_over();
         let mut left: Vec<&mut Slot> = self.running.iter_mut().filter(is_answering).collect();
         while let Some(first) = left.first() {
             let weights = first.weights.clone();
-            let is_same = |slot: &&mut Slot| Arc::ptr_eq(&slot.weights, &weights);
+            // Whose neighbour needs all logits would be told its probabilities by other sums.
+            let is_short =
+                |slot: &Slot| weights.device().gpu().is_some_and(|_| slot.n_enough().is_some());
+            let is_first_short = is_short(first);
+            let is_same = |slot: &&mut Slot| {
+                Arc::ptr_eq(&slot.weights, &weights) && is_short(slot) == is_first_short
+            };
             let (mut group, others): (Vec<_>, Vec<_>) = left.into_iter().partition(is_same);
             left = others;
             for some in group.chunks_mut(N_SHORT) {
-                answer_together(&self.model, &mut self.decoder, some, events);
+                answer_together(&self.model, &mut self.decoder, some, events).await;
             }
         }
     }
@@ -314,18 +329,24 @@ impl Engine {
         events.extend(over.into_iter().map(|slot| (slot.id, Event::Done(slot.finish()))));
     }
 
-    /// One vector of length one for a text: the mean of the hidden rows behind its tokens.
+    /// One vector of length one for a text: the mean of the hidden rows behind its tokens. Awaited
+    /// in a browser.
+    #[cfg(not(target_family = "wasm"))]
     pub fn embed(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
-        match self.embedded(ids) {
+        crate::tensor::gpu::later::wait(self.embed_later(ids))
+    }
+
+    pub(crate) async fn embed_later(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
+        match self.embedded(ids).await {
             Err(Error::OutOfMemory { .. }) => {
                 self.snapshots.clear();
-                self.embedded(ids)
+                self.embedded(ids).await
             }
             done => done,
         }
     }
 
-    fn embedded(&self, ids: &[u32]) -> Result<Vec<f32>> {
+    async fn embedded(&self, ids: &[u32]) -> Result<Vec<f32>> {
         let (n_tok, context) = (ids.len(), self.settings.context);
         if n_tok == 0 || n_tok > context {
             let problem = format!("the text has {n_tok} tokens; it may have 1 to {context}");
@@ -341,10 +362,11 @@ impl Engine {
                 device.run(|| {
                     let (tape, options) = (Tape::off(), ForwardOptions::default());
                     let out = model.forward(&tape, weights, &batch, Some(&mut states), options)?;
-                    Ok(out.hidden.value().to_vec())
+                    Ok(out.hidden.value().clone())
                 })
             });
-            let hidden = device.check().and(hidden)?;
+            let hidden = device.check().and(hidden)?.read().await;
+            device.check()?;
             for row in hidden.chunks_exact(sum.len()) {
                 sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
             }
@@ -399,15 +421,51 @@ fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// Gives sequences their next tokens, each with the rows of logits that are wanted of it.
-fn pass(
+/// What a pass found: rows of logits, or of the largest alone.
+struct Rows {
+    numbers: Vec<f32>,
+    width: usize,
+    is_top: bool,
+}
+
+impl Rows {
+    fn range(&self, rows: Range<usize>) -> impl Iterator<Item = Row<'_>> {
+        let rows = &self.numbers[rows.start * self.width..rows.end * self.width];
+        let row = |row| if self.is_top { Row::Top(row) } else { Row::Whole(row) };
+        rows.chunks_exact(self.width).map(row)
+    }
+}
+
+/// Gives sequences their next tokens, and reads of each the rows that are wanted of it.
+async fn pass(
     model: &Model,
     decoder: &mut Decoder,
     slots: &mut [&mut Slot],
     next: &[(Vec<u32>, usize)],
-) -> Result<Vec<f32>> {
-    let Some(first) = slots.first() else { return Ok(Vec::new()) };
-    let weights = first.weights.clone();
+) -> Result<Rows> {
+    let width = model.config().n_vocab;
+    let Some(first) = slots.first() else {
+        return Ok(Rows { numbers: Vec::new(), width, is_top: false });
+    };
+    let device = first.weights.device().clone();
+    let (found, is_top) = launch(model, decoder, slots, next)?;
+    let Some(found) = found else { return Ok(Rows { numbers: Vec::new(), width, is_top }) };
+    let (numbers, width) = (found.read().await, found.dims2().1);
+    device.check().inspect_err(|_| decoder.forget())?;
+    Ok(Rows { numbers, width, is_top })
+}
+
+/// Gives the device the work of a pass. Where a GPU can look for the few logits that are needed,
+/// they alone are what it is to give back.
+fn launch(
+    model: &Model,
+    decoder: &mut Decoder,
+    slots: &mut [&mut Slot],
+    next: &[(Vec<u32>, usize)],
+) -> Result<(Option<Tensor>, bool)> {
+    let n_enough = slots.iter().map(|slot| slot.n_enough());
+    let n_enough = n_enough.collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().max());
+    let weights = slots[0].weights.clone();
     let state = |slot: &mut &mut Slot| slot.state.take().expect("a slot has a state but in a pass");
     let mut states: Vec<State> = slots.iter_mut().map(state).collect();
     let parts: Vec<&[u32]> = next.iter().map(|part| &part.0[..]).collect();
@@ -416,7 +474,14 @@ fn pass(
     let is_single = parts.iter().all(|part| part.len() == 1);
     let work = || {
         failpoint::hit(if is_single { "engine.answer" } else { "engine.read" })?;
-        decoder.advance(model, &weights, &parts, &mut states, &n_wanted)
+        let logits = decoder.advance(model, &weights, &parts, &mut states, &n_wanted)?;
+        let n_vocab = model.config().n_vocab;
+        Ok(match (device.gpu(), n_enough, logits) {
+            (Some(gpu), Some(k), Some(logits)) if can_find(gpu, n_vocab, k) => {
+                (Some(largest(gpu, &logits, k)), true)
+            }
+            (_, _, logits) => (logits, false),
+        })
     };
     // A token takes a few hundred short tasks.
     let is_short = parts.iter().all(|part| part.len() <= N_SHORT);
@@ -426,7 +491,11 @@ fn pass(
     device.check().and(done)
 }
 
-fn take(slot: &mut Slot, rows: std::slice::ChunksExact<f32>, events: &mut Vec<(RequestId, Event)>) {
+fn take<'a>(
+    slot: &mut Slot,
+    rows: impl Iterator<Item = Row<'a>>,
+    events: &mut Vec<(RequestId, Event)>,
+) {
     if let Err(error) = contained(|| {
         slot.take(rows, events);
         Ok(())
@@ -436,21 +505,20 @@ fn take(slot: &mut Slot, rows: std::slice::ChunksExact<f32>, events: &mut Vec<(R
 }
 
 /// Advances answers with the same adapters by one pass.
-fn answer_together(
+async fn answer_together(
     model: &Model,
     decoder: &mut Decoder,
     slots: &mut [&mut Slot],
     events: &mut Vec<(RequestId, Event)>,
 ) {
     let next: Vec<(Vec<u32>, usize)> = slots.iter_mut().map(|slot| slot.next_tokens()).collect();
-    let logits = match pass(model, decoder, slots, &next).map_err(Arc::new) {
-        Ok(logits) => logits,
+    let rows = match pass(model, decoder, slots, &next).await.map_err(Arc::new) {
+        Ok(rows) => rows,
         Err(error) => return slots.iter_mut().for_each(|slot| slot.fail(&error)),
     };
-    let (n_vocab, mut rest) = (model.config().n_vocab, &logits[..]);
+    let mut first = 0;
     for (slot, (_, n_rows)) in slots.iter_mut().zip(&next) {
-        let (rows, after) = rest.split_at(n_rows * n_vocab);
-        rest = after;
-        take(slot, rows.chunks_exact(n_vocab), events);
+        take(slot, rows.range(first..first + n_rows), events);
+        first += n_rows;
     }
 }

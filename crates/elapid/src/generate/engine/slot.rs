@@ -15,7 +15,7 @@ use super::snapshots::{Key, PIECE, Snapshots};
 use super::stops::{Seen, Stops};
 use super::{Event, Finish, Reason, Request, RequestId, Running, Token};
 use crate::error::{Error, Result};
-use crate::generate::sample;
+use crate::generate::sample::{self, Row};
 use crate::model::state::State;
 use crate::model::weights::Weights;
 use crate::text::tokenizer::{Stream, Tokenizer};
@@ -159,6 +159,14 @@ impl Slot {
         first.into_iter().chain(rows.zip(next).map(|(row, &id)| self.token(id, row))).collect()
     }
 
+    /// How many of the largest logits are enough for its next token; none where it needs them all.
+    pub(super) fn n_enough(&self) -> Option<usize> {
+        let Request { sampling, logit_bias, n_top, scores_prompt, .. } = &self.request;
+        let is_plain = !sampling.penalizes() && self.rule.is_none() && logit_bias.is_empty();
+        let is_enough = is_plain && *n_top == 0 && !(*scores_prompt && self.n_left() > 0);
+        sample::n_enough(sampling).filter(|_| is_enough)
+    }
+
     /// A token with its probability and those of the likeliest, without text.
     fn token(&self, id: u32, logits: &[f32]) -> Token {
         let log_sum = sample::log_sum(logits);
@@ -212,15 +220,19 @@ impl Slot {
 
     /// Takes rows of logits, one before the guesses and one behind each; what they say goes to
     /// `events`.
-    pub(super) fn take(
+    pub(super) fn take<'a>(
         &mut self,
-        rows: std::slice::ChunksExact<f32>,
+        rows: impl Iterator<Item = Row<'a>>,
         events: &mut Vec<(RequestId, Event)>,
     ) {
         let guesses = std::mem::take(&mut self.guesses);
         let mut n_accepted = 0;
         for (idx, row) in rows.enumerate() {
-            let said = self.say(row).unwrap_or_else(|error| {
+            let said = match row {
+                Row::Whole(logits) => self.say(logits),
+                Row::Top(top) => self.say_top(top),
+            };
+            let said = said.unwrap_or_else(|error| {
                 self.fail(&Arc::new(error));
                 None
             });
@@ -275,8 +287,26 @@ impl Slot {
             self.ended = Some(Reason::End);
             return Ok(None);
         }
+        Ok(Some(self.push(self.token(id, logits), is_over)))
+    }
+
+    /// The same from the largest logits, for a request that needs no others.
+    fn say_top(&mut self, top: &[f32]) -> Result<Option<Token>> {
+        let id = sample::pick_top(top, &self.request.sampling, self.n_tok() as u64)?;
+        if self.request.stop_tokens.contains(&id) {
+            self.ended = Some(Reason::End);
+            return Ok(None);
+        }
+        let logit = top[2..].as_chunks::<2>().0.iter().find(|pair| pair[0] == id as f32);
+        let logprob = logit.map_or(f32::NAN, |pair| pair[1] - top[0]);
+        let token = Token { id, text: String::new(), logprob, top: Vec::new() };
+        Ok(Some(self.push(token, false)))
+    }
+
+    /// Takes a token into the answer, with the text that it completes.
+    fn push(&mut self, token: Token, is_over: bool) -> Token {
+        let id = token.id;
         self.tokens.push(id);
-        let token = self.token(id, logits);
         let (text, stop) = match self.stops.push(&self.stream.push(id)) {
             Seen::Text(text) => (text, None),
             Seen::Stop(text, stop) => (text, Some(Reason::StopText(stop))),
@@ -284,7 +314,7 @@ impl Slot {
         let is_full = self.n_tok() == self.n_max;
         let end = is_over.then_some(Reason::End).or(is_full.then_some(Reason::Length));
         self.ended = stop.or(end);
-        Ok(Some(Token { text, ..token }))
+        Token { text, ..token }
     }
 
     fn is_end(&self, id: u32) -> bool {

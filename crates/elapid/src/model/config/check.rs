@@ -20,7 +20,7 @@ pub(crate) const D_CONV_MAX: usize = 1 << 10;
 /// Vocabulary and width of the residual stream.
 const STREAM_MAX: usize = 1 << 28;
 /// Numbers of one parameter, or of one recurrent state.
-const NUMBERS_MAX: usize = 1 << 40;
+const NUMBERS_MAX: usize = 1 << if usize::BITS > 40 { 40 } else { 30 };
 
 /// A key and what is wrong with its value.
 pub(crate) type Problems = Vec<(&'static str, String)>;

@@ -130,7 +130,7 @@ impl Keys {
     }
 
     pub(crate) fn size_opt(&self, key: &str) -> Result<Option<usize>> {
-        let read = |value: &Value| value.as_u64().filter(|&n| n <= 1 << 40).map(|n| n as usize);
+        let read = |value: &Value| value.as_u64().filter(|&n| n <= 1 << 40)?.try_into().ok();
         let size = self.typed(key, "a whole number", read)?;
         Ok(size.or(self.default(key).map(|n| n as usize)))
     }
@@ -162,7 +162,7 @@ impl Keys {
 
     pub(crate) fn sizes(&self, key: &str) -> Result<Option<Vec<usize>>> {
         self.typed(key, "a list of whole numbers", |value| {
-            value.as_array()?.iter().map(|n| n.as_u64().map(|n| n as usize)).collect()
+            value.as_array()?.iter().map(|n| n.as_u64()?.try_into().ok()).collect()
         })
     }
 

@@ -23,7 +23,8 @@ const N_SPIN: usize = 1 << 12;
 
 /// Threads, instruction set and buffers of the CPU.
 pub struct Cpu {
-    threads: rayon::ThreadPool,
+    /// None where the system has no threads, as in a browser: whoever asks does the work.
+    threads: Option<rayon::ThreadPool>,
     arch: pulp::Arch,
     pool: Pool,
 }
@@ -33,13 +34,14 @@ impl Cpu {
     pub fn new(n_threads: usize) -> Result<Cpu, rayon::ThreadPoolBuildError> {
         let threads = rayon::ThreadPoolBuilder::new()
             .num_threads(n_threads.max(1))
-            .thread_name(|idx| format!("elapid-{idx}"))
-            .build()?;
+            .thread_name(|idx| format!("elapid-{idx}"));
+        let has_threads = !cfg!(target_family = "wasm");
+        let threads = has_threads.then(|| threads.build()).transpose()?;
         Ok(Cpu { threads, arch: pulp::Arch::new(), pool: Pool::default() })
     }
 
     pub fn n_threads(&self) -> usize {
-        self.threads.current_num_threads()
+        self.threads.as_ref().map_or(1, rayon::ThreadPool::current_num_threads)
     }
 
     /// The instruction set kernels run with.
@@ -53,7 +55,10 @@ impl Cpu {
 
     /// Runs `f` on the pool: the kernels inside then start without crossing threads.
     pub fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
-        self.threads.install(f)
+        match &self.threads {
+            Some(threads) => threads.install(f),
+            None => f(),
+        }
     }
 
     /// Runs `f` on the pool while its other threads look for work without going to sleep: for many
@@ -75,6 +80,9 @@ impl Cpu {
             }
         };
         let n_others = self.n_threads() - 1;
+        if n_others == 0 {
+            return self.run(f);
+        }
         self.run(|| {
             rayon::scope(|scope| {
                 (0..n_others).for_each(|_| scope.spawn(|_| look_for_work()));

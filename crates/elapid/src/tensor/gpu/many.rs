@@ -24,7 +24,7 @@ pub(crate) struct Row<'a> {
 impl Gpu {
     /// Whether a row may hold a tensor: a kernel reads it from its first number by four in f32.
     pub(crate) fn can_follow(&self, x: &Tensor) -> bool {
-        let is_f32 = x.dtype() == DType::F32 && x.n_elem() < 1 << 32;
+        let is_f32 = x.dtype() == DType::F32 && u32::try_from(x.n_elem()).is_ok();
         self.caps().addresses && is_f32 && x.cuda_address().is_multiple_of(16)
     }
 

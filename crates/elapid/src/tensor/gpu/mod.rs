@@ -32,10 +32,12 @@
 //! Not here: all other ops, and anything about models.
 
 mod buffer;
+#[cfg_attr(target_arch = "wasm32", path = "no_cuda.rs")]
 pub mod cuda;
 mod decode;
 mod failure;
 pub mod graph;
+pub(crate) mod later;
 mod many;
 mod opaque;
 pub mod product;
@@ -61,6 +63,7 @@ pub(crate) use self::many::Row;
 use self::opaque::Opaque;
 pub use self::wgpu::list as list_wgpu;
 pub use self::work::{Const, N_ROUNDS_MAX, Word, Work, bind};
+use later::block_on;
 
 /// A kernel of an op, in both languages.
 pub struct Kernel {
@@ -191,20 +194,38 @@ pub(crate) struct Resolved<'a> {
 
 impl Gpu {
     /// The `index`-th adapter that wgpu finds, best first.
-    pub fn wgpu(index: usize, host: Arc<Cpu>) -> Result<Gpu> {
-        Gpu::wgpu_plain(index, host, usize::MAX, &wgpu::FEATURE_NAMES)
+    pub async fn wgpu(index: usize, host: Arc<Cpu>) -> Result<Gpu> {
+        Gpu::wgpu_with(index, host, usize::MAX, &wgpu::FEATURE_NAMES).await
     }
 
     /// The same with bindings of at most so many bytes, and of what not every adapter has with
     /// these features alone: for tests of what is split, and of kernels that have a twin.
+    #[cfg(test)]
     pub fn wgpu_plain(
         index: usize,
         host: Arc<Cpu>,
         bytes_max: usize,
         features: &[&str],
     ) -> Result<Gpu> {
+        block_on(Gpu::wgpu_with(index, host, bytes_max, features)).expect("tests wait")
+    }
+
+    /// As if the driver had lost it.
+    #[cfg(test)]
+    pub fn lose(&self) {
+        if let Backend::Wgpu(wgpu) = &self.0.backend {
+            wgpu.lose();
+        }
+    }
+
+    async fn wgpu_with(
+        index: usize,
+        host: Arc<Cpu>,
+        bytes_max: usize,
+        features: &[&str],
+    ) -> Result<Gpu> {
         let failure = Failure::default();
-        let backend = wgpu::Wgpu::new(index, failure.clone(), bytes_max, features)?;
+        let backend = wgpu::Wgpu::new(index, failure.clone(), bytes_max, features).await?;
         Ok(Gpu::with(Backend::Wgpu(Opaque::new(backend)), host, failure, Precision::F32))
     }
 
@@ -455,17 +476,30 @@ impl Gpu {
         });
     }
 
-    /// Bytes to the host: waits for all work. Where something went wrong they are all ones.
-    pub(crate) fn download(&self, from: &Buffer, offset: usize, bytes: &mut [u8]) {
-        bytes.fill(0xff);
-        assert!(offset + bytes.len() <= from.class, "download past a buffer");
-        if bytes.is_empty() {
-            return;
+    /// Bytes to the host, after all work before. Where something went wrong they are all ones.
+    pub(crate) async fn read(&self, from: &Buffer, offset: usize, n_bytes: usize) -> Vec<u8> {
+        let mut bytes = vec![0xff; n_bytes];
+        assert!(offset + n_bytes <= from.class, "read past a buffer");
+        let mut is_good = false;
+        self.attempt([from], [], || is_good = n_bytes > 0);
+        match &self.0.backend {
+            _ if !is_good => bytes,
+            Backend::Wgpu(wgpu) => wgpu.read(from.wgpu(), offset, n_bytes).await,
+            Backend::Cuda(cuda) => {
+                cuda.download(from.cuda(), offset, &mut bytes);
+                bytes
+            }
         }
-        self.attempt([from], [], || match &self.0.backend {
-            Backend::Wgpu(wgpu) => wgpu.download(from.wgpu(), offset, bytes),
-            Backend::Cuda(cuda) => cuda.download(from.cuda(), offset, bytes),
-        });
+    }
+
+    /// The same, waited for; a failure in a browser, where nobody can.
+    pub(crate) fn read_now(&self, from: &Buffer, offset: usize, n_bytes: usize) -> Vec<u8> {
+        block_on(self.read(from, offset, n_bytes)).unwrap_or_else(|| {
+            self.fail(
+                "this needs numbers of the GPU at once, which a browser cannot wait for".into(),
+            );
+            vec![0xff; n_bytes]
+        })
     }
 
     /// Copies between two buffers; offsets and length in whole words of four bytes.

@@ -1,11 +1,15 @@
 //! Memory, launches, products and graphs on every device that is found.
 
 use super::graph::Graph;
+use super::later::block_on;
 use super::product::{Block, Rows, Side};
 use super::vector::N_FEW;
 use super::{Arg, Gpu, Kernel, N_ROUNDS_MAX, Precision, Work};
+use crate::error::Result;
 use crate::ops::check::{compare_devices, devices};
+use crate::tensor::cpu::Cpu;
 use crate::tensor::device::Device;
+use crate::tensor::devices::DeviceInfo;
 use crate::tensor::rng::Rng;
 use crate::tensor::{DType, Derivation, Tensor};
 use half::f16;
@@ -24,6 +28,14 @@ fn numbers(seed: u64, n: usize) -> Vec<f32> {
 
 fn gpus() -> impl Iterator<Item = (&'static Device, &'static Gpu, f32)> {
     devices().iter().map(|(device, tolerance)| (device, device.gpu().unwrap(), *tolerance))
+}
+
+fn opened(host: Arc<Cpu>) -> Result<Gpu> {
+    block_on(Gpu::wgpu(0, host)).unwrap()
+}
+
+fn listed() -> Vec<DeviceInfo> {
+    block_on(super::list_wgpu()).unwrap()
 }
 
 /// A CUDA of its own, for what breaks it; nothing where there is none.
@@ -248,7 +260,7 @@ fn step(gpu: &Gpu, x: &Tensor, state: &mut Tensor) -> Tensor {
 fn a_graph_does_the_same_work_again() {
     // Devices of its own: what others start meanwhile would be recorded too.
     let host = || Device::cpu(1).unwrap().host().clone();
-    let found = [Gpu::wgpu(0, host()).ok(), fresh(Precision::F32), fresh(Precision::Bf16)];
+    let found = [opened(host()).ok(), fresh(Precision::F32), fresh(Precision::Bf16)];
     for gpu in &found.into_iter().flatten().collect::<Vec<_>>() {
         let device = &Device::Gpu(gpu.clone());
         let x = Tensor::zeros(device, &[4, 2]);
@@ -317,7 +329,7 @@ fn what_fails_is_told_with_the_name_of_the_kernel() {
 
 #[test]
 fn out_of_memory_fails_one_step_and_the_next_one_works() {
-    let there = [fresh(Precision::F32), Gpu::wgpu(0, Device::cpu(1).unwrap().host().clone()).ok()];
+    let there = [fresh(Precision::F32), opened(Device::cpu(1).unwrap().host().clone()).ok()];
     for gpu in there.into_iter().flatten() {
         let device = Device::Gpu(gpu.clone());
         let x = Tensor::from_f32(&device, &[4], &[1.0, 2.0, 3.0, 4.0]);
@@ -367,7 +379,7 @@ fn times_are_taken_by_name() {
 
 #[test]
 fn wgpu_takes_times_by_name_too() {
-    let Ok(gpu) = Gpu::wgpu(0, Device::cpu(1).unwrap().host().clone()) else { return };
+    let Ok(gpu) = opened(Device::cpu(1).unwrap().host().clone()) else { return };
     let device = Device::Gpu(gpu.clone());
     let (x, mut state) = (Tensor::zeros(&device, &[4, 2]), Tensor::zeros(&device, &[4, 2]));
     assert!(gpu.profile_stop().is_empty());
@@ -390,11 +402,11 @@ fn wgpu_takes_times_by_name_too() {
 
 #[test]
 fn loops_that_a_driver_would_end_are_a_failure() {
-    let Ok(gpu) = Gpu::wgpu(0, Device::cpu(1).unwrap().host().clone()) else { return };
+    let Ok(gpu) = opened(Device::cpu(1).unwrap().host().clone()) else { return };
     gpu.expect_rounds(&SCALE, N_ROUNDS_MAX);
     gpu.check().unwrap();
     gpu.expect_rounds(&SCALE, N_ROUNDS_MAX + 1);
-    let is_software = super::list_wgpu()[0].kind.as_deref() == Some("software");
+    let is_software = listed()[0].kind.as_deref() == Some("software");
     assert_eq!(gpu.check().is_err(), is_software);
 }
 
@@ -443,8 +455,8 @@ fn sums_of(x: &[f32]) -> Vec<f32> {
 #[test]
 fn sums_over_a_group_come_out_right_with_subgroups_and_without() {
     let host = Device::cpu(1).unwrap().host().clone();
-    let Some(adapter) = super::list_wgpu().into_iter().next() else { return };
-    let fast = Gpu::wgpu(0, host.clone()).unwrap();
+    let Some(adapter) = listed().into_iter().next() else { return };
+    let fast = opened(host.clone()).unwrap();
     let plain = Gpu::wgpu_plain(0, host, 1 << 20, &[]).unwrap();
     for (gpu, has) in [(fast, adapter.features.contains(&("subgroups", false))), (plain, false)] {
         assert_eq!(gpu.features().contains(&"subgroups"), has, "{}", adapter.name);
@@ -495,7 +507,7 @@ fn products_of_halves(gpu: &Gpu, [m, n, k]: [usize; 3], dtype: DType) -> Vec<Vec
 #[test]
 fn a_matrix_in_f16_gives_the_same_bits_read_as_such_as_words_and_in_f32() {
     let host = Device::cpu(1).unwrap().host().clone();
-    let Some(adapter) = super::list_wgpu().into_iter().next() else { return };
+    let Some(adapter) = listed().into_iter().next() else { return };
     let open = |bytes_max: usize| {
         let gpu = |features| Gpu::wgpu_plain(0, host.clone(), bytes_max, features).unwrap();
         (gpu(&["f16"]), gpu(&[]))

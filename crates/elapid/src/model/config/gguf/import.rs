@@ -109,7 +109,7 @@ impl Import<'_> {
     }
 
     fn known(&self, key: &str) -> Option<usize> {
-        self.map.get(key).and_then(Value::as_u64).map(|n| n as usize)
+        self.map.get(key).and_then(Value::as_u64)?.try_into().ok()
     }
 
     fn shape(&self, tensor: &str) -> Option<&[usize]> {

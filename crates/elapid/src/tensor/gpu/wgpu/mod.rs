@@ -18,6 +18,7 @@
 mod probe;
 mod profile;
 
+use super::later::{Later, block_on};
 use super::{Caps, Const, Failure, Fault, Kernel, Launch, Memory, N_ROUNDS_MAX, Resolved, Work};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
@@ -92,19 +93,19 @@ struct Uniforms {
     bytes: Vec<u8>,
 }
 
-fn adapters() -> Vec<wgpu::Adapter> {
+async fn adapters() -> Vec<wgpu::Adapter> {
     use wgpu::DeviceType::{Cpu, DiscreteGpu, IntegratedGpu, Other, VirtualGpu};
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::PRIMARY;
     let instance = wgpu::Instance::new(descriptor);
-    let mut list = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY));
+    let mut list = instance.enumerate_adapters(wgpu::Backends::PRIMARY).await;
     let best_first = [DiscreteGpu, IntegratedGpu, VirtualGpu, Other, Cpu];
     list.sort_by_key(|it| best_first.iter().position(|kind| *kind == it.get_info().device_type));
     list
 }
 
 /// What wgpu finds, best first. No feature is in use yet.
-pub fn list() -> Vec<DeviceInfo> {
+pub async fn list() -> Vec<DeviceInfo> {
     let describe = |(idx, adapter): (usize, wgpu::Adapter)| {
         let (info, limits, has) = (adapter.get_info(), adapter.limits(), adapter.features());
         let features = FEATURES.iter().filter(|(feature, _)| has.contains(*feature));
@@ -125,7 +126,7 @@ pub fn list() -> Vec<DeviceInfo> {
             ..DeviceInfo::default()
         }
     };
-    adapters().into_iter().enumerate().map(describe).collect()
+    adapters().await.into_iter().enumerate().map(describe).collect()
 }
 
 /// A buffer of this many bytes.
@@ -135,12 +136,13 @@ fn buffer(device: &wgpu::Device, n_bytes: usize, usage: wgpu::BufferUsages) -> w
     device.create_buffer(&made)
 }
 
-/// WebGPU's own limits, with the sizes of buffers that the adapter allows, bindings of at most so
-/// many bytes.
+/// WebGPU's own limits, with the sizes of buffers and bindings that the adapter allows; where
+/// bindings are to have at most so many bytes, with its own for buffers too.
 fn limits(adapter: &wgpu::Adapter, bytes_max: usize) -> wgpu::Limits {
-    let has = adapter.limits();
+    let (has, plain) = (adapter.limits(), wgpu::Limits::default());
+    let is_bounded = bytes_max < usize::MAX;
     wgpu::Limits {
-        max_buffer_size: has.max_buffer_size,
+        max_buffer_size: if is_bounded { plain.max_buffer_size } else { has.max_buffer_size },
         max_storage_buffer_binding_size: has.max_storage_buffer_binding_size.min(bytes_max as u64),
         max_storage_buffers_per_shader_stage: has.max_storage_buffers_per_shader_stage.min(8),
         ..wgpu::Limits::default()
@@ -149,13 +151,13 @@ fn limits(adapter: &wgpu::Adapter, bytes_max: usize) -> wgpu::Limits {
 
 impl Wgpu {
     /// Bindings are at most so large; of what not every adapter has, these features are used.
-    pub(super) fn new(
+    pub(super) async fn new(
         index: usize,
         failure: Failure,
         bytes_max: usize,
         features: &[&str],
     ) -> Result<Wgpu> {
-        let list = adapters();
+        let list = adapters().await;
         let n_found = list.len();
         let Some(adapter) = list.into_iter().nth(index) else {
             return Err(Error::Device {
@@ -176,14 +178,16 @@ impl Wgpu {
             required_limits: limits.clone(),
             ..Default::default()
         };
-        let opened = pollster::block_on(adapter.request_device(&descriptor));
+        let opened = adapter.request_device(&descriptor).await;
         let (device, queue) = opened.map_err(|error| Error::Device {
             problem: format!("cannot open {}: {error}", info.name),
             hint: "use the CPU".into(),
         })?;
         let told = failure.clone();
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
-            told.set_as(Fault::Lost, error.to_string());
+            let is_memory = matches!(error, wgpu::Error::OutOfMemory { .. });
+            let fault = if is_memory { Fault::Memory } else { Fault::Lost };
+            told.set_as(fault, error.to_string());
         }));
         let told = failure.clone();
         device.set_device_lost_callback(move |reason, message| {
@@ -197,14 +201,14 @@ impl Wgpu {
             Wgpu { device, queue, info, limits, sums, halves, pipelines, pending, failure };
         if features.contains(wgpu::Features::SUBGROUP) {
             made.sums = SUBGROUP_SUMS;
-            if !made.sums_hold() {
+            if !made.sums_hold().await {
                 made.sums = PLAIN_SUMS;
                 made.failure.clear();
             }
         }
         if features.contains(wgpu::Features::SHADER_F16) {
             made.halves = F16_HALVES;
-            if !made.halves_hold() {
+            if !made.halves_hold().await {
                 made.halves = PLAIN_HALVES;
                 made.failure.clear();
             }
@@ -261,9 +265,13 @@ impl Wgpu {
         n_bytes: usize,
         make: impl FnOnce() -> wgpu::Buffer,
     ) -> std::result::Result<wgpu::Buffer, String> {
+        // A browser tells later, as an error that nobody asked for.
+        if cfg!(target_family = "wasm") {
+            return Ok(make());
+        }
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let buffer = make();
-        match pollster::block_on(scope.pop()) {
+        match block_on(scope.pop()).flatten() {
             None => Ok(buffer),
             Some(error) => Err(format!("{} MiB were asked for: {error}", n_bytes >> 20)),
         }
@@ -311,31 +319,35 @@ impl Wgpu {
         self.upload(buffer, offset, &bytes);
     }
 
-    pub(super) fn download(&self, from: &wgpu::Buffer, offset: usize, bytes: &mut [u8]) {
+    /// Bytes for the host: all work is handed over, and in a browser the event loop brings them.
+    /// Where something went wrong they are all ones.
+    pub(super) async fn read(&self, from: &wgpu::Buffer, at: usize, n_bytes: usize) -> Vec<u8> {
         // Whole words around what is wanted.
-        let begin = offset / 4 * 4;
-        let n_bytes = (offset + bytes.len() - begin).next_multiple_of(4);
+        let begin = at / 4 * 4;
+        let n_staged = (at + n_bytes - begin).next_multiple_of(4);
         let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
-        let staging = match self.made(n_bytes, || buffer(&self.device, n_bytes, usage)) {
+        let staging = match self.made(n_staged, || buffer(&self.device, n_staged, usage)) {
             Ok(staging) => staging,
-            Err(problem) => return self.failure.set_as(Fault::Memory, problem),
-        };
-        self.copy((from, begin), (&staging, 0), n_bytes);
-        self.flush();
-        let slice = staging.slice(..);
-        let told = self.failure.clone();
-        slice.map_async(wgpu::MapMode::Read, move |result| {
-            if let Err(error) = result {
-                told.set(format!("cannot read a buffer: {error}"));
+            Err(problem) => {
+                self.failure.set_as(Fault::Memory, problem);
+                return vec![0xff; n_bytes];
             }
-        });
+        };
+        self.copy((from, begin), (&staging, 0), n_staged);
+        self.flush();
+        let (slice, mapped) = (staging.slice(..), Later::new());
+        let told = mapped.clone();
+        slice.map_async(wgpu::MapMode::Read, move |result| told.set(result));
         self.wait();
-        if !self.failure.is_set() {
+        if let Err(error) = mapped.await {
+            self.failure.set(format!("cannot read a buffer: {error}"));
+        } else if !self.failure.is_set() {
             match slice.get_mapped_range() {
-                Ok(view) => bytes.copy_from_slice(&view[offset - begin..][..bytes.len()]),
+                Ok(view) => return view[at - begin..][..n_bytes].to_vec(),
                 Err(error) => self.failure.set(format!("cannot read a buffer: {error}")),
             }
         }
+        vec![0xff; n_bytes]
     }
 
     pub(super) fn launch(&self, launch: &Launch) {
@@ -407,6 +419,9 @@ impl Wgpu {
         let has_halves = launch.args.iter().any(|arg| arg.dtype == DType::F16);
         let halves = if has_halves { self.halves } else { "" };
         let mut source = String::from(if halves == F16_HALVES { "enable f16;\n" } else { "" });
+        if cfg!(target_family = "wasm") && self.sums == SUBGROUP_SUMS {
+            source.push_str("enable subgroups;\n");
+        }
         let own = [
             ("THREADS", launch.work.threads as usize),
             ("SUBGROUP_MIN", self.info.subgroup_min_size as usize),
@@ -463,6 +478,13 @@ impl Wgpu {
             cache: None,
         });
         Pipeline { pipeline, layout }
+    }
+
+    /// As if the driver had lost it.
+    #[cfg(test)]
+    pub(super) fn lose(&self) {
+        self.flush();
+        self.device.destroy();
     }
 
     pub(super) fn flush(&self) {

@@ -6,15 +6,14 @@ use crate::tensor::gpu::opaque::Opaque;
 impl Wgpu {
     /// Whether every number in f16 comes out right: not those alone that a driver may round to
     /// zero.
-    pub(super) fn halves_hold(&self) -> bool {
+    pub(super) async fn halves_hold(&self) -> bool {
         static PROBE: Kernel =
             Kernel { entry: "f16_probe", wgsl: include_str!("../f16_probe.wgsl"), cuda: "" };
         // So many at once that they fit into any binding.
         let (n, n_threads) = (1 << 13, 256);
         let all: Vec<u16> = (0..=u16::MAX).collect();
-        let mut got = vec![0.0f32; 2 * all.len()];
-        let (Ok(from), Ok(to)) = (self.allocate(2 * all.len()), self.allocate(4 * got.len()))
-        else {
+        let n_got = 2 * all.len();
+        let (Ok(from), Ok(to)) = (self.allocate(n_got), self.allocate(4 * n_got)) else {
             return false;
         };
         self.upload(&from, 0, bytemuck::cast_slice(&all));
@@ -29,7 +28,7 @@ impl Wgpu {
             self.launch(&Launch { kernel: &PROBE, work, consts, args, params });
         }
         let Memory::Wgpu(to) = &to else { unreachable!("it was made above") };
-        self.download(to, 0, bytemuck::cast_slice_mut(&mut got));
+        let got = self.read_floats(to, n_got).await;
         // Each run of numbers is there twice.
         let is_right = |(at, got): (usize, &f32)| {
             let want = half::f16::from_bits(all[at / (2 * n) * n + at % n]).to_f32();
@@ -38,8 +37,12 @@ impl Wgpu {
         !self.failure.is_set() && got.iter().enumerate().all(is_right)
     }
 
+    async fn read_floats(&self, from: &wgpu::Buffer, n: usize) -> Vec<f32> {
+        bytemuck::pod_collect_to_vec(&self.read(from, 0, 4 * n).await)
+    }
+
     /// Whether sums over a group come out right.
-    pub(super) fn sums_hold(&self) -> bool {
+    pub(super) async fn sums_hold(&self) -> bool {
         static PROBE: Kernel = Kernel {
             entry: "subgroups_probe",
             wgsl: include_str!("../subgroups_probe.wgsl"),
@@ -53,8 +56,7 @@ impl Wgpu {
         let (work, args) = (Work::groups(1, n), &[out]);
         self.launch(&Launch { kernel: &PROBE, work, consts: &[], args, params: &[] });
         let Memory::Wgpu(buffer) = &memory else { unreachable!("it was made above") };
-        let mut got = vec![0.0f32; 3 * n];
-        self.download(buffer, 0, bytemuck::cast_slice_mut(&mut got));
+        let got = self.read_floats(buffer, 3 * n).await;
         let sum = (n * (n + 1) / 2) as f32;
         let lanes = |thread: usize| thread / 32 * 32..thread / 32 * 32 + 32;
         let lanes_sum = |thread| lanes(thread).map(|at| (at * at) as f32).sum::<f32>();
@@ -72,10 +74,11 @@ mod tests {
 
     /// Whether numbers in f16 are found right, made of words with this in place of `f16_to_f32`.
     fn hold(function: &str) -> Option<bool> {
-        let mut made = Wgpu::new(0, Failure::default(), usize::MAX, &[]).ok()?;
+        let made = Wgpu::new(0, Failure::default(), usize::MAX, &[]);
+        let mut made = block_on(made)?.ok()?;
         let text = PLAIN_HALVES.replace("f16_to_f32(", "read_half(") + function;
         made.halves = Box::leak(text.into_boxed_str());
-        Some(made.halves_hold())
+        block_on(made.halves_hold())
     }
 
     #[test]

@@ -40,7 +40,9 @@ pub(super) fn name_of(launch: &Launch) -> String {
 
 impl Wgpu {
     pub(in crate::tensor::gpu) fn profile_start(&self) {
-        if self.device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
+        // Times are read in the middle of a pass, which a browser does not wait for.
+        let has = self.device.features().contains(wgpu::Features::TIMESTAMP_QUERY);
+        if has && !cfg!(target_family = "wasm") {
             self.flush();
             let queries = self.device.create_query_set(&wgpu::QuerySetDescriptor {
                 label: None,
@@ -65,12 +67,12 @@ impl Wgpu {
         if n_queries == 0 {
             return;
         }
-        let mut times = vec![0u64; n_queries];
         let usage = wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC;
         let buffer = buffer(&self.device, 8 * n_queries, usage);
         encoder.resolve_query_set(&profile.queries, 0..n_queries as u32, &buffer, 0);
         drop(guard);
-        self.download(&buffer, 0, bytemuck::cast_slice_mut(&mut times));
+        let Some(times) = block_on(self.read(&buffer, 0, 8 * n_queries)) else { return };
+        let times: Vec<u64> = bytemuck::pod_collect_to_vec(&times);
         let to_ms = f64::from(self.queue.get_timestamp_period()) / 1e6;
         if let Some(profile) = &mut self.pending().profile {
             for (name, time) in names.into_iter().zip(times.chunks_exact(2)) {

@@ -9,7 +9,7 @@
 //! them as they are. A result depends on its row and its input alone, bit by bit: not on how many
 //! there are, nor on how rows are dealt out to threads.
 //!
-//! `isa.rs` is the vocabulary, `x86.rs` and `neon.rs` speak it, `formats.rs` says what a block is.
+//! `isa.rs` is the vocabulary, `x86.rs`, `neon.rs` and `wasm.rs` speak it, `formats.rs` says what a block is.
 
 mod formats;
 mod inputs;
@@ -18,6 +18,8 @@ mod isa;
 mod neon;
 #[cfg(target_arch = "x86_64")]
 mod panel;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod wasm;
 #[cfg(target_arch = "x86_64")]
 mod wide;
 #[cfg(target_arch = "x86_64")]
@@ -64,6 +66,8 @@ pub enum Set {
     Vnni(x86::Vnni),
     #[cfg(target_arch = "aarch64")]
     Neon(neon::Neon),
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    Wasm(wasm::Simd128),
 }
 
 impl Set {
@@ -77,6 +81,8 @@ impl Set {
         }
         #[cfg(target_arch = "aarch64")]
         list.extend(neon::Neon::detect().map(Set::Neon));
+        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+        list.push(Set::Wasm(wasm::Simd128));
         list.push(Set::Plain);
         list
     }
@@ -96,6 +102,8 @@ impl Set {
             Set::Vnni(_) => "avx512-vnni",
             #[cfg(target_arch = "aarch64")]
             Set::Neon(_) => "neon",
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Set::Wasm(_) => "simd128",
         }
     }
 
@@ -140,6 +148,8 @@ impl Set {
             #[cfg(target_arch = "aarch64")]
             // SAFETY: the value exists only where the set was found.
             Set::Neon(isa) => unsafe { run_neon(isa, product) },
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Set::Wasm(isa) => product.run(isa),
         }
     }
 }

@@ -1,0 +1,8 @@
+// `worker.js` in node: the names that a browser's worker has.
+
+import { parentPort } from 'node:worker_threads';
+
+globalThis.self = globalThis;
+self.postMessage = (message, list) => parentPort.postMessage(message, list);
+parentPort.on('message', (data) => self.onmessage({ data }));
+await import('./worker.js');

@@ -4,8 +4,8 @@
 // same text with the ghost inside. Tab takes the ghost and otherwise leaves the field as usual.
 
 /** Characters around the cursor that a model sees: more is slower and seldom better. */
-const BEFORE = 1500;
-const AFTER = 400;
+const BEFORE = 1200;
+const AFTER = 300;
 const WAIT_MS = 350;
 const N_TOK_MAX = 48;
 

@@ -24,9 +24,13 @@ const SETTINGS = {
 export const STEP_TOKENS = (SETTINGS.batch ?? 1) * (SETTINGS.context ?? 1);
 
 /** Held-out text that is measured: what more would say is not worth the minutes. */
-const MEASURED_BYTES_MAX = 48_000;
+const MEASURED_BYTES_MAX = 32_000;
 const MEASURED_FILE_BYTES_MAX = 4000;
-const N_EVALS = 8;
+/** Measurements on the way: so many, or as many as take this share of the time. */
+const N_EVALS_MAX = 10;
+const EVALS_SHARE = 0.2;
+/** Between two checkpoints. */
+const SAVE_SECONDS = 10;
 const N_STEPS_MIN = 4;
 /** Passes over the files: a small model soon knows them by heart. */
 const N_EPOCHS_MAX = 12;
@@ -93,6 +97,27 @@ export function stepsIn(known, minutes) {
 }
 
 /**
+ * How well a model predicts texts, in windows as long as the rows that it learns.
+ * @param {Model} model
+ * @param {TextFile[]} texts
+ */
+export const measure = (model, texts) => evaluate(model, texts, { context: SETTINGS.context });
+
+/**
+ * Steps between two measurements, which take `evalSeconds` each, and between two checkpoints.
+ * @param {number} steps
+ * @param {number} stepSeconds
+ * @param {number} evalSeconds
+ */
+export function rhythm(steps, stepSeconds, evalSeconds) {
+  const evals = Math.floor((EVALS_SHARE * steps * stepSeconds) / evalSeconds);
+  return {
+    evalEvery: Math.ceil(steps / Math.min(N_EVALS_MAX, Math.max(1, evals))),
+    saveEvery: Math.max(1, Math.round(SAVE_SECONDS / stepSeconds)),
+  };
+}
+
+/**
  * Bits per byte of a loss in nats per token.
  * @param {number} loss
  * @param {number} tokensPerByte
@@ -114,6 +139,8 @@ export class Run {
   constructor(model, kept) {
     this.model = model;
     this.kept = kept;
+    /** What the last step has measured. @type {Evaluation | undefined} */
+    this.last = undefined;
     /** Whether the run could be kept for another day. */
     this.isKept = false;
   }
@@ -149,17 +176,17 @@ export class Run {
       () => true,
       () => false,
     );
-    const every = Math.max(1, Math.round(kept.steps / N_EVALS));
     const training = new Trainer(this.model, SETTINGS).train(kept.train, {
       steps: kept.steps,
       heldOut: kept.heldOut,
-      evalEvery: every,
-      checkpoint: this.isKept ? { name: kept.id, every: Math.min(every, 25) } : undefined,
+      evalEvery: kept.evalEvery,
+      checkpoint: this.isKept ? { name: kept.id, every: kept.saveEvery } : undefined,
       signal: this.#stop.signal,
     });
     try {
       for await (const step of training) {
         this.#note(step);
+        this.last = step.heldOut;
         onStep(step);
         if (this.isKept && step.saved) await store.keepProgress(kept);
         await this.#asleep;
@@ -185,7 +212,7 @@ export class Run {
 
   /** Measures the model and compares it with what it was. */
   async measure() {
-    const after = await evaluate(this.model, this.kept.heldOut);
+    const after = this.last ?? (await measure(this.model, this.kept.heldOut));
     return { after, comparison: await compare(after, this.kept.before) };
   }
 }

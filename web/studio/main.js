@@ -5,7 +5,7 @@
 //   view.js     what is known, as elements         chart.js    the curve
 //   editor.js   ghost text                         playground.js   both models beside each other
 
-import { ElapidError, Model, devices, evaluate, version } from './elapid/index.js';
+import { ElapidError, Model, devices, version } from './elapid/index.js';
 import { Chart } from './chart.js';
 import * as folders from './folder.js';
 import { $, duration, many } from './format.js';
@@ -161,14 +161,18 @@ async function learn() {
   $('learn', HTMLButtonElement).disabled = true;
   busy('Measuring the base model on held-out files …');
   await learning.discard();
-  const before = await evaluate(/** @type {Model} */ (models.base), chosen.measured);
+  const begin = performance.now();
+  const before = await learning.measure(/** @type {Model} */ (models.base), chosen.measured);
+  const evalSeconds = (performance.now() - begin) / 1000;
+  const steps = learning.stepsIn(plan, $('minutes', HTMLInputElement).valueAsNumber);
   await start({
     id: `studio-${Date.now()}`,
     folder: folder ?? '',
     train: chosen.train,
     heldOut: chosen.measured,
     device: /** @type {any} */ ($('device', HTMLSelectElement).value),
-    steps: learning.stepsIn(plan, $('minutes', HTMLInputElement).valueAsNumber),
+    steps,
+    ...learning.rhythm(steps, plan.stepSeconds, evalSeconds),
     tokensPerByte: plan.tokens / learning.sizeOf(chosen.train),
     before,
     points: [],
@@ -196,6 +200,9 @@ async function start(kept) {
   try {
     running = current.learn((step) => {
       view.showStep(step, kept);
+      if (step.saved) {
+        $('run-words').textContent = `Saved at step ${step.step}: you can close the tab.`;
+      }
       chart.show(kept.points, kept.steps, kept.before.bitsPerByte);
     });
     await running;
@@ -271,14 +278,18 @@ async function resume(kept) {
 
 // ---------------------------------------------------------------------------------------- begin
 
+/** @param {import('./elapid/index.js').DeviceInfo} device */
+function nameOf({ id, name, isSoftware }) {
+  if (id === 'cpu') return `CPU: ${name.replace(/^cpu, /, '')}`;
+  return `GPU: ${name || 'WebGPU'}${isSoftware ? ' (in software)' : ''}`;
+}
+
 async function showDevices() {
   const found = await devices();
   const gpu = found.find((device) => device.id === 'webgpu');
   // A GPU in software is slower than the CPU beside it.
   const best = gpu && !gpu.isSoftware ? 'webgpu' : 'cpu';
-  const options = found.map(
-    ({ id, name }) => new Option(`${id === 'cpu' ? 'CPU' : 'GPU'}: ${name}`, id),
-  );
+  const options = found.map((device) => new Option(nameOf(device), device.id));
   $('device', HTMLSelectElement).replaceChildren(...options);
   $('device', HTMLSelectElement).value = best;
   const why = !gpu

@@ -9,6 +9,8 @@
  * @property {import('./elapid/index.js').TextFile[]} heldOut What is measured.
  * @property {import('./elapid/index.js').DeviceName} device
  * @property {number} steps
+ * @property {number} evalEvery
+ * @property {number} saveEvery
  * @property {number} tokensPerByte Of the training texts.
  * @property {import('./elapid/index.js').Evaluation} before
  * @property {import('./chart.js').Point[]} points

@@ -152,7 +152,9 @@ const VERDICTS = {
 export function showResult(before, after, comparison) {
   $('verdict').textContent = VERDICTS[comparison.verdict];
   $('verdict').className = comparison.verdict;
-  $('verdict-words').textContent = comparison.sentence;
+  // The sentence begins with the verdict, which stands beside it.
+  const words = comparison.sentence.replace(/^\w+: /, '');
+  $('verdict-words').textContent = words.charAt(0).toUpperCase() + words.slice(1);
   $('r-before').textContent = bits(before.bitsPerByte);
   $('r-after').textContent = bits(after.bitsPerByte);
   $('r-top1').textContent = `${percent(before.top1)} → ${percent(after.top1)}`;

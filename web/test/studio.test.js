@@ -1,78 +1,56 @@
 // Elapid Studio in a real browser: a folder learned end to end by clicking, without a network.
 //
-// Needs the built package (web/build), a built `elapid`, playwright-core and Chromium; what is
-// missing is named. Screenshots are left in target/studio-shots to be looked at.
+// Needs the built package (web/build), a built `elapid` and Chromium; what is missing is named.
+// Pictures of the page are left in target/studio-shots to be looked at.
 
 import assert from 'node:assert/strict';
 import { execFileSync, spawn } from 'node:child_process';
-import {
-  copyFileSync,
-  existsSync,
-  mkdirSync,
-  mkdtempSync,
-  readdirSync,
-  readFileSync,
-  rmSync,
-  writeFileSync,
-} from 'node:fs';
+import * as fs from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, before, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
+import { Browser, chromium } from './browser.mjs';
+import { Person } from './person.js';
 
 const ROOT = fileURLToPath(new URL('../..', import.meta.url));
 const TARGET = process.env.CARGO_TARGET_DIR ?? join(ROOT, 'target');
 const PACKAGE = process.env.ELAPID_PACKAGE ?? join(ROOT, 'web');
 const SHOTS = join(TARGET, 'studio-shots');
-const CHROMIUM = process.env.CHROMIUM ?? '/usr/bin/chromium';
-const BINARY = ['release', 'debug'].map((kind) => join(TARGET, kind, 'elapid')).find(existsSync);
-const LEARN_MS = 240_000;
+const BINARY = ['release', 'debug']
+  .map((kind) => join(TARGET, kind, 'elapid'))
+  .find((path) => fs.existsSync(path));
 
-const { chromium } = await import('playwright-core').catch(() => ({ chromium: undefined }));
+/** Seconds for a step of learning or measuring on a busy machine. */
+const LONG = 300;
+
 const missing = [
-  [chromium, 'playwright-core (npm install)'],
-  [existsSync(CHROMIUM), `Chromium at ${CHROMIUM}`],
-  [existsSync(join(PACKAGE, 'elapid_bg.wasm')), 'built package (web/build)'],
+  [chromium, 'Chromium'],
+  [fs.existsSync(join(PACKAGE, 'elapid_bg.wasm')), 'built package (web/build)'],
   [BINARY, 'binary elapid (cargo build)'],
-]
-  .filter(([there]) => !there)
-  .map(([, name]) => name);
+].flatMap(([there, name]) => (there ? [] : [name]));
 const options = { skip: missing.length > 0 && `skip: no ${missing.join(', no ')}` };
 
-let scratch, server, url, browser;
+let scratch;
 
-before(async () => {
+before(() => {
   if (missing.length > 0) return;
-  scratch = mkdtempSync(join(tmpdir(), 'elapid-studio-'));
-  mkdirSync(SHOTS, { recursive: true });
+  scratch = fs.mkdtempSync(join(tmpdir(), 'elapid-studio-'));
+  fs.mkdirSync(SHOTS, { recursive: true });
   execFileSync(join(ROOT, 'web/build-studio'), [join(scratch, 'studio')], { stdio: 'ignore' });
-  makeProject();
-  const flags = ['--port', '0', '--json', '--studio', join(scratch, 'studio')];
-  server = spawn(BINARY, ['serve', join(ROOT, 'models/elapid-code-small.gguf'), ...flags], {
-    stdio: ['ignore', 'pipe', 'ignore'],
-  });
-  const line = await new Promise((done) =>
-    server.stdout.once('data', (data) => done(data.toString())),
-  );
-  url = JSON.parse(line).url;
-  browser = await chromium.launch({ executablePath: CHROMIUM, args: ['--no-sandbox'] });
+  makeProject(join(scratch, 'shop'));
 });
 
-after(async () => {
-  await browser?.close();
-  server?.kill();
-  if (scratch) rmSync(scratch, { recursive: true });
-});
+after(() => scratch && fs.rmSync(scratch, { recursive: true }));
 
 /** A small project: some files of ours, and one of each kind that is not learned. */
-function makeProject() {
-  const dir = join(scratch, 'shop');
-  mkdirSync(join(dir, 'src'), { recursive: true });
-  mkdirSync(join(dir, 'node_modules/left-pad'), { recursive: true });
-  mkdirSync(join(dir, 'out'));
+function makeProject(dir) {
+  for (const name of ['src', 'out', 'node_modules/left-pad']) {
+    fs.mkdirSync(join(dir, name), { recursive: true });
+  }
   const source = join(ROOT, 'crates/elapid-cli/src/report');
-  for (const name of readdirSync(source).filter((name) => name.endsWith('.rs'))) {
-    copyFileSync(join(source, name), join(dir, 'src', name));
+  for (const name of fs.readdirSync(source).filter((name) => name.endsWith('.rs'))) {
+    fs.copyFileSync(join(source, name), join(dir, 'src', name));
   }
   const mail = ['first.last', 'somewhere.de'].join('@');
   const files = {
@@ -84,269 +62,221 @@ function makeProject() {
     'node_modules/left-pad/index.js': 'module.exports = 1;\n',
     'src/who.rs': `// Written by ${mail}\npub const WHO: &str = "somebody";\n`,
   };
-  for (const [name, text] of Object.entries(files)) writeFileSync(join(dir, name), text);
+  for (const [name, text] of Object.entries(files)) fs.writeFileSync(join(dir, name), text);
 }
 
-/** A page of its own profile, and what it asked for, from whom. */
-async function visit(settings = {}) {
-  const context = await browser.newContext({ viewport: { width: 1200, height: 800 }, ...settings });
-  const asked = [];
-  context.on('request', (request) => asked.push(request.url()));
-  const page = await context.newPage();
-  const problems = [];
-  page.on('pageerror', (error) => problems.push(String(error)));
-  page.on('console', (message) => message.type() === 'error' && problems.push(message.text()));
-  // The file chooser of a test takes no handles: the other way in is used.
-  await page.addInitScript(() => delete window.showDirectoryPicker);
-  await page.goto(`${url}/studio`);
-  await page.waitForFunction(() => document.querySelector('#device')?.options.length > 0);
-  return { context, page, asked, problems };
+/** A server, a browser with a profile of its own, and a way to have people in it. */
+async function world(context) {
+  const model = join(ROOT, 'models/elapid-code-small.gguf');
+  const flags = ['--port', '0', '--json', '--studio', join(scratch, 'studio')];
+  const server = spawn(BINARY, ['serve', model, ...flags], { stdio: ['ignore', 'pipe', 'ignore'] });
+  const line = await new Promise((done) => server.stdout.once('data', done));
+  const { url } = JSON.parse(line.toString());
+  const browser = await Browser.start();
+  context.after(async () => {
+    // In peace, so that nobody writes into the profile any more.
+    await Promise.race([browser.send('Browser.close'), browser.ended]);
+    await browser.ended;
+    await browser.close();
+    server.kill();
+  });
+  const visit = async (settings = {}) => {
+    // The dialog of the File System Access API cannot be answered here: the other way in is used.
+    const script = 'delete window.showDirectoryPicker;';
+    const person = await Person.visit(browser, `${url}/studio/`, { script, ...settings });
+    await person.wait(() => document.querySelector('#device').options.length > 0);
+    return person;
+  };
+  return { url, server, visit };
 }
 
-async function openFolder(page, opener = (button) => button.click()) {
-  const chooser = page.waitForEvent('filechooser');
-  await opener(page.locator('#pick'));
-  await (await chooser).setFiles(join(scratch, 'shop'));
-  await page.waitForSelector('#learn:enabled', { timeout: LEARN_MS });
+async function openFolder(person, opens = () => person.click('#pick')) {
+  await person.chooseFolder(join(scratch, 'shop'), opens);
+  await person.see('#learn:enabled', LONG);
 }
 
-/** Waits until the worker has kept all files, then cuts the network. */
-async function cutNetwork(context, page) {
-  await page.evaluate(async () => (await navigator.serviceWorker.ready).active?.state);
-  await page.waitForFunction(() => navigator.serviceWorker.controller?.state === 'activated');
-  await context.setOffline(true);
+async function hasGhost(person) {
+  await person.wait(() => document.querySelector('.ghost')?.textContent, { seconds: LONG });
+  return person.ask(() => document.querySelector('.ghost').textContent);
 }
 
-const textOf = (page, id) => page.locator(`#${id}`).innerText();
+test('a folder is learned by clicking, with the network cut', options, async (context) => {
+  const { url, server, visit } = await world(context);
+  const person = await visit();
+  await person.picture(join(SHOTS, 'open.png'));
+  await person.wait(() => navigator.serviceWorker.controller?.state === 'activated');
+  server.kill();
+  await new Promise((done) => server.once('exit', done));
+  await person.go(`${url}/studio/`);
+  await person.wait(() => document.querySelector('#device').options.length > 0);
+  await openFolder(person);
+  await showsFolder(person);
+  await person.picture(join(SHOTS, 'plan.png'));
 
-test('a folder is learned end to end by clicking, with the network cut', options, async () => {
-  const { context, page, asked, problems } = await visit({ acceptDownloads: true });
-  await page.screenshot({ path: join(SHOTS, 'open.png') });
-  await cutNetwork(context, page);
-  await page.reload();
-  await openFolder(page);
-
-  assert.equal(await textOf(page, 'folder-title'), 'shop');
-  assert.match(await textOf(page, 'languages'), /Rust/);
-  assert.match(await textOf(page, 'n-masked'), /1 secret/);
-  const left = await page.locator('#left-list').evaluate((list) => list.textContent);
-  for (const part of [
-    '.env',
-    'Cargo.lock',
-    'logo.png',
-    'node_modules/',
-    'out/a.rs',
-    'ignored by .gitignore',
-  ]) {
-    assert.ok(left?.includes(part), `${part} in ${left}`);
-  }
-  assert.match(await textOf(page, 'plan'), /tokens per second/);
-  await page.screenshot({ path: join(SHOTS, 'plan.png'), fullPage: true });
-
-  await page.fill('#minutes', '0.5');
-  await page.click('#learn');
-  await page.waitForSelector('#run:not([hidden])', { timeout: LEARN_MS });
-  await page.waitForFunction(
-    () => Number(document.querySelector('#progress').value) >= 2,
-    undefined,
-    { timeout: LEARN_MS },
-  );
-  await page.screenshot({ path: join(SHOTS, 'learning.png'), fullPage: true });
-  await page.waitForSelector('#result:not([hidden])', { timeout: LEARN_MS });
-  const [was, is] = [await textOf(page, 'r-before'), await textOf(page, 'r-after')];
+  await person.fill('#minutes', '0.1');
+  await person.click('#learn');
+  await person.wait(() => document.querySelector('#progress').value >= 2, { seconds: LONG });
+  await person.picture(join(SHOTS, 'learning.png'));
+  await person.see('#result', LONG);
+  const [was, is] = [await person.text('r-before'), await person.text('r-after')];
   assert.match(was, /^\d\.\d{3}$/);
   assert.notEqual(was, is);
-  assert.match(await textOf(page, 'verdict'), /Better|Worse|No difference|Too little/);
-  assert.match(await textOf(page, 'verdict-words'), /bits per byte|too little/);
+  assert.match(await person.text('verdict'), /Better|Worse|No difference|Too little/);
+  assert.match(await person.text('verdict-words'), /bits per byte|too little/);
+  await person.wait(() => document.querySelector('#side-adapted').textContent, { seconds: LONG });
+  await person.wait(() => document.querySelector('#side-base').textContent, { seconds: LONG });
+  await person.picture(join(SHOTS, 'result.png'));
+  await saves(person);
 
-  await page.waitForFunction(
-    () =>
-      document.querySelector('#take-base').disabled === false ||
-      document.querySelector('#try-words').textContent !== '',
-    undefined,
-    { timeout: LEARN_MS },
-  );
-  await saves(page);
-  await page.screenshot({ path: join(SHOTS, 'result.png'), fullPage: true });
+  const others = person.page.requests.filter((it) => !it.startsWith(`${url}/studio/`));
   assert.deepEqual(
-    asked.filter((address) => !address.startsWith(`${url}/studio`) && !address.startsWith('blob:')),
+    others.filter((it) => !it.startsWith('blob:')),
     [],
+    'requests to others',
   );
-  assert.deepEqual(
-    problems.filter((words) => !words.includes('ERR_INTERNET_DISCONNECTED')),
-    [],
-  );
+  assert.deepEqual(person.problems, []);
 
   // What was learned is there again after the tab was closed.
-  await page.close();
-  const again = await context.newPage();
-  await again.goto(`${url}/studio/`);
-  await again.waitForSelector('#kept:not([hidden])');
-  assert.match(await textOf(again, 'kept-words'), /has learned “shop”/);
+  await person.leave();
+  const again = await visit();
+  await again.see('#kept');
+  assert.match(await again.text('kept-words'), /has learned “shop”/);
   await again.click('#kept-go');
-  await again.waitForSelector('#result:not([hidden])', { timeout: LEARN_MS });
-  assert.equal(await textOf(again, 'r-after'), is, 'the same model to the last digit shown');
-  await context.close();
+  await again.see('#result', LONG);
+  assert.equal(await again.text('r-after'), is, 'the same model to the last digit shown');
 });
 
+async function showsFolder(person) {
+  assert.equal(await person.text('folder-title'), 'shop');
+  assert.match(await person.text('languages'), /Rust/);
+  assert.match(await person.text('n-masked'), /1 secret/);
+  const left = await person.ask(() => document.querySelector('#left-list').textContent);
+  const names = ['.env', 'Cargo.lock', 'logo.png', 'node_modules/', 'out/a.rs'];
+  for (const part of [...names, 'ignored by .gitignore', 'may hold keys or passwords']) {
+    assert.ok(left.includes(part), `${part} in ${left}`);
+  }
+  assert.match(await person.text('plan'), /tokens per second/);
+}
+
 /** Downloads are whole files of their formats. */
-async function saves(page) {
+async function saves(person) {
   const begins = {
     'Model, GGUF': 'GGUF',
-    'Adapter, GGUF': 'GGUF',
-    'Adapter, PEFT': 'PK',
     'Model, safetensors': 'PK',
+    'Adapter, PEFT': 'PK',
+    'Adapter, GGUF': 'GGUF',
   };
   for (const [title, magic] of Object.entries(begins)) {
-    const saving = page.waitForEvent('download', { timeout: LEARN_MS });
-    await page.getByRole('button', { name: `Save: ${title}` }).click();
-    const path = await (await saving).path();
-    assert.equal(readFileSync(path).subarray(0, magic.length).toString('latin1'), magic, title);
+    const click = () => person.click(`[aria-label^="Save: ${title}"]`);
+    const name = await person.download(scratch, click, LONG);
+    const bytes = fs.readFileSync(join(scratch, name));
+    assert.equal(bytes.subarray(0, magic.length).toString('latin1'), magic, title);
+    assert.ok(bytes.length > 10_000, `${title}: ${bytes.length} bytes`);
   }
 }
 
 test(
-  'ghost text is taken by Tab, dismissed by Esc, and asked for by Ctrl and Space',
+  'ghost text is taken by Tab, dismissed by Esc, asked for by keys',
   options,
-  async () => {
-    const { context, page } = await visit();
-    await openFolder(page);
-    const ghost = () => page.locator('#mirror .ghost').textContent();
-    const text = page.locator('#text');
-    await text.fill('fn largest(list: &[i32]) -> i32 {\n    let mut largest = list[0];\n    for ');
-    await page.waitForFunction(
-      () => document.querySelector('.ghost')?.textContent !== '',
-      undefined,
-      { timeout: 60_000 },
-    );
-    await page.screenshot({ path: join(SHOTS, 'ghost.png'), fullPage: true });
-    const first = await ghost();
-    await page.keyboard.press('Escape');
-    assert.equal(await ghost(), '');
-    await page.keyboard.press('Control+Space');
-    await page.waitForFunction(
-      () => document.querySelector('.ghost')?.textContent !== '',
-      undefined,
-      { timeout: 60_000 },
-    );
-    assert.equal(await ghost(), first, 'greedy: the same place, the same text');
+  async (context) => {
+    const { visit } = await world(context);
+    const person = await visit();
+    await openFolder(person);
+    const text = 'fn largest(list: &[i32]) -> i32 {\n    let mut largest = list[0];\n    for ';
+    await person.fill('#text', text);
+    const first = await hasGhost(person);
+    await person.picture(join(SHOTS, 'ghost.png'));
+    await person.press('Escape');
+    assert.equal(await person.ask(() => document.querySelector('.ghost').textContent), '');
+    await person.press(' ', { control: true });
+    assert.equal(await hasGhost(person), first, 'greedy: the same place, the same text');
     // Typing along the ghost keeps the rest of it.
-    await page.keyboard.type(first[0]);
-    assert.equal(await ghost(), first.slice(1));
-    await page.keyboard.press('Tab');
-    assert.ok((await text.inputValue()).endsWith(`    for ${first}`));
+    await person.type(first[0]);
+    assert.equal(await hasGhost(person), first.slice(1));
+    await person.press('Tab');
+    assert.equal(await person.ask(() => document.querySelector('#text').value), text + first);
     // Without a ghost Tab leaves the field: nobody is caught in it.
-    await page.keyboard.press('Escape');
-    await page.keyboard.press('Tab');
-    assert.notEqual(await page.evaluate(() => document.activeElement?.id), 'text');
-    await context.close();
+    await person.press('Escape');
+    await person.press('Tab');
+    assert.notEqual(await person.ask(() => document.activeElement.id), 'text');
   },
 );
 
-test('a tab that is closed in the middle of a run continues where it was', options, async () => {
-  const { context, page } = await visit();
-  await openFolder(page);
-  await page.fill('#minutes', '3');
-  await page.click('#learn');
-  await page.waitForFunction(
-    () => document.querySelector('.chart circle.held:nth-of-type(2)'),
-    undefined,
-    { timeout: LEARN_MS },
-  );
-  await page.close({ runBeforeUnload: false });
-  const again = await context.newPage();
-  await again.goto(`${url}/studio/`);
-  await again.waitForSelector('#kept:not([hidden])');
-  const step = Number(/step (\d+) of/.exec(await textOf(again, 'kept-words'))?.[1]);
-  assert.ok(step > 0);
+test('a tab closed in the middle of a run continues where it was', options, async (context) => {
+  const { visit } = await world(context);
+  const person = await visit();
+  await openFolder(person);
+  await person.fill('#minutes', '3');
+  await person.click('#learn');
+  const isSaved = () => document.querySelector('#run-words').textContent.includes('Saved at step');
+  await person.wait(isSaved, { seconds: LONG });
+  await person.leave();
+  const again = await visit();
+  await again.see('#kept');
+  const step = Number(/step (\d+) of/.exec(await again.text('kept-words'))?.[1]);
+  assert.ok(step > 0, 'a step that was kept');
   await again.click('#kept-go');
-  await again.waitForFunction((k) => Number(document.querySelector('#progress').value) > k, step, {
-    timeout: LEARN_MS,
-  });
+  const isPast = (kept) => document.querySelector('#progress').value > kept;
+  await again.wait(isPast, { args: [step], seconds: LONG });
   await again.click('#pause');
-  await again.waitForFunction(() =>
-    document.querySelector('#run-words').textContent?.includes('Paused'),
-  );
+  await again.wait(() => document.querySelector('#run-words').textContent.includes('Paused'));
   await again.click('#pause');
   await again.click('#stop');
-  await again.waitForSelector('#result:not([hidden])', { timeout: LEARN_MS });
-  await context.close();
+  await again.see('#result', LONG);
 });
 
-test('a folder may be dropped', options, async () => {
-  const { context, page } = await visit();
-  const session = await context.newCDPSession(page);
-  const data = { items: [], files: [join(scratch, 'shop')], dragOperationsMask: 1 };
-  for (const type of ['dragEnter', 'dragOver', 'drop']) {
-    await session.send('Input.dispatchDragEvent', { type, x: 600, y: 450, data });
-  }
-  await page.waitForFunction(
-    () => document.querySelector('#folder-title').textContent === 'shop',
-    undefined,
-    { timeout: 60_000 },
-  );
-  assert.match(await textOf(page, 'languages'), /Rust/);
-  await context.close();
+test('a folder may be dropped', options, async (context) => {
+  const { visit } = await world(context);
+  const person = await visit();
+  await person.dropFolder(join(scratch, 'shop'), 600, 450);
+  await person.see('#learn:enabled', LONG);
+  await showsFolder(person);
 });
 
-test('a folder may be opened by the File System Access API', options, async () => {
-  const { context, page } = await visit();
+test('a folder may be opened by the File System Access API', options, async (context) => {
+  const { visit } = await world(context);
   // A real handle, of a folder that a test can make.
-  const names = Array.from({ length: 10 }, (_, n) => [
-    `lib/file-${n}.py`,
-    `def value_${n}(x):\n    return x * ${n * n}\n`,
-  ]);
-  const files = Object.fromEntries(names);
-  await page.addInitScript((files) => {
-    window.showDirectoryPicker = async () => {
-      const root = await (
-        await navigator.storage.getDirectory()
-      ).getDirectoryHandle('yard', {
-        create: true,
-      });
-      for (const [name, text] of Object.entries(files)) {
-        const parts = name.split('/');
-        let dir = root;
-        for (const part of parts.slice(0, -1)) {
-          dir = await dir.getDirectoryHandle(part, { create: true });
-        }
-        const file = await dir.getFileHandle(parts.at(-1), { create: true });
-        const stream = await file.createWritable();
-        await stream.write(text.repeat(200));
-        await stream.close();
-      }
-      return root;
-    };
-  }, files);
-  await page.reload();
-  await page.click('#pick');
-  await page.waitForSelector('#prepare:not([hidden])', { timeout: 60_000 });
-  assert.equal(await textOf(page, 'folder-title'), 'yard');
-  assert.match(await textOf(page, 'languages'), /Python/);
-  await context.close();
+  const script = `window.showDirectoryPicker = async () => {
+    const origin = await navigator.storage.getDirectory();
+    const root = await origin.getDirectoryHandle('yard', { create: true });
+    const lib = await root.getDirectoryHandle('lib', { create: true });
+    for (let n = 0; n < 10; n += 1) {
+      const file = await lib.getFileHandle('file-' + n + '.py', { create: true });
+      const stream = await file.createWritable();
+      const lines = Array.from({ length: 60 }, (_, k) => 'value_' + n + '_' + k + ' = ' + k * n);
+      await stream.write(lines.join('\\n'));
+      await stream.close();
+    }
+    return root;
+  };`;
+  const person = await visit({ script });
+  await person.click('#pick');
+  await person.see('#prepare', LONG);
+  assert.equal(await person.text('folder-title'), 'yard');
+  assert.match(await person.text('languages'), /Python/);
 });
 
-test('it fits 360 pixels, in light and dark, and is operated by keys', options, async () => {
-  for (const colorScheme of ['light', 'dark']) {
-    const { context, page } = await visit({ viewport: { width: 360, height: 740 }, colorScheme });
-    await openFolder(page, async (button) => {
-      await button.focus();
-      await page.keyboard.press('Enter');
+test('it fits 360 pixels, light and dark, and is operated by keys', options, async (context) => {
+  const { visit } = await world(context);
+  for (const scheme of ['light', 'dark']) {
+    const person = await visit({ width: 360, height: 740, scheme });
+    await openFolder(person, async () => {
+      await person.ask(() => document.querySelector('#pick').focus());
+      await person.press('Enter');
     });
-    for (const id of ['result', 'take', 'run']) {
-      await page.locator(`#${id}`).evaluate((section) => (section.hidden = false));
-    }
-    await page.screenshot({ path: join(SHOTS, `small-${colorScheme}.png`), fullPage: true });
-    const width = await page.evaluate(() => document.documentElement.scrollWidth);
-    assert.ok(width <= 360, `${colorScheme}: ${width} pixels`);
-    const names = await page
-      .locator('button:visible, select:visible, input:visible, textarea:visible')
-      .evaluateAll((list) =>
-        list
-          .filter((one) => !(one.textContent.trim() || one.ariaLabel || one.labels?.length))
-          .map((one) => one.id),
-      );
-    assert.deepEqual(names, [], 'controls without a name');
-    await context.close();
+    await hasGhost(person);
+    const width = await person.ask(() => {
+      for (const id of ['run', 'result', 'take']) document.getElementById(id).hidden = false;
+      return document.documentElement.scrollWidth;
+    });
+    await person.picture(join(SHOTS, `small-${scheme}.png`));
+    assert.ok(width <= 360, `${scheme}: ${width} pixels`);
+    const nameless = await person.ask(() => {
+      const controls = [...document.querySelectorAll('button, select, input, textarea')];
+      const isNamed = (it) => it.textContent.trim() || it.ariaLabel || it.labels?.length;
+      return controls.filter((it) => it.checkVisibility() && !isNamed(it)).map((it) => it.id);
+    });
+    assert.deepEqual(nameless, [], 'controls without a name');
+    await person.leave();
   }
 });

@@ -86,6 +86,7 @@ export class Tokenizer {
 
 /** An answer as it is made. */
 class Generation {
+  /** Held, so that it is not freed before the answer has ended. */
   #model;
   #begun;
   #answer;
@@ -99,7 +100,7 @@ class Generation {
     this.#model = model;
     this.#signal = signal;
     const stops = stop === undefined ? [] : [stop].flat();
-    const all = { id: model, kind, args, options: { ...set(options), stop: stops } };
+    const all = { id: model.handle, kind, args, options: { ...set(options), stop: stops } };
     this.#begun = () => callUntil(signal, 'begin', all);
   }
   [Symbol.asyncIterator]() {
@@ -115,7 +116,7 @@ class Generation {
       try {
         this.#answer ??= await this.#begun();
         this.#signal?.throwIfAborted();
-        const args = { id: this.#model, answer: this.#answer };
+        const args = { id: this.#model.handle, answer: this.#answer };
         const { tokens, finish } = await callUntil(this.#signal, 'next', args);
         this.#tokens.push(...tokens);
         this.finish = finish;
@@ -130,7 +131,7 @@ class Generation {
   }
   #cancel() {
     if (!this.#isOver && this.#answer !== undefined) {
-      call('cancel', { id: this.#model, answer: this.#answer }).catch(() => {});
+      call('cancel', { id: this.#model.handle, answer: this.#answer }).catch(() => {});
     }
     this.#isOver = true;
     this.#tokens = [];
@@ -178,10 +179,10 @@ export class Model {
   }
   generate(prompt, options) {
     const kind = typeof prompt === 'string' ? 'generate' : 'chat';
-    return new Generation(this.handle, kind, [prompt], options);
+    return new Generation(this, kind, [prompt], options);
   }
   fill(prefix, suffix, options) {
-    return new Generation(this.handle, 'fill', [prefix, suffix], options);
+    return new Generation(this, 'fill', [prefix, suffix], options);
   }
   async embed(given) {
     const list = await call('embed', { id: this.handle, texts: [given].flat() });
@@ -191,10 +192,9 @@ export class Model {
     return (await evaluate(this, [text], options)).texts[0];
   }
   async snapshot(prompt) {
-    const id = this.handle;
-    const { number } = await call('snapshot', { id, prompt });
+    const { number } = await call('snapshot', { id: this.handle, prompt });
     const tokens = (await this.tokenizer.encode(prompt)).length;
-    const generate = (text, options) => new Generation(id, 'fork', [number, text], options);
+    const generate = (text, options) => new Generation(this, 'fork', [number, text], options);
     return { tokens, generate };
   }
   async files(format = '', { quant } = {}) {
@@ -222,10 +222,10 @@ export class Trainer {
     this.#options = { ...options };
   }
   train(given, options) {
-    return new Training(this.model.handle, this.#options, given, { ...options });
+    return new Training(this.model, this.#options, given, { ...options });
   }
   plan(given, options) {
-    return plan(this.model.handle, this.#options, given, options);
+    return plan(this.model, this.#options, given, options);
   }
 }
 

@@ -11,6 +11,13 @@ const isNode = typeof process === 'object' && !!process.versions?.node;
 /** Milliseconds for which tokens are gathered before they are handed out. */
 const GATHER_MS = 20;
 
+/** A trap without a panic: memory that could not be had. */
+const NO_MEMORY = {
+  code: 'out_of_memory',
+  message: 'the memory of wasm is used up',
+  hint: 'use a smaller model, batch or context; call `shutdown()` and start again',
+};
+
 export class Engine {
   /** `tell(id, value)` hears of progress of the call `id`. */
   constructor(tell) {
@@ -18,6 +25,9 @@ export class Engine {
     this.objects = new Map();
     this.last = 0;
     this.queue = Promise.resolve();
+    globalThis.addEventListener?.('error', (event) => {
+      if (this.isTrap(event.error)) event.preventDefault();
+    });
   }
 
   /** Calls a function by its name, once all calls before it are answered. */
@@ -31,26 +41,39 @@ export class Engine {
     if (this.dead) throw exception(this.dead);
     if (!Object.hasOwn(CALLS, name)) throw bad(`there is no call ${name}`, '');
     if (name !== 'init' && !this.module) throw bad('the engine was not started', 'call `init`');
-    // A panic inside of a promise of wasm would leave it open forever: the hook tells of it.
+    // A trap inside of a promise of wasm would leave it open forever: the panic hook tells of it,
+    // and what nobody caught.
     const stopped = new Promise((_, reject) => {
-      globalThis.elapidDefect = (words) => {
-        const hint = 'call `shutdown()` and start again; please report it';
-        this.dead = { code: 'defect', message: `this is a defect: ${words}`, hint };
+      this.stop = (dead) => {
+        this.dead ??= dead;
         reject(exception(this.dead));
       };
     });
+    stopped.catch(() => {});
+    globalThis.elapidDefect = (words) => {
+      const hint = 'call `shutdown()` and start again; please report it';
+      this.stop({ code: 'defect', message: `this is a defect: ${words}`, hint });
+    };
+    const uncaught = (error) => {
+      if (!this.isTrap(error)) throw error;
+    };
+    if (isNode) process.on('uncaughtException', uncaught);
     try {
       return await Promise.race([CALLS[name].call(this, args ?? {}, id), stopped]);
     } catch (thrown) {
-      if (thrown instanceof WebAssembly.RuntimeError && !this.dead) {
-        // A trap without a panic: memory that could not be had.
-        const hint = 'use a smaller model, batch or context; call `shutdown()` and start again';
-        this.dead = { code: 'out_of_memory', message: 'the memory of wasm is used up', hint };
-      }
+      if (this.isTrap(thrown)) this.dead ??= NO_MEMORY;
       throw exception(this.dead ?? plain(thrown));
     } finally {
-      if (this.module) wasm.forgetFiles();
+      if (isNode) process.off('uncaughtException', uncaught);
+      if (this.module && !this.dead) wasm.forgetFiles();
     }
+  }
+
+  /** Hears of errors that nobody caught; whether they were wasm's. */
+  isTrap(error) {
+    if (!(error instanceof WebAssembly.RuntimeError)) return false;
+    this.stop?.(NO_MEMORY);
+    return true;
   }
 
   keep(object) {

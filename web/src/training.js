@@ -26,7 +26,7 @@ function check({ steps, epochs, minutes }) {
 
 /** A run of training, made step by step as it is asked for. */
 export class Training {
-  #id;
+  #model;
   #given;
   #trainer;
   #options;
@@ -38,11 +38,16 @@ export class Training {
   #last;
   #tail = Promise.resolve();
 
-  constructor(id, trainer, given, options) {
-    this.#id = id;
+  /** A run holds its model: it must not be freed before. */
+  constructor(model, trainer, given, options) {
+    this.#model = model;
     this.#trainer = trainer;
     this.#given = given;
     this.#options = options;
+  }
+
+  get #id() {
+    return this.#model.handle;
   }
 
   [Symbol.asyncIterator]() {
@@ -166,7 +171,8 @@ export class Training {
 }
 
 /** What a run would need. */
-export async function plan(id, trainer, given, options = {}) {
+export async function plan(model, trainer, given, options = {}) {
+  const id = model.handle;
   const [learned, held] = await Promise.all([texts(given), texts([])]);
   const run = engineOptions(trainer, options);
   const coverage = await call('beginRun', { id, options: run, texts: learned, heldOut: held });

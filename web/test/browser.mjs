@@ -109,9 +109,12 @@ export class Browser {
   }
 
   async close() {
-    this.child.kill('SIGKILL');
+    this.send('Browser.close').catch(() => {});
+    const late = setTimeout(() => this.child.kill('SIGKILL'), 5000);
     await this.ended;
-    rmSync(this.profile, { recursive: true, force: true, maxRetries: 5 });
+    clearTimeout(late);
+    // Some of its processes may still be writing.
+    rmSync(this.profile, { recursive: true, force: true, maxRetries: 20, retryDelay: 100 });
   }
 }
 

@@ -116,8 +116,11 @@ impl Folder {
         }
         let mut list: Vec<_> = by_name.into_iter().collect();
         list.sort_by_key(|(_, (_, n_bytes))| std::cmp::Reverse(*n_bytes));
-        let of = |(name, (n_files, n_bytes)): (&str, (usize, usize))| json!({ "language": name, "files": n_files, "bytes": n_bytes });
-        list.into_iter().map(of).collect()
+        let mut values = Vec::new();
+        for (name, (n_files, n_bytes)) in list {
+            values.push(json!({ "language": name, "files": n_files, "bytes": n_bytes }));
+        }
+        values
     }
 
     /// What is learned and what is held out.

@@ -2,6 +2,7 @@
 
 use crate::failure::{Done, Failure};
 use elapid::{Device, DeviceInfo, Precision};
+use js_sys::{Reflect, global};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use wasm_bindgen::prelude::*;
@@ -9,6 +10,15 @@ use wasm_bindgen::prelude::*;
 thread_local! {
     /// Devices that were opened, by name: models on one device share its buffers.
     static OPEN: RefCell<Vec<(String, Device)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Whether there is a WebGPU to ask for adapters: in a page or its worker, and nowhere else.
+fn has_gpu() -> bool {
+    let get = |from: &JsValue, name: &str| Reflect::get(from, &name.into()).ok();
+    let scopes = ["Window", "DedicatedWorkerGlobalScope"];
+    let is_page = scopes.iter().any(|name| get(&global(), name).is_some_and(|it| it.is_function()));
+    let gpu = get(&global(), "navigator").filter(JsValue::is_object);
+    is_page && gpu.and_then(|it| get(&it, "gpu")).is_some_and(|it| it.is_object())
 }
 
 /// The device of a name: `cpu`, `webgpu`, or `auto`.
@@ -19,7 +29,13 @@ pub async fn device(name: &str) -> Done<Device> {
     }
     let device = match name {
         "cpu" => Device::cpu(1)?,
+        "auto" if !has_gpu() => Device::cpu(1)?,
         "auto" => Device::by_name("auto", Precision::default(), 1).await?,
+        "webgpu" if !has_gpu() => {
+            let message = "there is no WebGPU here".into();
+            let hint = "use a browser with WebGPU over https or localhost, or the device `cpu`";
+            return Err(Failure { code: "device", message, hint: hint.into() });
+        }
         "webgpu" => Device::by_name("wgpu", Precision::default(), 1).await?,
         _ => {
             let hint = "use `auto`, `cpu` or `webgpu`";
@@ -52,7 +68,10 @@ fn listed(info: &DeviceInfo) -> Value {
 /// The devices that are there, as JSON.
 #[wasm_bindgen]
 pub async fn devices() -> Done<String> {
-    let list: Vec<Value> = Device::list(1).await?.iter().map(listed).collect();
+    let list: Vec<Value> = match has_gpu() {
+        true => Device::list(1).await?.iter().map(listed).collect(),
+        false => vec![describe(&Device::cpu(1)?)],
+    };
     Ok(Value::from(list).to_string())
 }
 

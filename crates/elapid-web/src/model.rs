@@ -50,6 +50,17 @@ pub fn put(dir: &Path, files: &Files) -> Done<()> {
     Ok(())
 }
 
+/// Takes what the engine wrote at a path; a single file has this name.
+fn taken(path: &Path, name: &str) -> Vec<(String, Vec<u8>)> {
+    let mut files = take_files(path);
+    if let [(only, _)] = &mut files[..]
+        && only.is_empty()
+    {
+        *only = name.into();
+    }
+    files
+}
+
 /// A folder for one call.
 pub fn folder() -> PathBuf {
     thread_local!(static COUNT: Cell<u64> = const { Cell::new(0) });
@@ -389,7 +400,11 @@ impl WebModel {
             let hint = "train one with the method `lora`, `dora` or `bc`, or save a model";
             return Err(Failure::input("there is no adapter to save", hint));
         }
-        let files = self.session.save(name).await?;
+        let dir = folder();
+        let done = self.session.save(dir.join(name)).await;
+        let files = taken(&dir.join(name), name);
+        take_files(&dir);
+        done?;
         let is_plain = quant.is_none() && has_adapter == form.is_none();
         match form {
             _ if is_plain => Ok(files),
@@ -425,14 +440,9 @@ impl WebModel {
         };
         let (host, path) = (self.device.host_device(), dir.join("out").join(name));
         let done = model.convert(&path, form, mix, &host, &mut |_, _| {});
-        let mut written = take_files(&path);
+        let written = taken(&path, name);
         take_files(&dir);
         done?;
-        if let [(only, _)] = &mut written[..]
-            && only.is_empty()
-        {
-            *only = name.into();
-        }
         Ok(written)
     }
 }

@@ -7,15 +7,14 @@
 use crate::failure::{Done, Failure, options};
 use crate::machine;
 use crate::measure::{self, documents};
-use crate::model::WebModel;
+use crate::model::{WebModel, folder};
 use elapid::{
-    Batches, Corpus, Device, Document, Encoded, EvalSettings, Extent, LoraForm, LoraSettings,
-    Method, OptimizerKind, Outcome, Saved, Scaling, Schedule, Settings, Training, Turn, foretell,
-    name_hash,
+    Batches, Corpus, Device, Document, Encoded, EvalSettings, LoraForm, LoraSettings, Method,
+    OptimizerKind, Outcome, Saved, Scaling, Schedule, Settings, Training, Turn, foretell,
+    name_hash, take_files,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::sync::Arc;
 use wasm_bindgen::prelude::*;
 
 /// Steps in a row that may diverge.
@@ -262,13 +261,14 @@ impl WebModel {
         let turns = training.settings.turns.clone();
         let extra = Extra { fingerprint: fingerprint.clone(), turns, elapsed };
         let extra = serde_json::to_value(extra).unwrap_or_default();
-        Ok(training.capture(Extent::Run, &extra).await?.save()?)
+        captured(training, &extra).await
     }
 
     /// Continues from a checkpoint; seconds that the run took until then.
     pub async fn resume(&mut self, bytes: Vec<u8>) -> Done<f64> {
         let Run { training, fingerprint, .. } = self.run()?;
-        let saved = Saved::open("the checkpoint", Arc::new(bytes))?;
+        let saved = saved(&bytes)?;
+        drop(bytes);
         let other = |problem: &str| {
             let hint = "give the model, texts and options of that run, or choose another name";
             Failure { code: "format", message: problem.into(), hint: hint.into() }
@@ -357,10 +357,26 @@ impl WebModel {
     }
 }
 
+/// The bytes of a checkpoint.
+async fn captured(training: &Training, extra: &Value) -> Done<Vec<u8>> {
+    let path = folder().join("checkpoint");
+    training.save(&path, extra).await?;
+    Ok(take_files(&path).pop().map(|file| file.1).unwrap_or_default())
+}
+
+/// A checkpoint of these bytes.
+fn saved(bytes: &[u8]) -> Done<Saved> {
+    let path = folder().join("checkpoint");
+    elapid::write(&path, |sink| sink(bytes))?;
+    let found = Saved::open(&path);
+    take_files(&path);
+    Ok(found?)
+}
+
 /// Seconds and bytes of a step on a GPU: nobody can wait for a pass of it, so that whole steps are
 /// made and taken back. The first compiles kernels.
 async fn step_of(training: &mut Training, device: &Device) -> Done<(f64, usize)> {
-    let before = training.capture(Extent::Run, &Value::Null).await?.save()?;
+    let before = captured(training, &Value::Null).await?;
     let n_before = device.memory().reserved;
     let mut step_s = 0.0;
     for _ in 0..2 {
@@ -369,7 +385,7 @@ async fn step_of(training: &mut Training, device: &Device) -> Done<(f64, usize)>
         step_s = machine::now_s() - begin;
     }
     let n_bytes = device.memory().reserved.saturating_sub(n_before);
-    Saved::open("the state before", Arc::new(before))?.restore(training)?;
+    saved(&before)?.restore(training)?;
     Ok((step_s, n_bytes))
 }
 

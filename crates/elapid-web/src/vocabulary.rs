@@ -35,7 +35,14 @@ const SPECIALS: [&str; 7] = [
 impl Vocabulary {
     /// Opens the tokenizer that was given: one file, or those of a directory.
     pub fn open() -> Done<Vocabulary> {
-        let files = given();
+        let mut files = given();
+        // Bytes may come without a name.
+        if let (1, Some(only)) = (files.len(), files.first_entry())
+            && only.get().trim_ascii_start().starts_with(b"{")
+        {
+            let bytes = only.remove();
+            files.insert("tokenizer.json".into(), bytes);
+        }
         let dir = folder();
         put(&dir, &files)?;
         let only = files.keys().next().filter(|_| files.len() == 1);

@@ -1,9 +1,15 @@
-// The curve of a run: bits per byte of what is learned and of what is held out, by step.
+// The curve of a run, by step: bits per byte of held-out text above, of what is learned below. Each
+// has a scale of its own, since text that is learned in short pieces with holes is harder to
+// predict: what matters is where each of them goes.
 
 const SVG = 'http://www.w3.org/2000/svg';
-const MARGIN = { top: 14, right: 16, bottom: 30, left: 46 };
+const MARGIN = { top: 22, right: 14, bottom: 28, left: 50 };
+const GAP = 34;
+/** Bits per byte that the smallest scale shows. */
+const SPAN_MIN = 0.04;
 
 /** @typedef {{ step: number, train: number, held?: number }} Point */
+/** @typedef {[step: number, value: number]} Place */
 
 /**
  * @param {string} tag
@@ -16,6 +22,10 @@ function shape(tag, attributes, text) {
   if (text !== undefined) made.textContent = text;
   return made;
 }
+
+/** @param {number} x @param {number} y @param {string} anchor @param {string} text */
+const label = (x, y, anchor, text) =>
+  shape('text', { class: 'tick', x, y, 'text-anchor': anchor }, text);
 
 /**
  * Round numbers between two others, about `n` of them.
@@ -76,124 +86,91 @@ export class Chart {
     this.draw();
   }
 
+  /** Where a step is. @param {number} step */
+  #x(step) {
+    const span = this.place.clientWidth - MARGIN.left - MARGIN.right;
+    return MARGIN.left + (step / this.steps) * span;
+  }
+
   draw() {
     const [width, height] = [this.place.clientWidth, this.place.clientHeight];
     if (width < 80 || height < 80) return;
     const smooth = smoothed(this.points.map((point) => point.train));
-    const held = this.points.filter((point) => point.held !== undefined);
-    const values = [...smooth, ...held.map((point) => point.held ?? 0)];
-    if (this.before !== undefined) values.push(this.before);
-    if (values.length === 0) values.push(0, 1);
-    const pad = Math.max(0.02, 0.12 * (Math.max(...values) - Math.min(...values)));
-    const [low, high] = [Math.max(0, Math.min(...values) - pad), Math.max(...values) + pad];
-    const right = width - MARGIN.right;
+    /** @type {Place[]} */
+    const trained = this.points.map((point, idx) => [point.step, smooth[idx]]);
+    /** @type {Place[]} */
+    const measured = this.points.flatMap(({ step, held }) =>
+      held === undefined ? [] : [/** @type {Place} */ ([step, held])],
+    );
+    if (this.before !== undefined) measured.unshift([0, this.before]);
+    const middle = MARGIN.top + (height - MARGIN.top - MARGIN.bottom - GAP) / 2;
     const bottom = height - MARGIN.bottom;
-    /** @param {number} step */
-    const x = (step) => MARGIN.left + (step / this.steps) * (right - MARGIN.left);
-    /** @param {number} value */
-    const y = (value) => bottom - ((value - low) / (high - low)) * (bottom - MARGIN.top);
-    /** @param {[number, number][]} list */
-    const path = (list) =>
-      list.map(([a, b], i) => `${i ? 'L' : 'M'}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join('');
-    const parts = [];
-    for (const value of ticks(low, high, Math.max(2, Math.floor(height / 60)))) {
-      parts.push(
-        shape('line', { class: 'grid', x1: MARGIN.left, x2: right, y1: y(value), y2: y(value) }),
-      );
-      parts.push(
-        shape(
-          'text',
-          { class: 'tick', x: MARGIN.left - 8, y: y(value) + 4, 'text-anchor': 'end' },
-          value.toFixed(high - low < 0.2 ? 3 : 2),
-        ),
-      );
-    }
+    const parts = [
+      ...this.#panel('held', 'held-out, bits per byte', measured, MARGIN.top, middle),
+      ...this.#panel('train', 'training, bits per byte', trained, middle + GAP, bottom),
+    ];
     for (const step of ticks(0, this.steps, Math.max(2, Math.floor(width / 110)))) {
       if (!Number.isInteger(step)) continue;
-      parts.push(
-        shape(
-          'text',
-          { class: 'tick', x: x(step), y: bottom + 20, 'text-anchor': 'middle' },
-          String(step),
-        ),
-      );
-    }
-    if (this.before !== undefined) {
-      const line = {
-        class: 'before',
-        x1: MARGIN.left,
-        x2: right,
-        y1: y(this.before),
-        y2: y(this.before),
-      };
-      parts.push(shape('line', line));
-      parts.push(
-        shape(
-          'text',
-          { class: 'tick', x: right, y: y(this.before) - 6, 'text-anchor': 'end' },
-          'held-out before',
-        ),
-      );
-    }
-    /** @type {[number, number][]} */
-    const trained = this.points.map((point, idx) => [point.step, smooth[idx]]);
-    /** @type {[number, number][]} */
-    const measured = held.map((point) => [point.step, point.held ?? 0]);
-    if (this.before !== undefined) measured.unshift([0, this.before]);
-    for (const [name, list] of /** @type {const} */ ([
-      ['train', trained],
-      ['held', measured],
-    ])) {
-      parts.push(shape('path', { class: name, d: path(list) }));
-    }
-    for (const [step, value] of measured) {
-      parts.push(shape('circle', { class: 'held', cx: x(step), cy: y(value), r: 3.5 }));
-    }
-    // Each line is named at its middle.
-    for (const [words, name, list] of /** @type {const} */ ([
-      ['training', 'train', trained],
-      ['held-out', 'held', measured],
-    ])) {
-      const middle = list[Math.floor(list.length / 2)];
-      if (!middle || list.length < 2) continue;
-      parts.push(
-        shape(
-          'text',
-          {
-            class: `name ${name}`,
-            x: x(middle[0]),
-            y: y(middle[1]) + (name === 'held' ? 20 : -9),
-            'text-anchor': 'middle',
-          },
-          words,
-        ),
-      );
+      parts.push(label(this.#x(step), bottom + 20, 'middle', String(step)));
     }
     const near = this.#nearest();
     if (near !== undefined) {
-      const at = this.points[near];
-      parts.push(
-        shape('line', {
-          class: 'cross',
-          x1: x(at.step),
-          x2: x(at.step),
-          y1: MARGIN.top,
-          y2: bottom,
-        }),
-      );
-      parts.push(shape('circle', { class: 'train', cx: x(at.step), cy: y(smooth[near]), r: 3.5 }));
+      const x = this.#x(this.points[near].step);
+      parts.push(shape('line', { class: 'cross', x1: x, x2: x, y1: MARGIN.top, y2: bottom }));
     }
-    this.#tell(near, smooth, x);
+    this.#tell(near, smooth);
     this.svg.replaceChildren(...parts);
     this.svg.setAttribute('viewBox', `0 0 ${width} ${height}`);
+    this.svg.setAttribute('aria-label', `Bits per byte by step. ${this.#words(smooth, measured)}`);
+  }
+
+  /**
+   * One line with its scale.
+   * @param {'held' | 'train'} name
+   * @param {string} title
+   * @param {Place[]} list
+   * @param {number} top
+   * @param {number} bottom
+   */
+  #panel(name, title, list, top, bottom) {
+    const values = list.map(([, value]) => value);
+    const centre = list.length > 0 ? (Math.max(...values) + Math.min(...values)) / 2 : 1;
+    const span = list.length > 0 ? Math.max(...values) - Math.min(...values) : 0;
+    const half = Math.max(SPAN_MIN, 1.25 * span) / 2;
+    const [low, high] = [centre - half, centre + half];
+    const right = this.place.clientWidth - MARGIN.right;
+    /** @param {number} value */
+    const y = (value) => bottom - ((value - low) / (high - low)) * (bottom - top);
+    /** @param {string} kind @param {number} value */
+    const level = (kind, value) =>
+      shape('line', { class: kind, x1: MARGIN.left, x2: right, y1: y(value), y2: y(value) });
+    const parts = [shape('text', { class: `name ${name}`, x: MARGIN.left, y: top - 7 }, title)];
+    for (const value of ticks(low, high, Math.max(2, Math.floor((bottom - top) / 36)))) {
+      const digits = high - low < 0.1 ? 3 : 2;
+      parts.push(level('grid', value));
+      parts.push(label(MARGIN.left - 8, y(value) + 4, 'end', value.toFixed(digits)));
+    }
+    if (name === 'held' && this.before !== undefined) {
+      parts.push(level('before', this.before), label(right, top - 7, 'end', 'dashed: before'));
+    }
+    const path = list.map(([step, value]) => `${this.#x(step).toFixed(1)} ${y(value).toFixed(1)}`);
+    parts.push(shape('path', { class: name, d: path.length > 0 ? `M${path.join('L')}` : '' }));
+    for (const [step, value] of name === 'held' ? list : list.slice(-1)) {
+      parts.push(shape('circle', { class: name, cx: this.#x(step), cy: y(value), r: 3.5 }));
+    }
+    return parts;
+  }
+
+  /** @param {number[]} smooth @param {Place[]} measured */
+  #words(smooth, measured) {
     const last = this.points.at(-1);
+    if (!last) return 'No step was made yet.';
     /** @param {number | undefined} value */
     const say = (value) => value?.toFixed(3) ?? 'not measured';
-    const words = last
-      ? `At step ${last.step} of ${this.steps}: training ${say(smooth.at(-1))}, ` +
-        `held-out ${say(held.at(-1)?.held)}, before ${say(this.before)}.`
-      : 'No step was made yet.';
-    this.svg.setAttribute('aria-label', `Bits per byte by step. ${words}`);
+    return (
+      `At step ${last.step} of ${this.steps}: training ${say(smooth.at(-1))}, ` +
+      `held-out ${say(measured.at(-1)?.[1])}, before ${say(this.before)}.`
+    );
   }
 
   /** Index of the point under the pointer. */
@@ -204,18 +181,14 @@ export class Chart {
     return far.indexOf(Math.min(...far));
   }
 
-  /**
-   * @param {number | undefined} near
-   * @param {number[]} smooth
-   * @param {(step: number) => number} x
-   */
-  #tell(near, smooth, x) {
+  /** @param {number | undefined} near @param {number[]} smooth */
+  #tell(near, smooth) {
     this.tip.hidden = near === undefined;
     if (near === undefined) return;
     const { step, held } = this.points[near];
     const measured = held === undefined ? '' : ` · held-out ${held.toFixed(3)}`;
     this.tip.textContent = `step ${step} · training ${smooth[near].toFixed(3)}${measured}`;
     const room = this.place.clientWidth - this.tip.offsetWidth - 8;
-    this.tip.style.left = `${Math.max(8, Math.min(x(step) + 10, room))}px`;
+    this.tip.style.left = `${Math.max(8, Math.min(this.#x(step) + 10, room))}px`;
   }
 }

@@ -29,7 +29,9 @@ export async function complete(model, before, after, signal) {
     text += token.text;
     if (/\S[^\n]*\n/.test(text)) break;
   }
-  return text.replace(/(\S[^\n]*)\n[^]*$/, '$1').trimEnd();
+  // A small model may say a thing again and again: once is enough.
+  const line = text.replace(/(\S[^\n]*)\n[^]*$/, '$1').replace(/(.{8,}?)\1[^]*$/, '$1');
+  return line.trimEnd();
 }
 
 export class Editor {

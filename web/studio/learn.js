@@ -25,7 +25,7 @@ export const STEP_TOKENS = (SETTINGS.batch ?? 1) * (SETTINGS.context ?? 1);
 
 /** Held-out text that is measured: what more would say is not worth the minutes. */
 const MEASURED_BYTES_MAX = 32_000;
-const MEASURED_FILE_BYTES_MAX = 4000;
+const MEASURED_FILE_BYTES_MIN = 4000;
 /** Measurements on the way: so many, or as many as take this share of the time. */
 const N_EVALS_MAX = 10;
 const EVALS_SHARE = 0.2;
@@ -66,15 +66,14 @@ export async function choose(folder) {
 
 /** The beginnings of held-out files, up to a bound. @param {TextFile[]} files */
 function sample(files) {
+  const most = Math.max(MEASURED_FILE_BYTES_MIN, Math.floor(MEASURED_BYTES_MAX / files.length));
   const list = [];
   let bytes = 0;
   for (const { name, text } of files) {
-    const end = text.lastIndexOf('\n', MEASURED_FILE_BYTES_MAX) + 1;
-    const part =
-      text.length <= MEASURED_FILE_BYTES_MAX ? text : text.slice(0, end || MEASURED_FILE_BYTES_MAX);
-    bytes += part.length;
+    const end = text.length <= most ? text.length : text.lastIndexOf('\n', most) + 1 || most;
+    bytes += end;
     if (bytes > MEASURED_BYTES_MAX && list.length > 0) break;
-    list.push({ name, text: part });
+    list.push({ name, text: text.slice(0, end) });
   }
   return list;
 }

@@ -66,9 +66,9 @@ const AFTER = anyOf(
 const PLACEHOLDER = anyOf(
   '',
   `example your xxxx placeholder change-?_?me changethis dummy fake sample redacted replace insert
-  todo test mock demo foobar deadbeef passw(?:or)?d secret token api[_-]?key my[_-]?key 123456 abcdef
-  qwerty 000000 111111 process\\.env hunter2 letmein admin default none null undefined unused invalid
-  hello world sha(?:256|384|512)- env\\. config\\. settings\\. ^0x`,
+  todo test mock demo foobar deadbeef passw(?:or)?d secret token api[_-]?key my[_-]?key 123456
+  abcdef qwerty 000000 111111 process\\.env hunter2 letmein admin default none null undefined unused
+  invalid hello world sha(?:256|384|512)- env\\. config\\. settings\\. ^0x`,
   '',
 );
 const UUID = /^[\da-f]{8}-(?:[\da-f]{4}-){3}[\da-f]{12}$/i;

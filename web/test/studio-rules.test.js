@@ -10,7 +10,8 @@ import { test } from 'node:test';
 import { ignoredBy } from '../studio/ignore.js';
 import { mask } from '../studio/secrets.js';
 
-const RUST = new URL('../../crates/elapid-cli/src/source/secrets/tests.rs', import.meta.url);
+const CLI = new URL('../../crates/elapid-cli/src/', import.meta.url);
+const RUST = new URL('source/secrets/tests.rs', CLI);
 
 /** The string literals of a Rust constant; `~` in them stands for nothing. */
 function literals(name) {
@@ -113,5 +114,23 @@ test('files are ignored as git ignores them', async (context) => {
   assert.deepEqual(
     mine,
     files.filter((path) => !wanted.has(path)),
+  );
+});
+
+test('page and server say the same policy, and it allows nothing inline or from elsewhere', () => {
+  const page = readFileSync(new URL('../studio/index.html', import.meta.url), 'utf8');
+  const server = readFileSync(new URL('server/studio.rs', CLI), 'utf8');
+  const tidy = (text) =>
+    text
+      .split(';')
+      .map((rule) => rule.replace(/\\?\s+/g, ' ').trim())
+      .filter((rule) => !rule.startsWith('frame-ancestors')); // means nothing in a page
+  const own = tidy(/http-equiv="Content-Security-Policy" content="([^"]*)"/.exec(page)[1]);
+  assert.deepEqual(own, tidy(/const POLICY: &str = "([^"]*)"/.exec(server)[1]));
+  assert.ok(own.includes("default-src 'none'"));
+  assert.doesNotMatch(own.join(), /unsafe-inline|'unsafe-eval'|\*|https?:|data:/);
+  assert.doesNotMatch(
+    page,
+    /<script(?![^>]*\ssrc=)|\sstyle=|\son\w+=|(?:src|href)="(?:https?:)?\/\//,
   );
 });

@@ -16,6 +16,7 @@ import { Person } from './person.js';
 const ROOT = fileURLToPath(new URL('../..', import.meta.url));
 const TARGET = process.env.CARGO_TARGET_DIR ?? join(ROOT, 'target');
 const PACKAGE = process.env.ELAPID_PACKAGE ?? join(ROOT, 'web');
+const MODEL = join(ROOT, 'models/elapid-code-small.gguf');
 const SHOTS = join(TARGET, 'studio-shots');
 const BINARY = ['release', 'debug']
   .map((kind) => join(TARGET, kind, 'elapid'))
@@ -67,9 +68,8 @@ function makeProject(dir) {
 
 /** A server, a browser with a profile of its own, and a way to have people in it. */
 async function world(context) {
-  const model = join(ROOT, 'models/elapid-code-small.gguf');
   const flags = ['--port', '0', '--json', '--studio', join(scratch, 'studio')];
-  const server = spawn(BINARY, ['serve', model, ...flags], { stdio: ['ignore', 'pipe', 'ignore'] });
+  const server = spawn(BINARY, ['serve', MODEL, ...flags], { stdio: ['ignore', 'pipe', 'ignore'] });
   const line = await new Promise((done) => server.stdout.once('data', done));
   const { url } = JSON.parse(line.toString());
   const browser = await Browser.start();
@@ -158,21 +158,23 @@ async function showsFolder(person) {
   assert.match(await person.text('plan'), /tokens per second/);
 }
 
-/** Downloads are whole files of their formats. */
+/** What is downloaded is used by the program: adapters on the base, models alone. */
 async function saves(person) {
-  const begins = {
-    'Model, GGUF': 'GGUF',
-    'Model, safetensors': 'PK',
-    'Adapter, PEFT': 'PK',
-    'Adapter, GGUF': 'GGUF',
-  };
-  for (const [title, magic] of Object.entries(begins)) {
+  const titles = ['Model, GGUF', 'Model, safetensors', 'Adapter, PEFT', 'Adapter, GGUF'];
+  const answers = [];
+  for (const title of titles) {
     const click = () => person.click(`[aria-label^="Save: ${title}"]`);
     const name = await person.download(scratch, click, LONG);
-    const bytes = fs.readFileSync(join(scratch, name));
-    assert.equal(bytes.subarray(0, magic.length).toString('latin1'), magic, title);
-    assert.ok(bytes.length > 10_000, `${title}: ${bytes.length} bytes`);
+    const file = join(scratch, title.includes('GGUF') ? `${name}.gguf` : `${name}.zip`);
+    fs.renameSync(join(scratch, name), file);
+    const path = file.endsWith('.zip') ? join(scratch, name) : file;
+    if (path !== file) execFileSync('python3', ['-m', 'zipfile', '-e', file, path]);
+    const models = title.startsWith('Adapter') ? [MODEL, '--adapter', path] : [path];
+    const prompt = ['-p', 'pub fn ', '-n', '12', '--temperature', '0', '--quiet'];
+    answers.push(execFileSync(BINARY, ['generate', ...models, ...prompt], { encoding: 'utf8' }));
   }
+  assert.ok(answers[0].trim() !== '', 'an answer');
+  assert.equal(answers[2], answers[3], 'both forms of the adapter');
 }
 
 test(

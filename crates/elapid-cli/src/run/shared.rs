@@ -200,8 +200,8 @@ pub fn expect_same(config: &RunConfig, data: &Data, prepared: &Prepared) -> Done
     Ok(())
 }
 
-/// What ranks sent in so many steps beside what they must: a rank that holds 1/n of all sums gets it
-/// from n - 1 others and gives it to as many. What went by NCCL is not counted.
+/// What ranks sent in so many steps beside what they must: a rank that holds 1/n of all sums gets
+/// it from n - 1 others and gives it to as many. What went by NCCL is not counted.
 pub fn say_sent((n_bytes, n_steps): (u64, u64), training: &Training, live: &mut Live) -> Done<()> {
     let ranks = ranks::here();
     if ranks.is_alone() {

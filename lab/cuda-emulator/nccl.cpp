@@ -141,7 +141,8 @@ API int ncclCommInitRank(Comm **out, int n_ranks, Id id, int rank) {
         pollfd waiting{listener, POLLIN, 0};
         if (poll(&waiting, 1, 60000) != 1) return system_error;
         int line = accept(listener, nullptr, nullptr), peer = -1;
-        if (!transfer(line, reinterpret_cast<char *>(&peer), sizeof peer, false)) return system_error;
+        if (!transfer(line, reinterpret_cast<char *>(&peer), sizeof peer, false))
+            return system_error;
         if (peer <= rank || peer >= n_ranks) return invalid_argument;
         comm->sockets[peer] = line;
     }

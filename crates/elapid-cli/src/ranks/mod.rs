@@ -18,7 +18,7 @@ use elapid::{Error, Group, Result};
 use launcher::Launcher;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -97,6 +97,7 @@ pub struct Ranks {
 }
 
 static HERE: OnceLock<Ranks> = OnceLock::new();
+static IS_TRAINING: AtomicBool = AtomicBool::new(false);
 static ONE: LazyLock<Ranks> = LazyLock::new(Ranks::alone);
 
 /// This process; alone unless it joined others.
@@ -259,10 +260,17 @@ impl Ranks {
     fn exchange(&self, outgoing: &[&[u8]], incoming: &mut [&mut [u8]]) -> Done<()> {
         let Some(link) = &self.link else { return Ok(()) };
         let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(link.exchange(outgoing, incoming, None)?)
+        let timeout = IS_TRAINING.load(Ordering::Relaxed).then(timeout);
+        Ok(link.exchange(outgoing, incoming, timeout)?)
     }
 
-    /// What every rank gives, by rank; however long it takes them.
+    /// From now on ranks are about as fast as each other: one that does not answer hangs. Before,
+    /// others may wait for hours until the first has read its data.
+    pub fn expect_answers(&self) {
+        IS_TRAINING.store(true, Ordering::Relaxed);
+    }
+
+    /// What every rank gives, by rank.
     pub fn gather<T: Serialize + DeserializeOwned>(&self, own: &T) -> Done<Vec<T>> {
         let own = serde_json::to_vec(own).map_err(bug)?;
         let length = (own.len() as u64).to_le_bytes();

@@ -113,11 +113,19 @@ pub struct Live {
     /// The newest step, where it was not shown so.
     last: Option<String>,
     bits_per_byte: Option<f64>,
+    /// Of several, said in every object.
+    rank: Option<usize>,
 }
 
 impl Live {
     pub fn new(output: Output) -> Live {
-        Live { output, begin: None, n_done: 0, shown: None, last: None, bits_per_byte: None }
+        let (shown, last, bits_per_byte, rank) = (None, None, None, None);
+        Live { output, begin: None, n_done: 0, shown, last, bits_per_byte, rank }
+    }
+
+    /// The same of one of several ranks.
+    pub fn of_rank(self, rank: usize) -> Live {
+        Live { rank: Some(rank), ..self }
     }
 
     /// A line of its own: `model`, `device`, `data`, `report` ...
@@ -205,7 +213,11 @@ impl Live {
             Output::Plain(writer) => (writer, text.to_string()),
             Output::Json(writer) => {
                 let text = serde_json::to_string(object);
-                (writer, text.expect("lines hold numbers and text only"))
+                let mut text = text.expect("lines hold numbers and text only");
+                if let (Some(rank), true) = (self.rank, text.starts_with("{\"")) {
+                    text.insert_str(1, &format!("\"rank\":{rank},"));
+                }
+                (writer, text)
             }
         };
         let _ = writeln!(writer, "{line}").and_then(|()| writer.flush());

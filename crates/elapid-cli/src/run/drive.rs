@@ -263,6 +263,7 @@ impl Run {
             pace.hear(state.elapsed(), self.prepared.training.progress().step);
             state.pace = Some(pace);
         }
+        ranks::here().expect_answers();
         let end = self.steps(&mut state)?;
         self.live.finish();
         shared::say_sent(state.sent, &self.prepared.training, &mut self.live)?;

@@ -107,11 +107,13 @@ impl Wishes {
 
     /// Of several ranks the first is seen.
     pub fn live(&self) -> Live {
-        Live::new(match ranks::here().is_first() {
+        let ranks = ranks::here();
+        let live = Live::new(match ranks.is_first() {
             false => Output::Plain(Box::new(std::io::sink())),
             true if self.json => Output::json(),
             true => Output::for_people(),
-        })
+        });
+        if ranks.is_alone() { live } else { live.of_rank(ranks.rank) }
     }
 }
 

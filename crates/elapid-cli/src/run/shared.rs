@@ -200,8 +200,8 @@ pub fn expect_same(config: &RunConfig, data: &Data, prepared: &Prepared) -> Done
     Ok(())
 }
 
-/// What ranks sent in so many steps beside what they must: a rank that holds 1/n of all sums gets it
-/// from n - 1 others and gives it to as many. What went by NCCL is not counted.
+/// What ranks sent in so many steps beside what they must: a rank that holds 1/n of all sums gets
+/// it from n - 1 others and gives it to as many. What went by NCCL is not counted.
 pub fn say_sent((n_bytes, n_steps): (u64, u64), training: &Training, live: &mut Live) -> Done<()> {
     let ranks = ranks::here();
     if ranks.is_alone() {
@@ -210,11 +210,12 @@ pub fn say_sent((n_bytes, n_steps): (u64, u64), training: &Training, live: &mut 
     let n = ranks.n_ranks as f64;
     let all: u64 = ranks.gather(&n_bytes)?.iter().sum();
     let least = 2.0 * (n - 1.0) / n * training.fixed().trained as f64;
-    let text = format!(
-        "{n} ranks, {} sent by each in a step on the average, the least possible is {}",
-        mebibytes(all as f64 / n / n_steps.max(1) as f64),
-        mebibytes(least)
-    );
-    live.line("ranks", &text);
+    let sent = all as f64 / n / n_steps.max(1) as f64;
+    let text = match sent > least / 2.0 {
+        true => format!("{} sent by each in a step on the average", mebibytes(sent)),
+        false => "NCCL carried the gradients".into(),
+    };
+    let least = mebibytes(least);
+    live.line("ranks", &format!("{n} ranks, {text}, the least possible is {least}"));
     Ok(())
 }

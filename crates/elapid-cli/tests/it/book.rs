@@ -44,7 +44,8 @@ fn bash(script: &str, within: &Path) -> (bool, String) {
 const PROJECT: &str = r##"
 mkdir src
 for n in $(seq 24); do
-    printf '"""Shapes of kind %s."""\n\n\ndef area_%s(width, height):\n    return width * height + %s\n\n\n' $n $n $n
+    printf '"""Shapes of kind %s."""\n\n\n' $n
+    printf 'def area_%s(width, height):\n    return width * height + %s\n\n\n' $n $n
     for k in $(seq 5); do
         printf 'def edge_%s_%s(shape):\n    return shape.edges[%s] * %s\n\n\n' $n $k $k $n
     done

@@ -76,6 +76,6 @@ const clients = {
 };
 
 clients[name]().then((did) => {
-  const version = name === "vscode" ? process.env.VERSION : here(name + "/package.json").version;
+  const version = name === "vscode" ? process.env.VERSION : JSON.parse(require("fs").readFileSync(`node_modules/${name}/package.json`)).version;
   console.log(JSON.stringify({ version, did }));
 }).catch((error) => { console.error(error); process.exit(1); });

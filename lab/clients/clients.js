@@ -50,32 +50,35 @@ const clients = {
       n_predict: 16, n_indent: 4, top_k: 40, top_p: 0.99, stream: false, n_cmpl: 1,
       samplers: ["top_k", "top_p", "infill"], cache_prompt: true, t_max_prompt_ms: 500,
       t_max_predict_ms: 2500, response_fields: ["content", "timings/prompt_ms"], model };
-    if (typeof (await post("/infill", fim)).content !== "string") throw new Error("infill");
-    await post("/infill", { ...fim, n_predict: 0, samplers: [], prompt: "" });
     const chat = { id_slot: 0, messages, stream: false, temperature: 0.8, top_p: 0.95, max_tokens: 16,
       samplers: "edkypmxt", cache_prompt: true, t_max_prompt_ms: 500, t_max_predict_ms: 5000,
       dynatemp_range: 0, dynatemp_exponent: 1, top_k: 40, min_p: 0.05, xtc_probability: 0,
       xtc_threshold: 0.1, typical_p: 1, repeat_last_n: 64, repeat_penalty: 1, presence_penalty: 0,
       frequency_penalty: 0, dry_multiplier: 0, dry_base: 1.75, dry_allowed_length: 2,
       dry_penalty_last_n: -1, model };
-    let did = "/infill (completion, warm-up)";
+    const did = ["/v1/models", "/props"];
     const models = await (await fetch(url + "/v1/models")).json();
     const props = await (await fetch(url + "/props?model=" + encodeURIComponent(models.data[0].id))).json();
     if (!props.default_generation_settings.n_ctx) throw new Error("props");
+    if (props.infill) {
+      if (typeof (await post("/infill", fim)).content !== "string") throw new Error("infill");
+      await post("/infill", { ...fim, n_predict: 0, samplers: [], prompt: "" });
+      did.push("/infill (completion, warm-up)");
+    }
     if (props.chat_template) {
       await post("/v1/chat/completions", chat);
       const prompt = (await post("/apply-template", { messages, model })).prompt;
       const tokens = (await post("/tokenize", { content: prompt, add_special: true, parse_special: true })).tokens;
       if (!tokens.length) throw new Error("tokenize");
-      did += ", chat, /apply-template, /tokenize";
+      did.push("chat", "/apply-template", "/tokenize");
     }
     const vectors = await post("/v1/embeddings", { input: "a", model, encoding_format: "float" });
     if (!vectors.data[0].embedding.length) throw new Error("embeddings");
-    return did + ", /props, /v1/models, embeddings";
+    return [...did, "embeddings"].join(", ");
   },
 };
 
 clients[name]().then((did) => {
-  const version = name === "vscode" ? process.env.VERSION : here(name + "/package.json").version;
+  const version = name === "vscode" ? process.env.VERSION : JSON.parse(require("fs").readFileSync(`node_modules/${name}/package.json`)).version;
   console.log(JSON.stringify({ version, did }));
 }).catch((error) => { console.error(error); process.exit(1); });

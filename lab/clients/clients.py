@@ -56,7 +56,7 @@ def ollama():
 def anthropic():
     import anthropic
     client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
-    args = dict(model="any", messages=TURNS, max_tokens=16, temperature=0)
+    args = dict(model="any", messages=TURNS, max_tokens=16, extra_body={"temperature": 0})
     whole = client.messages.create(**args).content[0].text
     with client.messages.stream(**args) as stream:
         same(whole, "".join(stream.text_stream))

@@ -9,8 +9,7 @@ end
 vim.cmd('edit ' .. os.getenv('FILE'))
 local id = vim.lsp.start_client({
   name = 'elapid', cmd = { os.getenv('ELAPID'), 'lsp' }, root_dir = vim.fn.getcwd(),
-  on_init = function(client)
-    vim.lsp.buf_attach_client(0, client.id)
+  on_attach = function(client)
     local params = {
       textDocument = { uri = vim.uri_from_bufnr(0) },
       position = { line = 1, character = 4 }, context = { triggerKind = 1 },
@@ -27,4 +26,5 @@ local id = vim.lsp.start_client({
     end, 0)
   end,
 })
-if not id then done('failed: elapid lsp does not start') end
+if not id then return done('failed: elapid lsp does not start') end
+vim.lsp.buf_attach_client(0, id)

@@ -136,6 +136,7 @@ impl Adapt {
             let path = path.to_path_buf();
             |source| Failure::from(elapid::Error::Read { path, source })
         };
+        Failure::unless_there(&self.path, "the directory of a project, or a file in it")?;
         let path = self.path.canonicalize().map_err(cannot(&self.path))?;
         let root = Project::of(&path).root;
         let base = self.base()?;

@@ -2,7 +2,7 @@
 
 use crate::base;
 use crate::compute::Compute;
-use crate::report::{Done, line};
+use crate::report::{Done, Failure, line};
 use elapid::{GoldenComparison as Comparison, check_golden as check_directory};
 use serde_json::json;
 use std::path::PathBuf;
@@ -35,6 +35,7 @@ pub struct Check {
 
 impl Check {
     pub fn run(&self) -> Done<ExitCode> {
+        Failure::unless_there(&self.model_dir, "a directory with a model and its golden values")?;
         let device = self.compute.open_exact()?;
         let model = self.model.as_deref().map(base::resolve).transpose()?;
         let (comparisons, skipped) = check_directory(&self.model_dir, model.as_deref(), &device)?;

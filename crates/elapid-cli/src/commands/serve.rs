@@ -371,9 +371,7 @@ impl Serve {
         project: Option<&Project>,
     ) -> Done<(String, Value)> {
         let list = models.list();
-        let app = models.load(&list[0]).map_err(|error| {
-            Failure::new(error.message, "try it with `elapid info` and `elapid generate`")
-        })?;
+        let app = models.load(&list[0])?;
         let mut about = app.about();
         let has_fim = about["fim"] == true;
         let with = match about["adapters"].as_array().map_or(0, Vec::len) {

@@ -2,7 +2,7 @@
 
 use crate::compute::Compute;
 use crate::proof::verify::{Verified, verify};
-use crate::report::{Done, line};
+use crate::report::{Done, Failure, line};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,6 +31,8 @@ pub struct Verify {
 
 impl Verify {
     pub fn run(&self) -> Done<ExitCode> {
+        let what = "a run of `elapid adapt`, as .elapid/adapt/1, or its certificate.json";
+        Failure::unless_there(&self.certificate, what)?;
         let compute = Compute { threads: self.threads, ..Compute::default() };
         let n_threads = compute.n_threads().max(1);
         let found = verify(&self.certificate, self.model.as_deref(), n_threads)?;

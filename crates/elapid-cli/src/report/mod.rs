@@ -32,6 +32,17 @@ impl Failure {
         Failure { problem: problem.to_string(), hint: hint.into() }
     }
 
+    /// The path of an argument that is to be `what`, if there is anything at it.
+    pub fn unless_there(path: &Path, what: &str) -> Done<()> {
+        match path.exists() {
+            true => Ok(()),
+            false => {
+                let problem = format!("there is nothing at {}", path.display());
+                Err(Failure::new(problem, &format!("give {what}")))
+            }
+        }
+    }
+
     pub fn with_more(&self, hint: &str) -> Failure {
         Failure::new(&self.problem, &format!("{}; {hint}", self.hint))
     }

@@ -111,8 +111,8 @@ impl Template {
         let was_called = self.messages.iter().flatten().any(called);
         if app.chat.is_some() && syntax.is_none() && (self.shows_tools() || was_called) {
             let words = "the chat template of this model has no tools in a form that is known here \
-                         (Qwen, Hermes, Llama 3, Mistral, gpt-oss); use a model that was taught tools, or \
-                         omit them";
+                         (Qwen, Hermes, Llama 3, Mistral, gpt-oss); use a model that was taught \
+                         tools, or omit them";
             let name = if self.shows_tools() { "tools" } else { "messages" };
             return Err(ApiError::field(name, words).with_code("no_tools"));
         }

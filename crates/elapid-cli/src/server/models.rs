@@ -10,8 +10,8 @@
 
 use super::error::{Answered, ApiError};
 use super::{App, Named, Shared};
-use crate::report::Done;
 use crate::report::text::bytes;
+use crate::report::{Done, Failure};
 use axum::http::StatusCode;
 use elapid::{Generator, LoadedAdapter, ModelInfo};
 use std::path::PathBuf;
@@ -191,21 +191,23 @@ impl Models {
                 return Ok(app);
             }
             models.make_room(&entry).await?;
-            tokio::task::spawn_blocking(move || models.load(&entry)).await.map_err(panicked)?
+            let loaded = tokio::task::spawn_blocking(move || {
+                models.load(&entry).map_err(|Failure { problem, hint }| {
+                    eprintln!("fail    {}: {problem}", entry.name);
+                    let words = format!("`{}` cannot be loaded: {problem}; {hint}", entry.name);
+                    ApiError::internal(words).with_code("load_failed")
+                })
+            });
+            loaded.await.map_err(panicked)?
         });
         loading.await.map_err(panicked)?
     }
 
     /// Loads a model that is not.
-    pub fn load(&self, entry: &Arc<Entry>) -> Answered<Arc<App>> {
+    pub fn load(&self, entry: &Arc<Entry>) -> Done<Arc<App>> {
         entry.adapters().retain(Option::is_some);
         let begin = Instant::now();
-        let failed = |words: String| {
-            eprintln!("fail    {}: {}", entry.name, words.lines().next().unwrap_or_default());
-            let words = format!("`{}` cannot be loaded: {words}", entry.name);
-            ApiError::internal(words).with_code("load_failed")
-        };
-        let generator = (self.load)(entry).map_err(|failure| failed(failure.to_string()))?;
+        let generator = (self.load)(entry)?;
         let mut adapters = entry.adapters();
         let were = std::mem::take(&mut *adapters);
         // The one that the model was opened by comes first, and is not known before.
@@ -220,7 +222,9 @@ impl Models {
         *adapters = generator.adapters.iter().enumerate().map(held).collect();
         drop(adapters);
         let app = App::new(generator, entry.clone(), self.shared.clone());
-        let app = Arc::new(app.map_err(|error| failed(error.to_string()))?);
+        let no_thread =
+            |error: std::io::Error| Failure::new(error, "look at the limits of the shell");
+        let app = Arc::new(app.map_err(no_thread)?);
         if self.list().len() > 1 {
             eprintln!("load    {} in {} ms", entry.name, begin.elapsed().as_millis());
         }

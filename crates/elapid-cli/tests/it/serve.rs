@@ -1,6 +1,6 @@
 //! The real binary as a server: every route, and who may ask.
 
-use crate::common::http::{with_headers, words, world, world_of};
+use crate::common::http::{raw, with_headers, words, world, world_of};
 use crate::common::server::{Client, Server};
 use crate::common::tiny::{Kind, Tiny};
 use serde_json::{Value, json};
@@ -378,6 +378,10 @@ fn every_mistake_gets_its_status_and_the_error_object() {
         status
     };
     assert_eq!(status("/completion", "text/plain", "{}"), 415);
+    // None at all, as some clients of Ollama send it.
+    let untold = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+        Content-Length: 2\r\n\r\n{}";
+    assert_eq!(raw(&server, untold).0, 200);
     assert_eq!(status("/nowhere", "application/json", "{}"), 404);
     assert_eq!(status("/health", "application/json", "{}"), 405);
     let long = format!("{{\"prompt\": \"{}\"}}", "a".repeat(2 << 20));

@@ -70,7 +70,7 @@ fn models_are_chosen_by_name_loaded_when_asked_for_and_make_room() {
     drop(server);
 
     // Room for two of them: the one that was used least recently goes, and answers stay the same.
-    let server = Server::start(&paths[0], &format!("{flags} --memory 400K --strict-model"));
+    let server = Server::start(&paths[0], &format!("{flags} --memory 600K --strict-model"));
     let client = Client::new(&server);
     for (name, left) in [
         ("two", ["one", "two"]),

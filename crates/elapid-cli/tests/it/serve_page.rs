@@ -75,10 +75,11 @@ impl Browser {
                 assert!(message.get("error").is_none(), "{method}: {message}");
                 return message["result"].clone();
             }
-            if ["Log.entryAdded", "Runtime.exceptionThrown"]
-                .iter()
-                .any(|it| message["method"] == *it)
-            {
+            let is_bad = match message["method"].as_str() {
+                Some("Log.entryAdded") => message["params"]["entry"]["level"] != "verbose",
+                method => method == Some("Runtime.exceptionThrown"),
+            };
+            if is_bad {
                 self.complaints.push(message["params"].to_string());
             }
         }

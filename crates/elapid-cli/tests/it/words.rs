@@ -85,7 +85,7 @@ fn things() -> Scratch {
 }
 
 /// Mistakes by their command lines; `ROOT` is the root of the project.
-const MISTAKES: [&str; 42] = [
+const MISTAKES: [&str; 49] = [
     "info missing.gguf",
     "info notes.txt",
     "info short.gguf",
@@ -121,6 +121,13 @@ const MISTAKES: [&str; 42] = [
     "serve plain --host 0.0.0.0",
     "serve plain --allow-origin editor",
     "serve plain --project missing",
+    "serve plain missing.gguf",
+    "serve plain --adapter missing",
+    "serve plain --memory 1K",
+    "serve plain --watch missing",
+    "train . --config missing.json",
+    "adapt missing",
+    "verify missing",
     "list missing",
     "generate some/model -p x",
     "pull model",

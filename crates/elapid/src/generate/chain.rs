@@ -1,7 +1,7 @@
 //! Samplers of llama.cpp in any order, and two that only it has.
 //!
-//! DRY lowers tokens that would continue a repetition. With the last tokens `t` (newest first), the
-//! token before which a text as the newest `len` tokens came, and `len` at least the allowed length:
+//! DRY lowers tokens that would continue a repetition. Where the newest `len` tokens, at least as
+//! many as allowed, came before as well, the logit of the token that followed there becomes
 //!
 //! ```text
 //! l = l - multiplier * base^(len - allowed)
@@ -9,7 +9,8 @@
 //!
 //! A repetition ends at a breaker: `len` counts tokens behind the last one alone.
 //!
-//! XTC removes, with a probability, all tokens of at least a threshold but the least likely of them.
+//! XTC removes, with a probability, all tokens of at least a threshold but the least likely of
+//! them.
 //!
 //! Not here: the two usual orders, which need no list of all tokens (`sample.rs`).
 
@@ -22,7 +23,7 @@ use std::collections::HashMap;
 const XTC_STREAM: u64 = 0x7874_6300;
 /// Tokens of a breaker behind its first, at most, and what `exp` of f32 can hold.
 const N_TAIL_MAX: usize = 20;
-const LOG_MAX: f32 = 88.722_839;
+const LOG_MAX: f32 = 88.722_83;
 
 /// Texts that end a repetition, as tokens: by the first of them, what must follow.
 #[derive(Clone, Debug, Default)]

@@ -132,6 +132,7 @@ pub fn amount(text: &str) -> Result<u64, String> {
 
 /// The config.json of a new model.
 pub fn read_config(path: &Path) -> Done<serde_json::Value> {
+    Failure::unless_there(path, "the config.json of a model")?;
     let value = serde_json::from_str(&files::read_text(path)?);
     value.ok().filter(serde_json::Value::is_object).ok_or_else(|| {
         let problem = format!("{} is not a JSON object", path.display());

@@ -1,12 +1,12 @@
 //! `/lora-adapters`: which adapters a model has, how strongly they act, loaded and unloaded while
 //! the server runs.
 //!
-//! | request                                   | does                                            |
-//! |-------------------------------------------|-------------------------------------------------|
-//! | `GET`, `?model=NAME`                      | lists them                                      |
-//! | `POST [{"id": 0, "scale": 0.5}]`          | scales where a request does not say; 0 for all others |
-//! | `POST {"load": PATH, "scale": 0.5}`       | loads one; off where a request does not say, unless it has a scale |
-//! | `POST {"unload": 0}`, or its name         | unloads one                                     |
+//! | request                             | does                                                |
+//! |-------------------------------------|-----------------------------------------------------|
+//! | `GET`, `?model=NAME`                | lists them                                          |
+//! | `POST [{"id": 0, "scale": 0.5}]`    | scales where a request does not say; others are off |
+//! | `POST {"load": PATH, "scale": 0.5}` | loads one; without a scale it is off unless named   |
+//! | `POST {"unload": 0}`, or its name   | unloads one                                         |
 //!
 //! The last two take `"model"`. A path must be below a directory that the server was started with:
 //! whoever may send requests may not read all files. An answer under way keeps the adapters it

@@ -76,7 +76,8 @@ fn xtc_removes_likely_tokens_but_the_least_likely_of_them() {
         pick(&logits(), &xtc(1.0, 0.6), 0).unwrap(),
         pick(&logits(), &xtc(0.0, 0.1), 0).unwrap()
     );
-    let half = Sampling { xtc_probability: 0.5, temperature: 0.0, ..xtc(0.5, 0.15) };
+    // As llama.cpp has it: the temperature after it. The other way round one token is left.
+    let half = Sampling { temperature: 0.0, sequence: *b"xt\0\0\0\0\0\0", ..xtc(0.5, 0.15) };
     let n_best = (0..4000).filter(|n| pick(&logits(), &half, *n).unwrap() == 1).count();
     assert!((1880..2120).contains(&n_best), "{n_best} of 4000");
 }

@@ -14,7 +14,7 @@ fn main() -> elapid::Result<()> {
     let mut runs = serde_json::Map::new();
     for arch in [Arch::Hybrid, Arch::Llama] {
         let shape = Shape { size: Size::Tiny, arch, context: 64 };
-        let mut texts = [text.as_str()].into_iter();
+        let mut texts = std::iter::once(text.as_str());
         let made = Model::scratch(shape, Vocabulary::New(512, &mut texts))?;
         let mut session = Session::new(made, &device)?;
         session.adapt(&Method::Full, None, 7)?;

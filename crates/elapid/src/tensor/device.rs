@@ -49,10 +49,11 @@ impl Device {
         };
         match (kind, index) {
             ("cuda", Some(index)) => return cuda(index),
-            ("gpu", Some(index)) | ("auto", Some(index @ 0)) => match cuda(index) {
-                Ok(device) => return Ok(device),
-                Err(_) => {}
-            },
+            ("gpu", Some(index)) | ("auto", Some(index @ 0)) => {
+                if let Ok(device) = cuda(index) {
+                    return Ok(device);
+                }
+            }
             _ => {}
         }
         match (kind, index) {

@@ -364,7 +364,11 @@ fn a_lost_device_is_said_and_a_new_one_continues_from_the_last_checkpoint() {
     let mut got: Vec<f32> = (0..3).map(|_| loss(&mut training)).collect();
     let mut bytes = Vec::new();
     let capture = training.capture(Extent::Run, &json!(null)).unwrap();
-    capture.write_to(&mut |more| Ok(bytes.extend_from_slice(more))).unwrap();
+    let write = capture.write_to(&mut |more| {
+        bytes.extend_from_slice(more);
+        Ok(())
+    });
+    write.unwrap();
     lost.gpu().unwrap().lose();
     for _ in 0..2 {
         let error = training.step().map(|_| ()).unwrap_err();

@@ -319,7 +319,8 @@ impl Team {
                 }
                 let n_words = |rank| layout.n_elem(layout.of(turn, rank).filter(is_changed));
                 let lengths = (0..layout.n_ranks).map(n_words).collect();
-                let parcels = vec![Arc::new(words); layout.n_ranks];
+                let words = Arc::new(words);
+                let parcels = vec![words; layout.n_ranks];
                 lock(&self.courier).send(Job::keep(parcels, lengths));
             }
             let Some(bucket) = turn.checked_sub(1) else { continue };

@@ -10,6 +10,7 @@ export class Person {
     const page = await browser.page('about:blank');
     const size = { width, height, deviceScaleFactor: 1, mobile: false };
     await page.send('Emulation.setDeviceMetricsOverride', size);
+    await page.send('Emulation.setScrollbarsHidden', { hidden: true });
     const features = [{ name: 'prefers-color-scheme', value: scheme }];
     await page.send('Emulation.setEmulatedMedia', { features });
     await page.send('Page.setInterceptFileChooserDialog', { enabled: true });

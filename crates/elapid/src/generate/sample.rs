@@ -718,6 +718,43 @@ mod tests {
         list.into_iter().map(|(id, weight)| (id, weight / sum)).collect()
     }
 
+    /// What `ops/largest.rs` gives for one row.
+    fn top(logits: &[f32], k: usize) -> Vec<f32> {
+        let pairs = largest(logits, k).into_iter();
+        let pairs = pairs.flat_map(|id| [id as f32, logits[id as usize]]);
+        [log_sum(logits), 0.0].into_iter().chain(pairs).collect()
+    }
+
+    #[test]
+    fn the_largest_logits_give_the_token_that_all_of_them_give() {
+        let rng = Rng::new(8, 1);
+        let logits: Vec<f32> = (0..5000).map(|n| 3.0 * rng.normal(n) as f32).collect();
+        let warm = Sampling { temperature: 0.8, top_k: Some(40), ..Sampling::greedy() };
+        let list = [
+            Sampling::greedy(),
+            warm,
+            Sampling { top_p: 0.7, ..warm },
+            Sampling { min_p: 0.2, ..warm },
+            Sampling { top_p: 0.9, min_p: 0.05, cuts_first: true, ..warm },
+            Sampling { temperature: 1.7, top_k: Some(K_MAX), seed: 5, ..warm },
+        ];
+        for sampling in list {
+            let row = top(&logits, n_enough(&sampling).unwrap());
+            // A GPU that serves several requests at once may give more than one asks for.
+            let more = top(&logits, K_MAX);
+            for n in 0..300 {
+                let want = pick(&logits, &sampling, n).unwrap();
+                assert_eq!(pick_top(&row, &sampling, n).unwrap(), want, "{sampling:?}");
+                assert_eq!(pick_top(&more, &sampling, n).unwrap(), want, "{sampling:?}");
+            }
+        }
+        assert_eq!(n_enough(&Sampling::plain(1)), None);
+        assert_eq!(n_enough(&Sampling { top_k: Some(K_MAX + 1), ..warm }), None);
+        let broken = [0.0, 1.0, 3.0, 2.5];
+        assert!(pick_top(&broken, &warm, 0).is_err());
+        assert!(pick_top(&[0.0, 0.0, -1.0, f32::MIN], &warm, 0).is_err());
+    }
+
     #[test]
     fn a_large_vocabulary_is_cut_as_if_it_were_sorted() {
         let plain = Sampling::plain(9);

@@ -735,7 +735,7 @@ mod tests {
             warm,
             Sampling { top_p: 0.7, ..warm },
             Sampling { min_p: 0.2, ..warm },
-            Sampling { top_p: 0.9, min_p: 0.05, cuts_first: true, ..warm },
+            Sampling { top_p: 0.9, min_p: 0.05, sequence: *b"edkpmxt\0", ..warm },
             Sampling { temperature: 1.7, top_k: Some(K_MAX), seed: 5, ..warm },
         ];
         for sampling in list {

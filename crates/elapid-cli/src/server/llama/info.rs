@@ -101,7 +101,8 @@ pub async fn metrics(State(models): State<Arc<Models>>) -> Response {
     let board =
         |entry: &Arc<Entry>| entry.loaded().map(|app| app.worker.board()).unwrap_or_default();
     let label = |entry: &Entry| format!("{{model={:?}}}", entry.name);
-    let mut groups: Vec<(&str, &str, Vec<(String, f64)>)> = Vec::new();
+    type Values = Vec<(String, f64)>;
+    let mut groups: Vec<(&str, &str, Values)> = Vec::new();
     for entry in &list {
         let label = if list.len() > 1 { label(entry) } else { String::new() };
         for (idx, (name, help, value)) in counters(&board(entry)).into_iter().enumerate() {

@@ -47,10 +47,10 @@ fn harmony_has_channels_of_which_what_is_thought_is_left_out() {
     let call =
         "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>";
     let f = call_of("f", json!({"a": 1}));
-    assert_eq!(parts(Syntax::Harmony, &format!("{thought}{call}")), [f.clone()]);
+    assert_eq!(parts(Syntax::Harmony, &format!("{thought}{call}")), std::slice::from_ref(&f));
     // The end of a call ends the answer, and is not part of it; the recipient may come first.
     let other = " to=functions.f<|channel|>commentary<|message|>{\"a\": 1}";
-    assert_eq!(parts(Syntax::Harmony, other), [f.clone()]);
+    assert_eq!(parts(Syntax::Harmony, other), std::slice::from_ref(&f));
     let said = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant";
     assert_eq!(parts(Syntax::Harmony, &format!("{said}{call}")), [text("I look."), f]);
     let last = format!("{thought}<|channel|>final<|message|>Done: a < b<|return|>");

@@ -3,8 +3,8 @@
 //! A directory is looked at every second. A run of `elapid adapt` counts once its certificate is
 //! there, one of `elapid train` once its adapter is. An adapter whose base is served is loaded onto
 //! it; a whole model, or an adapter on another base, becomes a model that is loaded when it is
-//! asked for. In a server that was started with no model, a run that made its project's model better
-//! answers from then on where a request names no model.
+//! asked for. In a server that was started with no model, a run that made its project's model
+//! better answers from then on where a request names no model.
 
 use super::Named;
 use super::error::{Answered, ApiError};

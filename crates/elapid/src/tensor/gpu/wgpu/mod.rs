@@ -27,7 +27,6 @@ use profile::Profile;
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, PoisonError};
-use wgpu::util::DeviceExt;
 
 /// Text before every kernel.
 const PRELUDE: &str = include_str!("../prelude.wgsl");
@@ -285,11 +284,18 @@ impl Wgpu {
     pub(super) fn upload(&self, to: &wgpu::Buffer, offset: usize, bytes: &[u8]) {
         // Zeros behind the bytes make whole words.
         let made = self.made(bytes.len(), || {
-            self.device.create_buffer_init(&wgpu::util::BufferInitDescriptor {
+            let from = self.device.create_buffer(&wgpu::BufferDescriptor {
                 label: None,
-                contents: bytes,
+                size: bytes.len().next_multiple_of(4) as u64,
                 usage: wgpu::BufferUsages::COPY_SRC,
-            })
+                mapped_at_creation: true,
+            });
+            // A lost device has nothing to write to; what is read from it says so.
+            if let Ok(mut mapped) = from.get_mapped_range_mut(..) {
+                mapped.slice(..bytes.len()).copy_from_slice(bytes);
+            }
+            from.unmap();
+            from
         });
         match made {
             Ok(from) => self.copy((&from, 0), (to, offset), bytes.len()),

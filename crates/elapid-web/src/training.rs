@@ -9,8 +9,8 @@ use crate::machine;
 use crate::measure::{self, documents};
 use crate::model::{WebModel, folder};
 use elapid::{
-    Batches, Corpus, Device, Document, Encoded, EvalSettings, LoraForm, LoraSettings, Method,
-    OptimizerKind, Outcome, Saved, Scaling, Schedule, Settings, Training, Turn, foretell,
+    Batches, Corpus, Device, Document, Encoded, EvalSettings, Extent, LoraForm, LoraSettings,
+    Method, OptimizerKind, Outcome, Saved, Scaling, Schedule, Settings, Training, Turn, foretell,
     name_hash, take_files,
 };
 use serde::{Deserialize, Serialize};
@@ -360,7 +360,7 @@ impl WebModel {
 /// The bytes of a checkpoint.
 async fn captured(training: &Training, extra: &Value) -> Done<Vec<u8>> {
     let path = folder().join("checkpoint");
-    training.save(&path, extra).await?;
+    training.capture(Extent::Run, extra).await?.save(&path)?;
     Ok(take_files(&path).pop().map(|file| file.1).unwrap_or_default())
 }
 

@@ -54,7 +54,7 @@ const OURS = `
   return { load, nPrompt, promptSpeed, decodeSpeed, tokens };`;
 
 const THEIRS = `
-  const { prompt, short, n } = args;
+  const { prompt, short, n, nPrompt } = args;
   const clock = () => performance.now() / 1e3;
   const { Wllama } = await import('/wllama/index.js');
   let begin = clock();
@@ -66,7 +66,6 @@ const THEIRS = `
   });
   for await (const chunk of await ask('a', 1));
   const load = clock() - begin;
-  const nPrompt = (await wllama.tokenize(prompt)).length;
   begin = clock();
   for await (const chunk of await ask(prompt, 1));
   const promptSpeed = nPrompt / (clock() - begin);
@@ -93,7 +92,8 @@ for (let turn = 0; turn < Number(turns); turn++) {
     const browser = await Browser.start();
     try {
       const page = await browser.page(`${server.url}/blank.html`);
-      const args = { prompt: PROMPT, short: SHORT, n: N_DECODE, threads: 1 };
+      const nPrompt = found.ours.at(-1)?.nPrompt;
+      const args = { prompt: PROMPT, short: SHORT, n: N_DECODE, threads: 1, nPrompt };
       const result = await page.run(body, args);
       console.error(who, JSON.stringify(result));
       found[who].push(result);

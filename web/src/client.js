@@ -51,7 +51,7 @@ async function withoutWorker() {
 async function withWorker() {
   const worker = isNode
     ? nodeWorker(new (await import('node:worker_threads')).Worker(
-        new URL('./node-worker.js', import.meta.url),
+        new URL('./node-worker.js', import.meta.url), { execArgv: [] },
       ))
     : new Worker(new URL('./worker.js', import.meta.url), { type: 'module', name: 'elapid' });
   const waiting = new Map();

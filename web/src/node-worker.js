@@ -4,5 +4,6 @@ import { parentPort } from 'node:worker_threads';
 
 globalThis.self = globalThis;
 self.postMessage = (message, list) => parentPort.postMessage(message, list);
-parentPort.on('message', (data) => self.onmessage({ data }));
 await import('./worker.js');
+// Messages wait until somebody listens.
+parentPort.on('message', (data) => self.onmessage({ data }));

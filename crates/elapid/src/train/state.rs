@@ -16,6 +16,7 @@ use crate::files::package::{self, OutFile, Package};
 use crate::files::safetensors::{self, SafeTensors};
 use crate::files::{Outgoing, Sink, TensorFile};
 use crate::model::weights::Weights;
+use crate::tensor::device::Device;
 #[cfg(not(target_family = "wasm"))]
 use crate::tensor::gpu::later::wait;
 use crate::tensor::{DType, SharedBytes, Tensor};
@@ -135,7 +136,8 @@ impl Saved {
         self.restore_weights(training)?;
         let file = &self.tensors;
         let trainer = &mut training.trainer;
-        let mut get = |name: &str| self.tensor(&trainer.weights, name);
+        let host = trainer.weights.device().host_device();
+        let mut get = |name: &str| self.tensor(&host, name);
         trainer.optimizer.restore(self.step, &mut get)?;
         let want = trainer.weights.trained().len() + trainer.optimizer.names().len();
         let got = file.names().len();
@@ -155,9 +157,10 @@ impl Saved {
 
     /// Moves the trained parameters of `weights` by this share of the way to those that are saved.
     pub(crate) fn write_weights(&self, weights: &mut Weights, share: f32) -> Result<()> {
+        let host = weights.device().host_device();
         for id in weights.trained() {
             let name = format!("p.{}", weights.name(id));
-            let saved = self.tensor(weights, &name)?;
+            let saved = self.tensor(&host, &name)?;
             let want = weights.tensor(id).shape();
             if saved.shape() != want {
                 let (file, name) = (self.tensors.file().to_string(), name);
@@ -175,8 +178,7 @@ impl Saved {
         Ok(())
     }
 
-    fn tensor(&self, weights: &Weights, name: &str) -> Result<Tensor> {
-        let device = weights.device();
+    fn tensor(&self, device: &Device, name: &str) -> Result<Tensor> {
         let found = self.tensors.tensor(device, name)?;
         let missing = || Error::format(self.tensors.file(), format!("holds no `{name}`"), HINT);
         let tensor = found.ok_or_else(missing)?;

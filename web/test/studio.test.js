@@ -20,7 +20,8 @@ const MODEL = join(ROOT, 'models/elapid-code-small.gguf');
 const SHOTS = join(TARGET, 'studio-shots');
 const BINARY = ['release', 'debug']
   .map((kind) => join(TARGET, kind, 'elapid'))
-  .find((path) => fs.existsSync(path));
+  .filter((path) => fs.existsSync(path))
+  .sort((a, b) => fs.statSync(b).mtimeMs - fs.statSync(a).mtimeMs)[0];
 
 /** Seconds for a step of learning or measuring on a busy machine. */
 const LONG = 300;

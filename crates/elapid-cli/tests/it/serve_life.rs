@@ -38,7 +38,7 @@ fn a_client_that_goes_away_stops_its_answer() {
     let client = Client::new(&server);
     let mut events = client.post("/completion", &long_body()).events();
     assert_eq!(events.next().unwrap()["stop"], false);
-    assert_eq!(n_busy(&client.get("/slots").json()), 1);
+    wait_until(&client, "/slots", |slots| n_busy(slots) == 1);
     drop(events);
     wait_until(&client, "/slots", |slots| n_busy(slots) == 0);
     // One that waits for a whole answer.
